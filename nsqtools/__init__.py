@@ -9,11 +9,11 @@ __version__ = "0.3.0"
 
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
-    from nsqtools.client.consumer import Consumer
+    from nsqtools.client.consumer import Consumer, ConsumerHealth
     from nsqtools.client.handling import RequeueWithoutBackoff
     from nsqtools.client.message import Batch, Message
     from nsqtools.client.options import ClientOptions
-    from nsqtools.client.producer import Producer
+    from nsqtools.client.producer import Producer, ProducerHealth
     from nsqtools.client.publication import Publication
     from nsqtools.errors import (
         ConfigurationError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         OutputError,
         ProtocolError,
         PublishError,
+        PublishInvalid,
         PublishNotSent,
         PublishRefused,
         PublishRejected,
@@ -43,6 +44,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "Consumer",
+    "ConsumerHealth",
     "DeadlineExceeded",
     "HTTPError",
     "Message",
@@ -50,9 +52,11 @@ __all__ = [
     "NsqError",
     "OutputError",
     "Producer",
+    "ProducerHealth",
     "ProtocolError",
     "Publication",
     "PublishError",
+    "PublishInvalid",
     "PublishNotSent",
     "PublishRefused",
     "PublishRejected",
@@ -69,8 +73,10 @@ _HOMES = {
     "Batch": "client.message",
     "ClientOptions": "client.options",
     "Consumer": "client.consumer",
+    "ConsumerHealth": "client.consumer",
     "Message": "client.message",
     "Producer": "client.producer",
+    "ProducerHealth": "client.producer",
     "Publication": "client.publication",
     "RequeueWithoutBackoff": "client.handling",
 }

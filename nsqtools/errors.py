@@ -13,6 +13,7 @@
     │   └── ServerRefused        "refused"    E_AUTH_*, E_UNAUTHORIZED, or TLS is required
     ├── HTTPError                             an HTTP API answered with an error status
     ├── PublishError                          a publish did not end as published
+    │   ├── PublishInvalid       "usage"      nsqd would refuse it (also ConfigurationError)
     │   ├── PublishRejected                   nsqd refused it; a retry would be refused again
     │   ├── PublishRefused       "refused"    nsqd does not accept this client; nothing was sent
     │   ├── PublishNotSent       "connect"    nsqd certainly does not have it; safe to retry
@@ -39,6 +40,7 @@ __all__ = [
     "OutputError",
     "ProtocolError",
     "PublishError",
+    "PublishInvalid",
     "PublishNotSent",
     "PublishRefused",
     "PublishRejected",
@@ -152,6 +154,12 @@ class PublishError(NsqError):
     """
 
     outcomes: Sequence[PublishError | None] = ()
+
+
+class PublishInvalid(PublishError, ConfigurationError):
+    """nsqd would refuse the topic, the delay or a body; nothing was sent."""
+
+    category = "usage"
 
 
 class PublishRejected(PublishError):

@@ -69,7 +69,7 @@ class Origin(IntEnum):
 
 
 class Setting(NamedTuple):
-    """A value of the file and where exactly it stands."""
+    """A value of the file and where exactly it is."""
 
     value: bool | str | list[str]
     origin: Origin
@@ -93,7 +93,7 @@ def selected_profile(environ: Mapping[str, str]) -> str | None:
     path = selection_path(environ)
     try:
         return path.read_text("utf-8").strip() or None
-    except OSError:  # it is not there, or belongs to somebody else whose HOME we have
+    except OSError:  # it is not there, or belongs to another user whose HOME we have
         return None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
@@ -125,9 +125,9 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
 
 
 def who_else_can_write(path: Path) -> str:
-    """Say who else than its owner may change the file, "" for nobody: it decides where we connect.
+    """Say who else than its owner may change the file, "" for no one: it decides where we connect.
 
-    A group of the user's own, as most systems give one to each user, is nobody else.
+    A group of the user's own, as most systems give one to each user, is no one else.
     """
     try:
         status = path.stat()
@@ -136,7 +136,7 @@ def who_else_can_write(path: Path) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to another user"
     if status.st_mode & stat.S_IWOTH:
-        return f"{path} can be changed by everybody (mode {stat.S_IMODE(status.st_mode):04o})"
+        return f"{path} can be changed by every user (mode {stat.S_IMODE(status.st_mode):04o})"
     if status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
         return f"{path} can be changed by its group (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""

@@ -27,6 +27,7 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
 from plugins.http_server import HttpServer
 from plugins.readme import (
+    UNTIL_SIGNAL,
     Block,
     Command,
     Done,
@@ -54,7 +55,7 @@ NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_upload_
 NOT_RUN = {
     "tests/run": "it is what runs this test",
     "nsq web": "it serves at a port that may be taken; tests/web runs it",
-    "docker build": "there is no Docker engine; tests/docker runs its steps",
+    "docker build": "there is no Docker engine; tests/docker runs the steps of the build",
     "$SPARK_HOME/sbin": "tests/spark/test_cluster.py runs a master and two workers",
     "nsq spark doctor --master": "tests/spark/test_cluster.py does",
     "nsq spark compact /mnt": "tests/spark/test_cluster.py runs jobs there",
@@ -88,6 +89,7 @@ def places() -> list[tuple[str, str]]:
             (block.document, block.heading)
             for block in BLOCKS
             if block.language not in EXCERPTS
+            and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
             and block.heading not in (INSTALL, "Spark")
             and block.document not in (SPARK_GUIDE, "nsq-config.5.md")
         )

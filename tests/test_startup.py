@@ -1,7 +1,7 @@
 """Start-up is a feature: which modules a command loads, not how many milliseconds it takes.
 
 A guard on times would be noise on a busy machine; a module that crept in is a fact. The times are
-printed by ``tests/benchmarks/startup.py``.
+printed by ``tests/benchmarks startup``.
 """
 
 from __future__ import annotations

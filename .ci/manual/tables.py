@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
 from manual.tree import Option, Page
 from nsqtools.cli.options.connection import describe_option
 from nsqtools.cli.running.runtime import ExitStatus
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.settings import REPEATABLE
 
 SHARED_BY = 3
@@ -57,9 +56,9 @@ def shared_options(root: Page) -> Iterator[str]:
     for page in root.walk():
         if not (page.is_raw or page is root):
             for option in page.options:
-                found.setdefault((option.names[-1], option.help), []).append(
-                    (page.words[1], option)
-                )
+                name = option.names[-1]
+                key = (name, "" if name == "--help" else option.help)
+                found.setdefault(key, []).append((page.words[1], option))
     for uses in found.values():
         if len({family for family, _ in uses}) >= SHARED_BY:
             yield _option([option for _, option in uses])
@@ -67,7 +66,7 @@ def shared_options(root: Page) -> Iterator[str]:
 
 def client_options() -> Iterator[str]:
     """What --consumer-opt and --producer-opt take."""
-    for field in fields(ClientOptions):
+    for field in CLIENT_OPTIONS.values():
         name, default, bounds, help = describe_option(field)
         facts = [f"Default: {default}." if default else "", f"Bounds: {bounds}." if bounds else ""]
         sentence = help[0].upper() + help[1:] + "."

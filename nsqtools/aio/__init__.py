@@ -18,7 +18,7 @@ even while a task blocks the event loop. Options, errors and outcomes are those 
 from __future__ import annotations
 
 from nsqtools.aio.consumer import Consumer
-from nsqtools.aio.message import Batch, Message
 from nsqtools.aio.producer import Producer
+from nsqtools.client.message import Batch, Message
 
 __all__ = ["Batch", "Consumer", "Message", "Producer"]

@@ -21,14 +21,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import TracebackType
 from typing import Self
 
-from nsqtools.aio.message import Batch, Message
 from nsqtools.client import consumer as client
-from nsqtools.client import message as client_message
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, ConsumerStats
 from nsqtools.client.giving_up import Policy
-from nsqtools.client.handling import StopSignals, check_count, requeue_failed, touch_old
-from nsqtools.client.message import Gathered, give_back
-from nsqtools.client.message import Message as ClientMessage
+from nsqtools.client.handling import (
+    OnHandled,
+    StopSignals,
+    check_count,
+    requeue_failed,
+    touch_old,
+)
+from nsqtools.client.message import Batch, Gathered, Message, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -38,7 +41,7 @@ SHARE_S = 0.005  # how much work is taken at a time
 
 
 class Consumer:
-    """One channel of one topic, on all nsqd that have it, for one event loop.
+    """A channel of one or several topics, on all nsqd that have them, for one event loop.
 
     The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
     ``on_giving_up`` on the event loop's, and neither may block.
@@ -48,7 +51,7 @@ class Consumer:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         *,
         nsqd_tcp_addresses: str | Sequence[str] = (),
@@ -56,7 +59,7 @@ class Consumer:
         options: ClientOptions | None = None,
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
-        on_giving_up: Callable[[ClientMessage], object] | None = None,
+        on_giving_up: Callable[[Message], object] | None = None,
         giving_up: Policy = "requeue",
         dead_letter: str = "",
     ) -> None:
@@ -72,18 +75,18 @@ class Consumer:
             on_giving_up=on_giving_up,
             giving_up=giving_up,
             dead_letter=dead_letter,
-            backlog=self._backlog,
+            _backlog=self._backlog,
         )
         # what was taken and not handed out yet: from `_reached` to `_count`
-        self._held: client_message.Batch
-        self._in_flight: Mapping[bytes, ClientMessage] = {}
+        self._held: Batch
+        self._in_flight: Mapping[bytes, Message] = {}
         self._count = self._reached = 0
         self._taken_at = self._until = 0.0
         self._most = 1
 
     @property
-    def topic(self) -> str:
-        return self._consumer.topic
+    def topics(self) -> list[str]:
+        return self._consumer.topics
 
     @property
     def channel(self) -> str:
@@ -200,13 +203,13 @@ class Consumer:
         self._consumer.gather(who, size)
         try:
             while parts := await self._gather(size, within_s):
-                if batch := Batch(Gathered(parts)):
+                if batch := Gathered(parts):
                     yield batch
         finally:
             self._consumer.gather(who, 0)
 
-    async def _gather(self, size: int, within_s: float) -> list[client_message.Batch]:
-        parts: list[client_message.Batch] = []
+    async def _gather(self, size: int, within_s: float) -> list[Batch]:
+        parts: list[Batch] = []
         until = math.inf
         while size and (left_s := until - time.monotonic()) > 0:
             has_stopped = self._backlog.has_stopped
@@ -242,7 +245,7 @@ class Consumer:
                 message = self._held[reached]
                 self._reached = reached + 1
                 if self._in_flight.get(message.id) is message:
-                    return Message(message)
+                    return message
             if self._count:
                 self._return_rest()
                 await asyncio.sleep(0)
@@ -257,7 +260,7 @@ class Consumer:
             else:
                 await self._backlog.wait()
 
-    def _hold(self, batch: client_message.Batch) -> None:
+    def _hold(self, batch: Batch) -> None:
         self._held = batch
         self._in_flight = batch.source.in_flight
         self._count, self._reached = len(batch), 0
@@ -272,14 +275,10 @@ class Consumer:
         if rest := self._take_held():
             self._backlog.put_back([rest])
 
-    def _take_held(self) -> client_message.Batch | None:
+    def _take_held(self) -> Batch | None:
         """Return what was taken and not handed out, and forget it."""
         reached, count, self._count = self._reached, self._count, 0
-        return (
-            client_message.Batch(self._held.source, self._held[reached:])
-            if reached < count
-            else None
-        )
+        return Batch(self._held.source, self._held[reached:]) if reached < count else None
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -307,11 +306,7 @@ class Consumer:
         return self._consumer.stats
 
     def __repr__(self) -> str:
-        return f"<aio.Consumer of {self.topic}/{self.channel}>"
-
-
-OnHandled = Callable[[Message, float, BaseException | None], None]
-"""Gets each message that a handler is done with, the seconds it took, and what it raised."""
+        return repr(self._consumer).replace("<_Source", "<aio.Consumer")
 
 
 class _Handling:
@@ -327,13 +322,12 @@ class _Handling:
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
-        self._at_work: dict[ClientMessage, None] = {}
+        self._at_work: dict[Message, None] = {}
         self.misuse: ConfigurationError | None = None
 
     async def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
-        answered = message._message
-        self._at_work[answered] = None
+        self._at_work[message] = None
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
@@ -347,19 +341,19 @@ class _Handling:
         except Exception as exc:
             error = exc
             if exc is self.misuse:
-                answered.requeue(0, backoff=False)
+                message.requeue(0, backoff=False)
             else:
-                requeue_failed(answered, exc)
-        except BaseException:  # cancelled: nobody will answer the message any more
-            answered.requeue(0, backoff=False)
+                requeue_failed(message, exc)
+        except BaseException:  # cancelled: the handler will not answer any more
+            message.requeue(0, backoff=False)
             raise
         else:
             if outcome is False:
-                answered.requeue()
+                message.requeue()
             elif self._answers:
-                answered.finish()
+                message.finish()
         finally:
-            del self._at_work[answered]
+            del self._at_work[message]
         if self._on_handled is not None:
             try:
                 self._on_handled(message, time.monotonic() - began_at, error)
@@ -425,11 +419,11 @@ class _Source(client.Consumer):
         """Have a call made several times in msg_timeout (on the I/O thread)."""
         self._io.delivery.on_tick = touch
 
-    def take_some_now(self, most: int, *, adds: bool) -> list[client_message.Batch] | None:
+    def take_some_now(self, most: int, *, adds: bool) -> list[Batch] | None:
         """Return what is there, at most ``most`` messages together, or None."""
         return self._take(0, most, several=True, adds=adds)
 
-    def take_now(self, most: int) -> client_message.Batch | None:
+    def take_now(self, most: int) -> Batch | None:
         """Return what is there, at most ``most`` messages, or None."""
         batches = self._take(0, most)
         return batches[0] if batches else None

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
 from nsqtools.client import producer as client
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Publication, PublishMode
+from nsqtools.client.publication import Mode, Publication
 from nsqtools.errors import PublishError, PublishNotSent
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ class Producer:
         *,
         lookupd_http_addresses: str | Sequence[str] = (),
         address_map: Mapping[str, str] | None = None,
-        mode: str | PublishMode = PublishMode.FAILOVER,
+        mode: Mode = "failover",
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
         linger_s: float = 0.0,
+        on_published: Callable[[Publication], None] | None = None,
     ) -> None:
         self._producer = client.Producer(
             nsqd_tcp_addresses,
@@ -54,6 +55,7 @@ class Producer:
             retry_timeout_s=retry_timeout_s,
             retry_unknown=retry_unknown,
             linger_s=linger_s,
+            on_published=on_published,
         )
         self.options = self._producer.options
         self._begin(None)
@@ -101,7 +103,7 @@ class Producer:
     ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
-        Raises `PublishError`, and `ConfigurationError` when the delay is not 0 to 3600 seconds.
+        Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
         """
         await self._publish(topic, [body], defer_s, timeout_s)
 
@@ -141,6 +143,10 @@ class Producer:
         self._under_way[publication] = outcome
         self._bytes += publication.size
         await outcome
+
+    def health(self) -> client.ProducerHealth:
+        """How the producer is now: for a probe, or for metrics."""
+        return self._producer.health()
 
     # -- the window -----------------------------------------------------------------------------
 

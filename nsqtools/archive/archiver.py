@@ -460,8 +460,8 @@ class Consumers:
             options=self._options_for(max_in_flight),
             address_map=connection.address_map,
             on_error=lambda error: self._on_lost(topic),
-            backlog=backlog,
-            looked_up=self.looked_up.get(topic, ()),
+            _backlog=backlog,
+            _looked_up=self.looked_up.get(topic, ()),
         )
 
     def _options_for(self, max_in_flight: int) -> ClientOptions:

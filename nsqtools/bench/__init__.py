@@ -1,7 +1,7 @@
 """Bench: how fast an nsqd is, and how long messages take through it.
 
     bench.py           one measurement from the topic to its removal: the part to begin with
-    bench_plan.py      what is measured, and the messages; bench_report.py what came of it
+    bench_plan.py      what is measured, the messages, and what came of it
     crew.py            worker processes, seen from outside, and the numbers that they share
     worker.py          what a worker does
 

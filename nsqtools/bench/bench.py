@@ -24,9 +24,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.bench.bench_plan import BACKLOG, MAX_TAG, BenchMode, BenchPlan, Job
-from nsqtools.bench.bench_report import BenchReport, Latencies, WorkerResult
-from nsqtools.bench.crew import UNKNOWN, Counters, Crew
+from nsqtools.bench.bench_plan import (
+    BACKLOG,
+    MAX_TAG,
+    BenchMode,
+    BenchPlan,
+    BenchReport,
+    Job,
+    Latencies,
+    WorkerResult,
+)
+from nsqtools.bench.crew import UNKNOWN, Crew, SharedCounts
 from nsqtools.client.connection import require_one
 from nsqtools.client.consumer import Consumer
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
@@ -58,9 +66,9 @@ class Bench:
         self._plan = plan
         self._show = show
         self._phase = ""
-        self._counters = Counters(plan.connections)
+        self._counters = SharedCounts(plan.connections)
         self._interrupted = False
-        self._progress = (0, 0.0)  # messages consumed, and when there were more
+        self._progress = ("", 0), 0.0  # phase and messages consumed, and since when
         token = f"{random.randrange(1 << 32):08x}"
         self._tag = int(token, 16) & MAX_TAG
         lasts = plan.mode is BenchMode.SUB
@@ -199,8 +207,9 @@ class Bench:
         consumed, now = counters.consumed, time.monotonic()
         consumes = self._plan.mode is not BenchMode.PUB and self._phase != "filling the topic"
         self._show(self._phase, consumed if consumes else counters.published)
-        if consumed != self._progress[0] or not consumes:
-            self._progress = (consumed, now)
+        progress = self._phase, consumed
+        if progress != self._progress[0] or not consumes:
+            self._progress = progress, now
         elif now - self._progress[1] > STALLED_S and counters.published - consumed > 0:
             if counters.published - consumed >= BACKLOG:
                 counters.stop_publishing()

@@ -30,7 +30,7 @@ UNKNOWN = (1 << 64) - 1
 _STOP_PUBLISHING, _STOP_CONSUMING, _TARGET, _FIRST = range(4)
 
 
-class Counters:
+class SharedCounts:
     """What publishers have published and consumers consumed, when to stop, and what to reach.
 
     They are in memory that the processes share: ``fileno`` is what another one makes its own view
@@ -132,7 +132,7 @@ class Crew:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], counters: Counters, on_look: Callable[[], None]
+        self, jobs: Sequence[Job], counters: SharedCounts, on_look: Callable[[], None]
     ) -> None:
         self._on_look = on_look
         self._processes: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}

@@ -23,9 +23,16 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nsqtools.bench.bench_plan import BACKLOG, Bodies, Job, first_word, has_stamp, read_stamps
-from nsqtools.bench.bench_report import WorkerResult
-from nsqtools.bench.crew import Counters, WorkerError
+from nsqtools.bench.bench_plan import (
+    BACKLOG,
+    Bodies,
+    Job,
+    WorkerResult,
+    first_word,
+    has_stamp,
+    read_stamps,
+)
+from nsqtools.bench.crew import SharedCounts, WorkerError
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch
 from nsqtools.client.producer import Producer
@@ -45,7 +52,9 @@ def main() -> None:
     logging.disable()  # the receiver of the answer reports how it ended
     try:
         job = connection.recv()
-        work = (Publisher if job.publishes else Subscriber)(job, Counters(connections, counters))
+        work = (LoadPublisher if job.publishes else LoadSubscriber)(
+            job, SharedCounts(connections, counters)
+        )
         connection.send(None)
         begin = connection.recv()
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
@@ -64,11 +73,11 @@ def _end_with(connection: Connection[Any, Any]) -> None:
     os._exit(1)
 
 
-class Publisher:
+class LoadPublisher:
     """Publishes ``plan.count`` messages after the warm-up, or for ``plan.for_s``. Made when it may
     connect, run when it may begin."""
 
-    def __init__(self, job: Job, counters: Counters) -> None:
+    def __init__(self, job: Job, counters: SharedCounts) -> None:
         self._job = job
         self._plan = job.plan
         self._counters = counters
@@ -164,11 +173,11 @@ class Publisher:
         return True
 
 
-class Subscriber:
+class LoadSubscriber:
     """Consumes until all consumers together have everything. It is subscribed as soon as it is
     made, which raises the error of the connection when there is none."""
 
-    def __init__(self, job: Job, counters: Counters) -> None:
+    def __init__(self, job: Job, counters: SharedCounts) -> None:
         self._job = job
         self._counters = counters
         self._result = WorkerResult()

@@ -196,7 +196,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "nodes:tombstone",
             "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         ),
-        "drain": Command("drain:drain", "Move the messages that are left on one nsqd to another."),
+        "drain": Command("nodes:drain", "Move the messages that are left on one nsqd to another."),
         "bench": Group(
             "Measure the speed and the latency of an nsqd.",
             {

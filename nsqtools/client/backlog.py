@@ -419,7 +419,7 @@ class Delivery:
         """Return what is to be handled as usual, and put the rest in the backlog apart."""
         usual, given_up = Batch(source, ()), Batch(source, ())
         for message in batch:
-            key = source.nsqd, message.id
+            key = source.topic, source.nsqd, message.id
             part = given_up if self._attempts.are_too_many(key, message.attempts) else usual
             part.append(message)
         if given_up:
@@ -450,16 +450,16 @@ class Delivery:
         self._limit.answered(len(ids))
         if self._attempts:
             for message_id in ids:
-                self._attempts.forget((source.nsqd, message_id))
+                self._attempts.forget((source.topic, source.nsqd, message_id))
 
     def tried(self, source: Answers, message_id: bytes, *, late: bool) -> None:
         """A handler requeued a message; ``late``: nsqd had delivered it again before."""
-        self._attempts.was_tried((source.nsqd, message_id), late=late)
+        self._attempts.was_tried((source.topic, source.nsqd, message_id), late=late)
 
     def do_not_count(self, source: Answers, ids: Iterable[bytes]) -> None:
         """Deliveries ended before a handler said anything about them."""
         for message_id in ids:
-            self._attempts.does_not_count((source.nsqd, message_id))
+            self._attempts.does_not_count((source.topic, source.nsqd, message_id))
 
     def withdraw(self) -> list[Batch]:
         """Take everything back that no handler has seen."""

@@ -336,6 +336,9 @@ def client_tls(options: ClientOptions) -> RenewedContext:
 
     Raises `ConfigurationError`.
     """
+    own = options.ssl_context
+    if own is not None:
+        return RenewedContext((), lambda: own)
     return renewed_context(
         TLSOptions(
             ca_file=options.tls_root_ca_file,

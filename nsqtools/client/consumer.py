@@ -88,7 +88,10 @@ EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
 class Consumer:
-    """One channel of one topic, on all nsqd that have it.
+    """A channel of one or several topics, on all nsqd that have them.
+
+    ``topic`` is a name or a sequence of them. Each message and batch has its own (`Message.topic`);
+    max_in_flight, backoff and `stop` are for all topics together.
 
     Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
 
@@ -108,18 +111,12 @@ class Consumer:
     count that ended here without that: because they waited too long, because their connection
     broke, or because a handler, or a pool behind it, did not answer in time.
 
-    Several consumers may share one ``backlog``, whose reader distinguishes their batches by
-    `Batch.topic`.
-
-    ``looked_up`` are nsqd that an nsqlookupd has just named for the topic, as it named them: the
-    first lookup comes a poll interval later then.
-
     Raises `ConfigurationError` for bad names, addresses or options.
     """
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         *,
         nsqd_tcp_addresses: str | Sequence[str] = (),
@@ -130,34 +127,38 @@ class Consumer:
         on_giving_up: Callable[[Message], object] | None = None,
         giving_up: Policy = "requeue",
         dead_letter: str = "",
-        backlog: Backlog | None = None,
-        looked_up: Iterable[Address] = (),
+        _backlog: Backlog | None = None,
+        _looked_up: Iterable[Address] = (),
     ) -> None:
-        self.topic = check_topic(topic)
+        """``_backlog`` is one that several consumers share. ``_looked_up`` are nsqd that an
+        nsqlookupd has just named, as it named them: the first lookup comes a poll interval later
+        then."""
+        self.topics = list(dict.fromkeys(map(check_topic, one_or_several(topic))))
         self.channel = check_channel(channel)
         self.options = options or ClientOptions()
         nsqd_tcp_addresses = one_or_several(nsqd_tcp_addresses)
-        lookupd_http_addresses = one_or_several(lookupd_http_addresses)
-        if not nsqd_tcp_addresses and not lookupd_http_addresses:
+        urls = one_or_several(lookupd_http_addresses)
+        if not self.topics:
+            raise ConfigurationError("a consumer needs a topic")
+        if not nsqd_tcp_addresses and not urls:
             raise ConfigurationError(
                 "a consumer needs an address", hint="Give one of an nsqd or an nsqlookupd."
             )
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
-        self.backlog = backlog if backlog is not None else Backlog()
+        self.backlog = _backlog if _backlog is not None else Backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
-        discovery = (
-            Discovery(lookupd_http_addresses, topic, self.options, address_map, looked_up=looked_up)
-            if lookupd_http_addresses
-            else None
-        )
         self._io = ConsumerIO(
-            topic,
+            {
+                each: Discovery(urls, each, self.options, address_map, looked_up=_looked_up)
+                if urls
+                else None
+                for each in self.topics
+            },
             channel,
             [parse_address(address) for address in nsqd_tcp_addresses],
             self.options,
-            discovery=discovery,
             backlog=self.backlog,
             giving_up=self._giving_up,
             on_stopped=self._end_deliveries,
@@ -174,9 +175,7 @@ class Consumer:
         self._gathers: dict[int, int] = {}  # sizes of batches
 
     def __repr__(self) -> str:
-        return (
-            f"<Consumer of {self.topic}/{self.channel}, {len(self._io.subscriptions)} connections>"
-        )
+        return f"<Consumer of {self._io.loop.name}, {len(self._io.subscriptions)} connections>"
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -524,7 +523,14 @@ class Consumer:
     @property
     def connections(self) -> list[str]:
         """The addresses of the nsqd connected to now."""
-        return [subscription.nsqd for subscription in list(self._io.subscriptions)]
+        return list(dict.fromkeys(chain(*self.connections_by_topic().values())))
+
+    def connections_by_topic(self) -> dict[str, list[str]]:
+        """The addresses of the nsqd that each topic is consumed from now."""
+        by_topic: dict[str, list[str]] = {topic: [] for topic in self.topics}
+        for subscription in list(self._io.subscriptions):
+            by_topic[subscription.topic].append(subscription.nsqd)
+        return by_topic
 
     def health(self) -> ConsumerHealth:
         """How the consumer is now: for a probe, or for metrics."""

@@ -28,7 +28,8 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from nsqtools.client.backlog import Backlog, Delivery
@@ -87,8 +88,8 @@ class Subscription:
 
     make_message = Message
 
-    def __init__(self, user: ConsumerIO, connection: Connection) -> None:
-        self.topic = user.topic
+    def __init__(self, user: ConsumerIO, topic: str, connection: Connection) -> None:
+        self.topic = topic
         self.nsqd = connection.nsqd
         self.connection = connection
         self.msg_timeout_s = connection.reply.msg_timeout / 1000
@@ -318,7 +319,10 @@ class Stopping:
 
 
 class ConsumerIO:
-    """Owns all connections of one consumer.
+    """Owns all connections of one consumer: to each nsqd that has one of the ``topics``.
+
+    A connection serves one topic, so each topic has a `Dialer` of its own, and what finds its nsqd
+    where that is looked up. RDY, backoff and a stop are those of all connections together.
 
     Messages go to the ``backlog``; ``giving_up`` gets those that were tried too often, on a
     handler's thread. These are called on the I/O thread and must not block: ``on_stopped`` when
@@ -327,19 +331,17 @@ class ConsumerIO:
 
     def __init__(
         self,
-        topic: str,
+        topics: Mapping[str, Discovery | None],
         channel: str,
-        addresses: Iterable[Address],
+        addresses: Sequence[Address],
         options: ClientOptions,
         *,
-        discovery: Discovery | None,
         backlog: Backlog,
         giving_up: GivingUp,
         on_stopped: Callable[[], None],
         on_error: Callable[[NsqError], None],
     ) -> None:
-        self.topic = topic
-        self.loop = LoopMember(f"{topic}/{channel}", self._each_turn, self._at_end)
+        self.loop = LoopMember(f"{','.join(topics)}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
         self.now = self.loop.now
         self.settled = threading.Event()  # every address known at the start was tried once
@@ -368,8 +370,8 @@ class ConsumerIO:
         self.stats = self.delivery.stats
         self._on_stopped = on_stopped
         self._on_error = on_error
-        self._discovery = discovery
-        self._expects_lookup = discovery is not None
+        self._discoveries = {name: each for name, each in topics.items() if each is not None}
+        self._expected = set(self._discoveries)  # topics whose first lookup has not ended
         self._is_quiet = False
         self._backoff_timer: Timer | None = None
         self._next_late_warning = 0.0
@@ -377,9 +379,16 @@ class ConsumerIO:
         self._stop_timer: Timer | None = None
         self._redistributes: Timer | None = None
         self._is_announced = False
-        self._dialer = Dialer(
-            self.loop, addresses, options, commands.Subscribe(topic, channel), self._connected
-        )
+        self._dialers = {
+            topic: Dialer(
+                self.loop,
+                addresses,
+                options,
+                commands.Subscribe(topic, channel),
+                partial(self._connected, topic),
+            )
+            for topic in topics
+        }
         self.rdy: ReadyControl[Subscription] = ReadyControl(
             self.delivery.limit,
             idle_timeout_s=options.low_rdy_idle_timeout_s,
@@ -398,35 +407,36 @@ class ConsumerIO:
         self.loop.start()
 
     def _begin(self) -> None:
-        self._dialer.begin()
-        if self._discovery is not None:
-            self._discovery.begin(self.loop, self._listed)
+        for dialer in self._dialers.values():
+            dialer.begin()
+        for topic, discovery in self._discoveries.items():
+            discovery.begin(self.loop, partial(self._listed, topic))
         self.loop.call_each(LIVENESS_TICK_S, self._watch_liveness)
         self._redistribute()
         self._settle()
 
     # -- connecting -----------------------------------------------------------------------------
 
-    def _listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
+    def _listed(self, topic: str, addresses: Iterable[Address], errors: list[NsqError]) -> None:
         """A lookup round has ended; it found ``addresses``, or has nothing but ``errors``."""
-        if self._expects_lookup:
-            self._expects_lookup = False
+        if topic in self._expected:
+            self._expected.remove(topic)
             self.first_errors += errors
-        self._dialer.listed(addresses)
+        self._dialers[topic].listed(addresses)
         self._settle()
 
-    def _connected(self, address: Address, result: Connection | NsqError) -> None:
+    def _connected(self, topic: str, address: Address, result: Connection | NsqError) -> None:
         if isinstance(result, Connection):
-            self._subscribed(result)
+            self._subscribed(topic, result)
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            self._ended(address, result, quietly=is_first and self._is_quiet)
+            self._ended(topic, address, result, quietly=is_first and self._is_quiet)
         self._settle()
 
-    def _subscribed(self, connection: Connection) -> None:
+    def _subscribed(self, topic: str, connection: Connection) -> None:
         reply, options, now = connection.reply, self._options, self.loop.now()
-        subscription = Subscription(self, connection)
+        subscription = Subscription(self, topic, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
@@ -441,7 +451,7 @@ class ConsumerIO:
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
-        if not self._expects_lookup and not self._dialer.is_connecting:
+        if not self._expected and not any(each.is_connecting for each in self._dialers.values()):
             self.settled.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
@@ -449,7 +459,9 @@ class ConsumerIO:
         self._forget(subscription)
         if not self._stopping:
             connection = subscription.connection
-            self._ended(connection.address, error, was_proven=connection.is_proven)
+            self._ended(
+                subscription.topic, connection.address, error, was_proven=connection.is_proven
+            )
 
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
@@ -460,11 +472,17 @@ class ConsumerIO:
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def _ended(
-        self, address: Address, error: NsqError, *, was_proven: bool = False, quietly: bool = False
+        self,
+        topic: str,
+        address: Address,
+        error: NsqError,
+        *,
+        was_proven: bool = False,
+        quietly: bool = False,
     ) -> None:
-        is_discovered = self._dialer.ended(address, error, was_proven=was_proven, quietly=quietly)
-        if is_discovered:
-            self.look_up_soon()
+        dialer = self._dialers[topic]
+        if dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
+            self.look_up_soon(topic)
         try:
             self._on_error(error)
         except Exception:
@@ -613,16 +631,18 @@ class ConsumerIO:
                 left_s,
             )
 
-    def look_up_soon(self) -> None:
-        """Bring the next round of lookups forward, where there is any."""
-        if self._discovery is not None and not self._stopping:
-            self._discovery.ask_soon()
+    def look_up_soon(self, topic: str = "") -> None:
+        """Bring the next round of lookups forward, for one topic or all, where there is any."""
+        for name, discovery in self._discoveries.items():
+            if topic in ("", name) and not self._stopping:
+                discovery.ask_soon()
 
     def _leave_others(self) -> None:
         """Look for no more nsqd, and connect to none."""
-        self._dialer.stop()
-        if self._discovery is not None:
-            self._discovery.stop()
+        for dialer in self._dialers.values():
+            dialer.stop()
+        for discovery in self._discoveries.values():
+            discovery.stop()
 
     def abort(self) -> None:
         """Requeue everything unanswered and leave without waiting for handlers."""

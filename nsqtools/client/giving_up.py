@@ -36,7 +36,7 @@ Policy = Literal["requeue", "finish"]
 
 MAX_KNOWN = 100_000
 
-Key = tuple[str, bytes]  # of a message: the address of its nsqd, and its id
+Key = tuple[str, str, bytes]  # of a message: its topic, the address of its nsqd, and its id
 
 
 class Attempts:

@@ -16,7 +16,8 @@ from functools import partial
 from types import CoroutineType, FrameType
 from typing import Any, Protocol, Self
 
-from nsqtools.client.message import Message
+from nsqtools.client.message import Answered, Message
+from nsqtools.client.options import check_times
 from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
@@ -31,11 +32,12 @@ _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 class RequeueWithoutBackoff(Exception):
     """Raise it in a handler of `Consumer.run` to requeue the message without slowing down.
 
-    ``delay_s`` as in `Message.requeue`.
+    ``delay_s`` as in `Message.requeue`. Raises `ConfigurationError` for a negative one.
     """
 
     def __init__(self, delay_s: float | None = None) -> None:
         super().__init__(delay_s)
+        check_times(delay_s=delay_s or 0)
         self.delay_s = delay_s
 
 
@@ -92,7 +94,7 @@ class Handling:
             message.requeue(0, backoff=False)
             raise
         else:
-            if result is not None and inspect.isawaitable(result):
+            if inspect.isawaitable(result) and not isinstance(result, Answered):
                 error = self.misuse = _refusal("one that returns an awaitable")
                 message.requeue(0, backoff=False)
                 if isinstance(result, CoroutineType):
@@ -132,9 +134,9 @@ def touch_old(messages: Iterable[Message], now: float) -> None:
 
 
 def check_count(name: str, count: int) -> None:
-    """Raise `ConfigurationError` for a number of workers or messages that is below 1."""
-    if count < 1:
-        raise ConfigurationError(f"{name} must be >= 1, not {count!r}")
+    """Raise `ConfigurationError` for a number of workers or messages that cannot be."""
+    if not isinstance(count, int) or count < 1:
+        raise ConfigurationError(f"{name} must be a whole number >= 1, not {count!r}")
 
 
 class Stoppable(Protocol):

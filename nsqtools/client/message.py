@@ -1,17 +1,20 @@
 """Messages as a handler sees them, and the batches they travel in.
 
 A message is answered once: `finish` or `requeue`, from any thread; later calls do nothing and
-return False. Taking the message out of its connection's ``in_flight`` is the one atomic step that
+return 0. Taking the message out of its connection's ``in_flight`` is the one atomic step that
 decides which call was first, so no lock is needed per message. Answers are only queued here; the
 I/O thread joins those of a turn in one write.
 
 A message is identified by (topic, nsqd, id): ids repeat between nsqd.
+
+The same classes serve threads and asyncio: an answer is only queued, so `await message.finish()`
+has nothing to wait for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from itertools import chain
 from typing import Protocol
 
@@ -40,8 +43,24 @@ class Answers(Protocol):
     def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
 
 
+class Answered(int):
+    """How many messages a call finished, requeued or touched: 0 if they were answered before.
+
+    The number is there at once; a program of asyncio may await it all the same.
+    """
+
+    def __await__(self) -> Generator[None, None, Answered]:
+        yield from ()
+        return self
+
+
+_YES, _NO = Answered(1), Answered(0)
+
+
 class Message:
-    """One delivery of a message.
+    """One delivery of a message, for threads and for asyncio.
+
+    It is answered once, with or without ``await``, on any thread: what comes later does nothing.
 
     ``timestamp_ns`` is the time of publishing in nanoseconds since 1970, ``attempts`` counts the
     deliveries including this one, ``id`` is 16 bytes of hexadecimal text, ``body`` is bytes.
@@ -80,19 +99,19 @@ class Message:
         """Tell whether it was finished or requeued, or its connection is gone."""
         return self._source.in_flight.get(self.id) is not self
 
-    def finish(self) -> bool:
-        """Report the message as handled. Returns False when it was answered before."""
+    def finish(self) -> Answered:
+        """Report the message as handled. Returns 0 when it was answered before."""
         if not self._take():
-            return False
+            return _NO
         self._source.finish(self.id)
-        return True
+        return _YES
 
-    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
+    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> Answered:
         """Deliver the message again, after ``delay_s`` seconds (0: at once).
 
         Without a delay it is default_requeue_delay times the attempts, at most max_requeue_delay.
         With ``backoff`` it counts as a failure of the handler and slows the whole consumer down.
-        Returns False when the message was answered before. Raises `ConfigurationError` for a
+        Returns 0 when the message was answered before. Raises `ConfigurationError` for a
         negative delay; above an hour it is cut to an hour.
         """
         if delay_s is not None and not delay_s >= 0:
@@ -100,28 +119,28 @@ class Message:
         if not self._take():
             if self.id in self._source.in_flight:  # as a newer delivery
                 self._source.requeue_late(self.id)
-            return False
+            return _NO
         self._source.requeue(self.id, delay_s, self.attempts, backoff)
-        return True
+        return _YES
 
-    def touch(self) -> bool:
-        """Restart the message's timeout. Returns False when it was answered before.
+    def touch(self) -> Answered:
+        """Restart the message's timeout. Returns 0 when it was answered before.
 
         nsqd delivers it again all the same when its max_msg_timeout has passed (15 minutes unless
         set).
         """
         if self.is_answered:
-            return False
+            return _NO
         self._source.touch(self.id)
         self.received_at = time.monotonic()
-        return True
+        return _YES
 
-    def give_up(self) -> bool:
+    def give_up(self) -> Answered:
         """Finish the message without having handled it: backoff does not count a success."""
         if not self._take():
-            return False
+            return _NO
         self._source.finish_unseen(self.id)
-        return True
+        return _YES
 
     def _take(self) -> bool:
         """Claim the right to answer; a newer delivery of the same message has taken it over."""
@@ -153,7 +172,7 @@ class Batch(list[Message]):
         """The address of the nsqd that delivered them, ``host:port``."""
         return self.source.nsqd
 
-    def finish(self) -> int:
+    def finish(self) -> Answered:
         """Finish every message not answered yet; return how many those were."""
         ids = [message.id for message in self]
         pop = self.source.in_flight.pop
@@ -162,7 +181,7 @@ class Batch(list[Message]):
             ids = self._sort_out(taken)
         if ids:
             self.source.finish_many(ids)
-        return len(ids)
+        return Answered(len(ids))
 
     def _sort_out(self, taken: list[Message | None]) -> list[bytes]:
         ids = []
@@ -173,9 +192,9 @@ class Batch(list[Message]):
                 self.source.in_flight[message.id] = other
         return ids
 
-    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
+    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> Answered:
         """Requeue every message not answered yet; return how many those were."""
-        return sum(message.requeue(delay_s, backoff=backoff) for message in self)
+        return Answered(sum(message.requeue(delay_s, backoff=backoff) for message in self))
 
 
 class Gathered(Batch):
@@ -188,9 +207,9 @@ class Gathered(Batch):
         self._parts = [Batch(part.source, [m for m in part if not m.is_answered]) for part in parts]
         super().__init__(parts[0].source, chain(*self._parts))
 
-    def finish(self) -> int:
+    def finish(self) -> Answered:
         """Finish every message not answered yet; return how many those were."""
-        return sum(part.finish() for part in self._parts)
+        return Answered(sum(part.finish() for part in self._parts))
 
 
 def most_attempts(messages: list[Message]) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
@@ -22,6 +22,9 @@ from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import parse_address, parse_patterns
 from nsqtools.protocol.text import format_duration, parse_duration
 from nsqtools.transport.stream import parse_pins
+
+if TYPE_CHECKING:
+    import ssl
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
@@ -61,7 +64,12 @@ class ClientOptions:
     """Options of a Consumer or Producer. Raises `ConfigurationError` for a value out of bounds.
 
     Fields that end in ``_s`` are seconds. A change is made with `dataclasses.replace`.
+
+    ``ssl_context`` is a TLS context of the program's own, for nsqd and for https addresses. With it
+    TLS is used, and nothing else; it replaces the options ``tls_*``.
     """
+
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
 
     # connecting
     dial_timeout_s: float = _duration(5.0, "time to connect, name resolution included", 0.001)
@@ -250,8 +258,10 @@ class ClientOptions:
     )
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            _check_bounds(option_name(option), getattr(self, option.name), option.metadata)
+        for name, option in CLIENT_OPTIONS.items():
+            _check_bounds(name, getattr(self, option.name), option.metadata)
+        if self.ssl_context is not None:
+            self._check_context()
         if self.snappy and self.deflate:
             raise ConfigurationError("snappy and deflate exclude each other", hint="Take one.")
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -270,6 +280,16 @@ class ClientOptions:
             parse_address(self.local_addr, 0)
         parse_patterns(self.allow_announced)
         parse_pins(self.tls_pin_sha256)
+
+    def _check_context(self) -> None:
+        import ssl
+
+        if not isinstance(self.ssl_context, ssl.SSLContext):
+            raise ConfigurationError(f"ssl_context {self.ssl_context!r} is no ssl.SSLContext")
+        for name in ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify", "tls_pin_sha256"):
+            if getattr(self, name):
+                raise ConfigurationError(f"ssl_context replaces {name}: set only one of them")
+        object.__setattr__(self, "tls_v1", True)
 
     @property
     def reported_hostname(self) -> str:
@@ -297,16 +317,19 @@ def option_name(option: Any) -> str:
     return name or option.name.removesuffix("_s")
 
 
+CLIENT_OPTIONS = {option_name(each): each for each in fields(ClientOptions) if each.metadata}
+"""The fields that can be given as text, by the name that they have there."""
+
+
 def read_option(name: str, text: str) -> tuple[str, Any]:
     """Return the field name and value of one option given as text. Raises `ConfigurationError`."""
     from difflib import get_close_matches
 
     wanted = name.strip().replace("-", "_")
     wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
-    for option in fields(ClientOptions):
-        if option_name(option) == wanted:
-            return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
-    near = get_close_matches(wanted, map(option_name, fields(ClientOptions)), 1)
+    if option := CLIENT_OPTIONS.get(wanted):
+        return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+    near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
     meant = f"Did you mean {near[0]}? " if near else ""
     raise ConfigurationError(
         f"unknown client option {name!r}", hint=f"{meant}See the list with: nsq config show"
@@ -334,8 +357,23 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
 _SWITCH = {"": True, "true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 
+_TYPES: dict[Kind, tuple[type, ...]] = {
+    "duration": (int, float),
+    "bool": (int,),
+    "int": (int,),
+    "float": (int, float),
+    "text": (str,),
+    "choice": (str,),
+}
+
+
 def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, low, high = metadata["choices"], metadata["low"], metadata["high"]
+    if not isinstance(value, _TYPES[metadata["kind"]]):
+        raise ConfigurationError(
+            f"client option {name} is not of type {type(value).__name__}",
+            hint=f"Its type is {metadata['kind'].replace('duration', 'float, seconds')}.",
+        )
     if choices and value not in choices:
         raise _out_of_bounds(name, "one of " + ", ".join(choices))
     # written so that a NaN is outside
@@ -343,6 +381,13 @@ def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         show = format_duration if metadata["kind"] == "duration" else str
         upper = "" if high is None else f" to {show(high)}"
         raise _out_of_bounds(name, f"{show(low)}{upper or ' or more'}")
+
+
+def check_times(**seconds: float) -> None:
+    """Raise `ConfigurationError` for a time, given by its name, that is negative or no number."""
+    for name, value in seconds.items():
+        if not value >= 0:  # written so that a NaN is refused
+            raise ConfigurationError(f"{name} must be >= 0, not {value!r}")
 
 
 def _out_of_bounds(name: str, allowed: str) -> ConfigurationError:

@@ -4,8 +4,9 @@ The one home of these rules, for all that publish. nsqd reads and checks a publi
 stores the first message, so an error about its form, its size or a permission means that nothing is
 stored. It stores the messages of an MPUB one after the other, and when its disk fails it answers
 E_MPUB_FAILED with the first of them stored (`PutMessages` in nsqd/topic.go): what is there is
-unknown. A single message that it could not store is not there. A code that is not listed here
-promises nothing.
+unknown, and sending the batch once more stores these once more, again and again while the disk has
+room for a few. A single message that it could not store is not there, so they go one by one. A code
+that is not listed here promises nothing.
 
 Trap: what an attempt may have stored stays so. A later attempt that certainly stored nothing says
 nothing about the earlier one, so its error must pass through `kept_unknown`.
@@ -32,6 +33,7 @@ from nsqtools.protocol.text import counted
 _TOO_LARGE = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 _CHECKED_FIRST = _TOO_LARGE | REFUSING_CODES | {"E_INVALID", "E_BAD_TOPIC", "E_AUTH_DISABLED"}
 _STORING_FAILED = frozenset({"E_PUB_FAILED", "E_DPUB_FAILED", "E_MPUB_FAILED"})
+_AUTH_FAILED = "E_AUTH_FAILED"  # a bad secret, or nsqd does not reach its auth server
 
 
 def stored_nothing(error: ServerError, count: int) -> bool:
@@ -49,13 +51,38 @@ def may_split(error: PublishError | None) -> bool:
     return isinstance(error, PublishRejected) and error.cause.code in _TOO_LARGE
 
 
+def is_stored_in_part(error: PublishError) -> bool:
+    """Tell whether nsqd stored some of a batch: what is sent once more goes one by one."""
+    cause = error.__cause__
+    return isinstance(error, PublishUnknown) and (
+        isinstance(cause, ServerError) and cause.code in _STORING_FAILED
+    )
+
+
+def is_state(error: ServerError) -> bool:
+    """Tell whether nsqd takes nothing now, whatever it is sent, and may later.
+
+    It stops, or its disk is full, or it does not reach its auth server.
+    """
+    return error.code in _STORING_FAILED or error.code == _AUTH_FAILED
+
+
 def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
     """Tell whether the same publish may be taken later, and may be sent once more."""
     if isinstance(error, PublishUnknown):
         return retry_unknown
     if isinstance(error, PublishRejected):
-        return error.cause.code in _STORING_FAILED  # nsqd stops, or its disk is full
+        return is_state(error.cause)
     return isinstance(error, PublishNotSent)
+
+
+def may_pass(cause: NsqError | None, *, was_accepted: bool) -> bool:
+    """Tell whether it is worth to wait for an nsqd, after this failure to connect.
+
+    One that has accepted the secret before, and does not any more, may lack its auth server.
+    """
+    is_auth = isinstance(cause, ServerError) and cause.code == _AUTH_FAILED
+    return not isinstance(cause, RefusedError) or (is_auth and was_accepted)
 
 
 # -- errors ---------------------------------------------------------------------------------------

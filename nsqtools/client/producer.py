@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -37,11 +38,12 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Publication, PublishMode
+from nsqtools.client.publication import Mode, Publication
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
     PublishError,
+    PublishInvalid,
     PublishNotSent,
     PublishUnknown,
 )
@@ -56,7 +58,27 @@ log = logging.getLogger("nsqtools")
 DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
-_check_topic = functools.lru_cache(maxsize=1024)(check_topic)
+
+@dataclass(frozen=True, slots=True)
+class ProducerHealth:
+    """How a producer is: what `Producer.health` returns.
+
+    ``connections`` are the addresses of the nsqd connected to: none before the first publish.
+    ``under_way`` counts publishes without an outcome, and ``oldest_s`` is how long the first of
+    them has waited, in seconds: 0 without any.
+    """
+
+    connections: list[str]
+    under_way: int
+    oldest_s: float
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_topic(topic: str) -> str:
+    try:
+        return check_topic(topic)
+    except ConfigurationError as exc:
+        raise PublishInvalid(str(exc), hint=exc.hint) from None
 
 
 class Producer:
@@ -64,18 +86,19 @@ class Producer:
 
     With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
     first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
-    certainly did not take goes to another.
+    certainly did not take goes to another. One that hangs gets nothing new while another works.
 
     With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
     found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
     Whom the client believes and follows is set by the same options (``allow_announced``,
-    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. A failover
+    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. One that is
+    listed no longer is the last resort for five minutes: nsqlookupd may have restarted. A failover
     producer uses the first of a random order, so that many of them spread out.
 
     While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
-    long after its first failure. One whose fate is unknown is tried again only with
-    ``retry_unknown``, because its messages may arrive twice then. What an attempt may have stored
-    ends as confirmed or unknown, whatever the later ones say.
+    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
+    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
+    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
 
     As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
     publish_timeout at most; a failure that was not looked at is logged then.
@@ -99,7 +122,7 @@ class Producer:
         *,
         lookupd_http_addresses: str | Sequence[str] = (),
         address_map: Mapping[str, str] | None = None,
-        mode: str | PublishMode = PublishMode.FAILOVER,
+        mode: Mode = "failover",
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
         linger_s: float = 0.0,
@@ -117,12 +140,8 @@ class Producer:
                 "a producer needs an address", hint="Give one of an nsqd or an nsqlookupd."
             )
         self._address_map = address_map
-        if PublishMode(mode) is PublishMode.ALL:
-            raise ConfigurationError(
-                "a producer publishes each message once", hint="Use one producer for each nsqd."
-            )
         self.nsqd = ", ".join([*map(str, self._addresses), *self._lookupds])
-        self._policy = PublishPolicy(PublishMode(mode), retry_timeout_s, retry_unknown, linger_s)
+        self._policy = PublishPolicy(mode, retry_timeout_s, retry_unknown, linger_s)
         tls_context(self.options)  # raises for files that cannot be used
         self._begin_life()
 
@@ -245,7 +264,7 @@ class Producer:
     ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
-        Raises `PublishError`, and `ConfigurationError` when the delay is not 0 to 3600 seconds.
+        Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
         """
         self._submit_and_wait(topic, [body], defer_s, timeout_s)
 
@@ -319,7 +338,7 @@ class Producer:
         With ``splits`` a batch of which nsqd refuses a message is halved until that is alone, and
         the others are published: `Publication.errors` has what became of each.
 
-        Raises ``TypeError`` for a body that is not bytes, and `ConfigurationError` for what nsqd
+        Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for what nsqd
         would refuse: it closes the connection over a bad publish, and the publishes after it would
         suffer.
         """
@@ -348,7 +367,7 @@ class Producer:
         return in_groups(bodies, self.options.publish_max_body_size)
 
     def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
-        """Group bodies as `split`, all of them checked. Raises `ConfigurationError`."""
+        """Group bodies as `split`, all of them checked. Raises `PublishInvalid`."""
         parts = list(self.split(bodies))
         if len(parts) > 1:  # else `submit` does it
             for part in parts:
@@ -368,6 +387,16 @@ class Producer:
     def end_retries(self) -> None:
         """Try nothing again from now on: what fails settles."""
         self._io.loop.call_soon(self._io.end_retries)
+
+    def health(self) -> ProducerHealth:
+        """How the producer is now: for a probe, or for metrics."""
+        with self._lock:
+            oldest = next(iter(self._unsettled), None)
+            return ProducerHealth(
+                [str(link.address) for link in self._io.links if link.connection is not None],
+                len(self._unsettled),
+                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
+            )
 
     # -- the window -----------------------------------------------------------------------------
 
@@ -440,26 +469,26 @@ def _whole(body: ReadableBuffer) -> bytes:
 
 
 def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptions) -> None:
-    """Raise `ConfigurationError` for what nsqd would refuse as one publish."""
+    """Raise `PublishInvalid` for what nsqd would refuse as one publish."""
     limit = options.publish_max_msg_size
     if len(lengths) == 1 and defer_s is None and 0 < lengths[0] <= limit:
         return  # the usual case, once for each publish
     if not lengths:
-        raise ConfigurationError("a publish needs a message")
+        raise PublishInvalid("a publish needs a message")
     if min(lengths) == 0:
-        raise ConfigurationError("nsqd refuses empty messages")
+        raise PublishInvalid("nsqd refuses empty messages")
     if max(lengths) > limit:
-        raise ConfigurationError(
+        raise PublishInvalid(
             f"a message of {max(lengths)} bytes is above the limit of {limit}",
             hint="nsqd's limit is its --max-msg-size; ours is publish_max_msg_size.",
         )
     if defer_s is not None:
         if len(lengths) > 1:
-            raise ConfigurationError("only single messages can be deferred")
+            raise PublishInvalid("only single messages can be deferred")
         if not 0 <= defer_s <= MAX_DELAY_S:
-            raise ConfigurationError(f"cannot defer for {defer_s} s", hint="0 to 1h is allowed.")
+            raise PublishInvalid(f"cannot defer for {defer_s} s", hint="0 to 1h is allowed.")
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
-        raise ConfigurationError(
+        raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
             hint="Split it: Producer.split does.",
         )

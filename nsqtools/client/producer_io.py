@@ -20,9 +20,12 @@ long as the failed attempt took. Within the delay a publish must not wait for on
 after another.
 
 Addresses that were given are used for ever. Those that nsqlookupd list come in an order drawn by
-chance, or a fleet of producers would all use the same one. One that is listed no longer gets
-publishes only while no other is connected, because an nsqlookupd that was just started lists none;
-then it is let go.
+chance, or a fleet of producers would all use the same one. One that is listed no longer is the last
+resort for `LATELY_S`, because an nsqlookupd that was just started lists none.
+
+An nsqd that hangs still takes what it is sent. A link whose oldest publish was not answered for
+`OVERDUE_S` gets nothing new while another works, and round-robin prefers those that wait for the
+fewest answers: a hanging nsqd holds a few publishes then, and not those of all threads.
 
 Trap: a failure may be reported from anywhere in a turn, so sending happens in one place,
 `_each_turn`, and whatever changes wakes the loop.
@@ -35,16 +38,17 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_background
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Failure, Parts, Publication, PublishMode, PublishQueue
+from nsqtools.client.options import ClientOptions, check_times
+from nsqtools.client.publication import Failure, Mode, Parts, Publication, PublishQueue
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import (
+    ConfigurationError,
     ConnectionFailed,
     DeadlineExceeded,
     NsqError,
@@ -66,6 +70,8 @@ UNSEEN_S = 10.0  # a failure that was not looked at for longer is logged
 RECONNECT_BASE_S = 0.1
 RECONNECT_MAX_S = 8.0
 PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
+OVERDUE_S = 0.3
+LATELY_S = 300.0
 
 READ_BUFFER = memoryview(bytearray(READ_SIZE // 16))  # of the one I/O thread
 
@@ -76,12 +82,23 @@ Outstanding = tuple[bytes, list[Publication], float]
 
 @dataclass(frozen=True, slots=True)
 class PublishPolicy:
-    """Where publications go, and how often they are tried. See `Producer`."""
+    """Where publications go, and how often they are tried. See `Producer`.
 
-    mode: PublishMode = PublishMode.FAILOVER
+    Raises `ConfigurationError` for what cannot be.
+    """
+
+    mode: Mode = "failover"
     retry_timeout_s: float = 0.0
     retry_unknown: bool = False
     linger_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ConfigurationError(
+                f"mode {self.mode!r} is neither failover nor round-robin",
+                hint="To publish to every nsqd, use one producer for each.",
+            )
+        check_times(retry_timeout_s=self.retry_timeout_s, linger_s=self.linger_s)
 
 
 class ProducerLink:
@@ -101,6 +118,7 @@ class ProducerLink:
         self.address = address
         self.is_announced = is_announced  # by nsqlookupd; whether it still is, `is_listed` tells
         self.is_listed = True
+        self.known_at = loop.now()  # listed, or of use, for the last time
         self.connection: Connection | None = None
         self.outstanding: collections.deque[Outstanding] = collections.deque()
         self.is_connecting = False
@@ -119,8 +137,7 @@ class ProducerLink:
 
     def connect_if_due(self, now: float) -> None:
         """Begin to connect, unless connected, connecting, or within the delay after a failure."""
-        may = self.connection is None and not self.is_connecting and self.is_listed
-        if may and now >= self.not_before:
+        if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
             open_in_background(
@@ -136,6 +153,13 @@ class ProducerLink:
         """Tell whether it was connected, or tried, and is not."""
         return self.connection is None and self.last_error is not None
 
+    def is_hopeful(self, now: float) -> bool:
+        """Tell whether it is worth to wait for the connection that is being made."""
+        may_hang = now - self.tried_at >= PATIENCE_S or isinstance(
+            self.last_error, DeadlineExceeded
+        )
+        return self.is_connecting and not may_hang
+
     def _opened(self, result: Connection | NsqError) -> None:  # on the connecting thread
         self._loop.call_soon(lambda: self._connected(result))
 
@@ -149,7 +173,7 @@ class ProducerLink:
             self.connection = result
             self.last_error = None
             self._has_answered = False
-            self._last_answer = self._loop.now()
+            self._last_answer = self.known_at = self._loop.now()
             result.attach(self._loop, self, READ_BUFFER)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
@@ -176,12 +200,19 @@ class ProducerLink:
         """Give the connection up when it is dead, or a publish was not answered in time."""
         if self.connection is not None:
             self.connection.check_liveness()
-        if self.connection is not None and self.outstanding:
-            waited_s = now - max(self.outstanding[0][2], self._last_answer)
-            if waited_s > self._options.publish_timeout_s:
-                self.lose(
-                    DeadlineExceeded(f"{self.address}: no answer to a publish for {waited_s:.0f} s")
-                )
+        waited_s = self._waited_s(now)
+        if waited_s > self._options.publish_timeout_s:
+            self.lose(
+                DeadlineExceeded(f"{self.address}: no answer to a publish for {waited_s:.0f} s")
+            )
+
+    def _waited_s(self, now: float) -> float:
+        """Return for how long the oldest publish has waited, and nothing was answered."""
+        return now - max(self.outstanding[0][2], self._last_answer) if self.outstanding else 0.0
+
+    def is_prompt(self, now: float) -> bool:
+        """Tell whether it is connected, and does not seem to hang."""
+        return self.connection is not None and self._waited_s(now) < OVERDUE_S
 
     def lose(self, error: NsqError) -> None:
         """Close the connection, if there is one."""
@@ -225,6 +256,7 @@ class ProducerLink:
         """Report what was outstanding, by whether its bytes may have reached nsqd."""
         connection, self.connection = self.connection, None
         assert connection is not None
+        self.known_at = self._loop.now()
         untouched = set(map(id, connection.untouched))
         not_sent: list[Publication] = []
         unknown: list[Publication] = []
@@ -258,17 +290,18 @@ class ProducerLinks:
         addresses: Iterable[Address],
         discovery: Discovery | None,
         options: ClientOptions,
-        mode: PublishMode,
+        mode: Mode,
         loop: LoopMember,
         user: ProducerIO,
     ) -> None:
         self._discovery = discovery
         self._options = options
-        self._mode = mode
+        self._takes_turns = mode == "round-robin"
         self._loop = loop
         self._user = user
         self._links = [self._make_link(address, is_announced=False) for address in addresses]
         self._turn = 0
+        self.was_accepted = False  # by one of them, at some time
         self._expects_lookup = discovery is not None
         self._lookup_error: NsqError | None = None
 
@@ -291,43 +324,38 @@ class ProducerLinks:
     # -- choosing -------------------------------------------------------------------------------
 
     def choose(self) -> ProducerLink | None:
-        """Return a connected link, or None; what may connect begins to, for later."""
-        links = self._links
-        if self._mode is PublishMode.ROUND_ROBIN:
-            return self._choose_in_turn()
-        if links and links[0].connection is not None:  # the usual case, once a turn
-            return links[0]
-        now = self._loop.now()
-        is_any_connected = any(link.connection is not None for link in links)
-        for link in links:
-            if link.connection is not None:
-                return link
-            link.connect_if_due(now)
-            is_fresh = link.is_connecting and now - link.tried_at < PATIENCE_S
-            if is_fresh and not is_any_connected:
-                return None
-        return None
+        """Return a connected link, or None; what may connect begins to, for later.
 
-    def _choose_in_turn(self) -> ProducerLink | None:
+        What is listed no longer is tried last, and then one that may hang.
+        """
         now, links = self._loop.now(), self._links
-        for link in links:
-            link.connect_if_due(now)
-        # at first, or all that waits goes to the one that answers first
-        if not self._turn and any(
-            link.is_connecting and now - link.tried_at < PATIENCE_S for link in links
-        ):
-            return None
-        first = self._turn % max(1, len(links))
-        in_order = links[first:] + links[:first]
-        connected = [link for link in in_order if link.connection is not None]
-        return next((link for link in connected if link.is_listed), next(iter(connected), None))
+        if links and not self._takes_turns and links[0].is_prompt(now):
+            return links[0]  # the usual case, once a turn
+        prompt = [link for link in links if link.is_prompt(now)]
+        # round-robin waits at first, or all that waits goes to the one that answers first
+        may_wait = not prompt or (self._takes_turns and not self._turn)
+        for is_listed in (True, False):
+            group = [link for link in links if link.is_listed is is_listed]
+            usable = [link for link in prompt if link.is_listed is is_listed]
+            for link in group:
+                if usable and link is usable[0] and not self._takes_turns:
+                    return link
+                link.connect_if_due(now)
+                if may_wait and not self._takes_turns and link.is_hopeful(now):
+                    return None
+            if may_wait and any(link.is_hopeful(now) for link in links):
+                return None
+            if usable:
+                first = self._turn % len(usable)
+                return min(usable[first:] + usable[:first], key=lambda link: len(link.outstanding))
+        return next((link for link in links if link.connection is not None), None)
 
     def choose_after(self, chosen: ProducerLink) -> ProducerLink | None:
         """Return the link for what follows something that went to the one chosen before."""
-        if self._mode is not PublishMode.ROUND_ROBIN:
+        if not self._takes_turns:
             return chosen
         self._turn += 1
-        return self._choose_in_turn()
+        return self.choose()
 
     @property
     def may_connect(self) -> bool:
@@ -340,7 +368,7 @@ class ProducerLinks:
         """Return in how many seconds it is worth to `choose` again; a lookup wakes by itself."""
         if self._discovery is not None:
             self._discovery.ask_soon()
-        not_before = [link.not_before for link in self._links if link.is_listed]
+        not_before = [link.not_before for link in self._links]
         return min(not_before, default=self._loop.now() + PATIENCE_S) - self._loop.now()
 
     def last_error(self) -> NsqError | None:
@@ -372,6 +400,8 @@ class ProducerLinks:
         known = {link.address for link in self._links}
         for link in self._links:
             link.is_listed = link.address in found or not link.is_announced
+            if link.is_listed:
+                link.known_at = self._loop.now()
         new = sorted(found - known)
         random.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
@@ -388,13 +418,20 @@ class ProducerLinks:
 
     def changed(self) -> None:
         """A link was made or lost, or the list has changed: let go what is not needed."""
-        has_listed = any(link.is_listed and link.connection is not None for link in self._links)
-        for link in list(self._links):
-            is_needed = link.outstanding or (link.connection is not None and not has_listed)
-            if not link.is_listed and not is_needed:
-                self._links.remove(link)
+        self.was_accepted |= any(link.connection is not None for link in self._links)
+        now, links = self._loop.now(), self._links
+        idle = [link for link in links if not (link.is_listed or link.outstanding)]
+        spare = [link for link in idle if link.connection is None]
+        spare.sort(key=lambda link: link.known_at)
+        too_many = len(links) - self._options.max_discovered_nsqd
+        for place, link in enumerate(spare):
+            if place < too_many or now - link.known_at > LATELY_S:
+                links.remove(link)
                 link.close(DeadlineExceeded(f"{link.address} is listed no longer"))
-        if self._discovery is not None and any(link.has_failed for link in self._links):
+        if any(link.is_listed and link.connection is not None for link in links):
+            for link in idle:  # last: the loss is a change, too
+                link.lose(DeadlineExceeded(f"{link.address} is listed no longer"))
+        if self._discovery is not None and any(link.has_failed for link in links if link.is_listed):
             self._discovery.ask_soon()
 
     # -- all of them ----------------------------------------------------------------------------
@@ -439,8 +476,6 @@ class ProducerIO:
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
-        has_others = len(addresses) > 1 or discovery is not None
-        self._resends = policy.retry_timeout_s > 0 or policy.linger_s > 0 or has_others
         self._inbox: collections.deque[Publication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
         self._queue = PublishQueue(
@@ -559,8 +594,9 @@ class ProducerIO:
         """No nsqd can be tried now: fail what must not be retried, and come back for the rest."""
         now = self.loop.now()
         cause = self.links.last_error()
+        may_pass = outcomes.may_pass(cause, was_accepted=self.links.was_accepted)
         for publication in self._queue.take_all():
-            if self._may_retry(publication, now) and not isinstance(cause, RefusedError):
+            if self._may_retry(publication, now) and may_pass:
                 self._queue.add(publication)
             else:
                 self._settle(publication, outcomes.not_sent(cause))
@@ -603,10 +639,19 @@ class ProducerIO:
                 publication.is_alone = True
             self._send_again(publications)
         elif publications and self._is_to_be_split(publications[0], error):
-            parts = publications[0].parts or Parts(publications[0])
-            self._send_again(parts.halved(publications[0]))
-        elif self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count)):
-            link.delay_next(error)
+            self._send_again(self._split(publications[0], (count + 1) // 2))
+        else:
+            again = self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count))
+            if again or (outcomes.is_state(error) and len(self.links) > 1):
+                link.delay_next(error)  # the others take what comes next
+
+    @staticmethod
+    def _split(publication: Publication, size: int) -> list[Publication]:
+        if len(publication.bodies) == 1:
+            publication.is_alone = True
+            return [publication]
+        parts = publication.parts or Parts(publication)
+        return parts.split(publication, size)
 
     @staticmethod
     def _is_to_be_split(publication: Publication, error: ServerError) -> bool:
@@ -615,7 +660,13 @@ class ProducerIO:
         return can_be and outcomes.may_split(outcomes.rejected(error, count))
 
     def not_sent(self, publications: list[Publication], error: NsqError) -> None:
-        if self._resends and not self._has_ended and not self._retries_ended:
+        fails_again = (  # one after the other, with a connection for each
+            len(self.links) == 1
+            and not self._policy.retry_timeout_s
+            and isinstance(error, ServerError)
+            and outcomes.is_state(error)
+        )
+        if not (fails_again or self._has_ended or self._retries_ended):
             self._send_again(publications)
         else:
             for publication in publications:
@@ -638,7 +689,10 @@ class ProducerIO:
             if may_try_again and self._may_retry(publication, now):
                 if isinstance(failure, PublishUnknown):
                     self.repeated += len(publication.bodies)
-                again.append(publication)
+                if outcomes.is_stored_in_part(failure):
+                    again += self._split(publication, 1)
+                else:
+                    again.append(publication)
             else:
                 self._settle(publication, failure)
         self._send_again(again)

@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
@@ -21,13 +22,16 @@ from nsqtools.protocol import commands
 
 MAX_JOINED = 1000
 
+Mode = Literal["failover", "round-robin"]
+"""How a `Producer` chooses among several nsqd."""
+
 
 class PublishMode(enum.Enum):
-    """How batches are spread over several nsqd.
+    """How a job's batches are spread over several nsqd.
 
     ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
-    does it (a `Producer` publishes once: take one for each nsqd). ``round-robin``: one of them, in
-    turn. ``failover``: the first, and the next one only while it fails.
+    does it. ``round-robin``: one of them, in turn. ``failover``: the first, and the next one only
+    while it fails.
     """
 
     ALL = "all"
@@ -164,20 +168,21 @@ class Parts:
         self.whole = whole
         self._parts = [whole]
 
-    def halved(self, part: Publication) -> list[Publication]:
-        """Return two publications in place of a part."""
-        middle = len(part.bodies) // 2
-        halves = []
-        for bodies in (part.bodies[:middle], part.bodies[middle:]):
-            size = sum(map(len, bodies))
-            half = Publication(part.topic, bodies, size, part.submitted_at, splits=True)
-            half.parts = self
-            half.may_be_stored, half.failed_at = part.may_be_stored, part.failed_at
-            halves.append(half)
+    def split(self, part: Publication, size: int) -> list[Publication]:
+        """Return publications of ``size`` messages at most in place of a part."""
+        smaller = []
+        for at in range(0, len(part.bodies), size):
+            bodies = part.bodies[at : at + size]
+            each = Publication(
+                part.topic, bodies, sum(map(len, bodies)), part.submitted_at, splits=part.splits
+            )
+            each.parts, each.is_alone = self, True
+            each.may_be_stored, each.failed_at = part.may_be_stored, part.failed_at
+            smaller.append(each)
         at = self._parts.index(part)
-        self._parts[at : at + 1] = halves
+        self._parts[at : at + 1] = smaller
         self.whole.may_be_stored = False  # each part knows it by itself
-        return halves
+        return smaller
 
     @property
     def are_settled(self) -> bool:

@@ -66,7 +66,7 @@ class DaemonKind(enum.Enum):
     NSQD = "nsqd"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One change at one daemon. ``channel`` is "" for the topic itself.
 
@@ -200,13 +200,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
             f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
         )
     steps = [
-        Step(
-            daemon=DaemonKind.NSQLOOKUPD,
-            address=address,
-            action=Action.TOMBSTONE,
-            topic=topic,
-            node=nsqd.announced,
-        )
+        Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=nsqd.announced)
         for address in inventory.lookupds_that_know(topic)
     ]
     there_too = [
@@ -224,9 +218,7 @@ def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]
         yield from _at_lookupds(inventory.registered, Action.CREATE, name)
         for address in inventory.nodes:
             if address in inventory.given:
-                yield Step(
-                    daemon=DaemonKind.NSQD, address=address, action=Action.CREATE, topic=name
-                )
+                yield Step(DaemonKind.NSQD, address, Action.CREATE, name)
 
 
 def _create_channels(
@@ -237,28 +229,13 @@ def _create_channels(
         for name in names:
             yield from _at_lookupds(inventory.registered, Action.CREATE, topic, name)
             for address, _ in inventory.where(topic):
-                yield Step(
-                    daemon=DaemonKind.NSQD,
-                    address=address,
-                    action=Action.CREATE,
-                    topic=topic,
-                    channel=name,
-                )
+                yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, name)
 
 
 def _at_lookupds(
     addresses: Iterable[str], action: Action, topic: str, channel: str = ""
 ) -> list[Step]:
-    return [
-        Step(
-            daemon=DaemonKind.NSQLOOKUPD,
-            address=address,
-            action=action,
-            topic=topic,
-            channel=channel,
-        )
-        for address in addresses
-    ]
+    return [Step(DaemonKind.NSQLOOKUPD, at, action, topic, channel) for at in addresses]
 
 
 def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
@@ -268,26 +245,16 @@ def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
     elif action is Action.DELETE:
         messages = topic.depth + sum(map(messages_of, topic.channels))
         clients = [client for channel in topic.channels for client in channel.clients or ()]
-    return Step(
-        daemon=DaemonKind.NSQD,
-        address=address,
-        action=action,
-        topic=topic.topic_name,
-        messages=messages,
-        clients=tuple(map(_call, clients)),
-    )
+    called = tuple(map(_call, clients))
+    name = topic.topic_name
+    return Step(DaemonKind.NSQD, address, action, name, messages=messages, clients=called)
 
 
 def _channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
-    return Step(
-        daemon=DaemonKind.NSQD,
-        address=address,
-        action=action,
-        topic=topic.topic_name,
-        channel=channel.channel_name,
-        messages=messages_of(channel) if action.is_destructive else 0,
-        clients=tuple(map(_call, channel.clients or ())) if action is Action.DELETE else (),
-    )
+    messages = messages_of(channel) if action.is_destructive else 0
+    clients = tuple(map(_call, channel.clients or ())) if action is Action.DELETE else ()
+    names = (topic.topic_name, channel.channel_name)
+    return Step(DaemonKind.NSQD, address, action, *names, messages=messages, clients=clients)
 
 
 def _call(client: ClientStats) -> str:

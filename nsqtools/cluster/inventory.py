@@ -132,7 +132,7 @@ class TopicNodes:
 def list_nodes(
     cluster: Cluster, remembered: Iterable[NsqdToAsk] = ()
 ) -> tuple[list[NodeStatus], list[DaemonFailure]]:
-    """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
+    """Every nsqd by its address, those that do not answer too; and the nsqlookupd that do not.
 
     ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
     first failure when none answers at all.
@@ -149,7 +149,7 @@ def list_nodes(
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     nodes = []
-    for nsqd in nsqds:
+    for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.address):
         entries = {
             lookupd: entry
             for lookupd, each in known.items()

@@ -28,6 +28,7 @@ from nsqtools.cluster.directory import NodeReport
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 Key = tuple[str, str, str]
+ConsumerKey = tuple[str, str, str, str]
 
 
 # Not frozen, though none is changed: thousands are made at a time, and a frozen one takes three
@@ -287,32 +288,33 @@ class SumReader:
         return [row for _, row in sums.values()]
 
 
-ConsumerKey = tuple[str, str, str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class ConsumerRow:
-    """A consumer of a channel on one nsqd. Rates are messages a second, None while unknown."""
+    """A connection to a channel on one nsqd. Rates are messages a second, None while unknown."""
 
     node: str
     topic: str
     channel: str
-    client_id: str
-    hostname: str
-    remote_address: str
-    user_agent: str
-    ready: int
-    in_flight: int
-    messages: int
-    finished: int
-    requeued: int
-    connect_ts: int
+    client: ClientStats
     finish: float | None = None
     requeue: float | None = None
 
     @property
-    def key(self) -> ConsumerKey:
-        return self.topic, self.channel, self.remote_address, self.connect_ts
+    def id(self) -> ConsumerKey:
+        return self.node, self.topic, self.channel, self.client.remote_address
+
+    @property
+    def flags(self) -> list[str]:
+        """What was agreed on: ``tls``, ``snappy``, ``auth`` ..."""
+        client = self.client
+        named = {
+            "tls": client.tls,
+            "snappy": client.snappy,
+            "deflate": client.deflate,
+            "auth": client.authed,
+            f"{client.sample_rate} % sample": client.sample_rate > 0,
+        }
+        return [name for name, is_set in named.items() if is_set]
 
 
 def consumers_of(node: str, stats: NsqdStats) -> Iterator[ConsumerRow]:
@@ -320,25 +322,7 @@ def consumers_of(node: str, stats: NsqdStats) -> Iterator[ConsumerRow]:
     for topic in stats.topics or ():
         for channel in topic.channels:
             for client in channel.clients or ():
-                yield _row(node, topic.topic_name, channel.channel_name, client)
-
-
-def _row(node: str, topic: str, channel: str, client: ClientStats) -> ConsumerRow:
-    return ConsumerRow(
-        node=node,
-        topic=topic,
-        channel=channel,
-        client_id=client.client_id,
-        hostname=client.hostname,
-        remote_address=client.remote_address,
-        user_agent=client.user_agent,
-        ready=client.ready_count,
-        in_flight=client.in_flight_count,
-        messages=client.message_count,
-        finished=client.finish_count,
-        requeued=client.requeue_count,
-        connect_ts=client.connect_ts,
-    )
+                yield ConsumerRow(node, topic.topic_name, channel.channel_name, client)
 
 
 class ConsumerMeter:
@@ -354,21 +338,20 @@ class ConsumerMeter:
 
     def measure(self, node: str, at_s: float, stats: NsqdStats) -> list[ConsumerRow]:
         """Return the consumers; those that were there before have rates."""
-        rows, seen = [], {}
-        for row in consumers_of(node, stats):
-            before = self._before.get(row.key)
-            if before is None:
-                seen[row.key] = at_s, row
-            elif (elapsed_s := at_s - before[0]) < self._least_s:
-                row = replace(row, finish=before[1].finish, requeue=before[1].requeue)
-                seen[row.key] = before
+        rows, seen = [*consumers_of(node, stats)], {}
+        for row in rows:
+            seen[row.id] = at_s, row
+            before_s, before = self._before.get(row.id, (0.0, row))
+            if before is row or before.client.connect_ts != row.client.connect_ts:
+                continue
+            elapsed_s = at_s - before_s
+            if elapsed_s <= self._least_s:
+                row.finish, row.requeue = before.finish, before.requeue
+                seen[row.id] = before_s, before
             else:
-                row = replace(
-                    row,
-                    finish=max(0, row.finished - before[1].finished) / elapsed_s,
-                    requeue=max(0, row.requeued - before[1].requeued) / elapsed_s,
-                )
-                seen[row.key] = at_s, row
-            rows.append(row)
+                finished = row.client.finish_count - before.client.finish_count
+                requeued = row.client.requeue_count - before.client.requeue_count
+                row.finish = max(0, finished) / elapsed_s
+                row.requeue = max(0, requeued) / elapsed_s
         self._before = seen
         return rows

@@ -26,7 +26,6 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
 from nsqtools.errors import NsqError
@@ -62,7 +61,7 @@ class Done(NamedTuple):
         return self.out.splitlines()
 
 
-class Stage:
+class DemoStage:
     """Set up by entering it; everything is gone when it is left.
 
     ``directory`` is where commands run. ``stop`` may be called from any thread: the command that
@@ -94,12 +93,7 @@ class Stage:
         }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def stop(self) -> None:
@@ -182,7 +176,7 @@ class Stage:
         own = {name: self.directory / f".{name.lower()}" for name in OWN_DIRECTORIES}
         for path in own.values():
             path.mkdir()
-        package_home = str(Path(__file__).parents[3])
+        package_home = str(Path(__file__).parents[2])
         paths = [package_home, *filter(None, [kept.get("PYTHONPATH")])]
         return {
             **kept,
@@ -230,12 +224,7 @@ class _Terminal:
             parts.append(part)
         return b"".join(parts).replace(b"\r\n", b"\n")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for descriptor in (self._ours, self.for_child):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -302,7 +291,7 @@ class StoryWriter:
 class Story:
     """The steps, on a stage. Raises `DemoFailed`, `DemoStopped`."""
 
-    def __init__(self, stage: Stage, teller: StoryWriter) -> None:
+    def __init__(self, stage: DemoStage, teller: StoryWriter) -> None:
         self._stage = stage
         self._teller = teller
         self._clicks = list(click_events(CLICKS))
@@ -436,7 +425,7 @@ def missing(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def run_pipeline(stage: Stage, teller: StoryWriter) -> None:
+def run_pipeline(stage: DemoStage, teller: StoryWriter) -> None:
     """Compact the archive into Parquet, and report on it. Raises `DemoFailed`, `DemoStopped`."""
     _date_back(stage)
     compact = ("spark", "compact", OLD_ARCHIVE, "--output", PARQUET)
@@ -453,7 +442,7 @@ def run_pipeline(stage: Stage, teller: StoryWriter) -> None:
     teller.tell(f"{done.out.decode()}{done.err}")
 
 
-def _date_back(stage: Stage) -> None:
+def _date_back(stage: DemoStage) -> None:
     """Write the archive again, each message with a time some days earlier."""
     place = stage.directory / OLD_ARCHIVE
     place.mkdir()

@@ -180,7 +180,8 @@ class Courier:
 
     def _act_on(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
         topic = parcel.messages.topic
-        is_split = outcome.may_split and len(parcel) > 1
+        is_known = outcome.fate is not Fate.UNKNOWN
+        is_split = outcome.may_split and len(parcel) > 1 and is_known
         if outcome.fate is Fate.DROPPED and not is_split:
             self._counters.add(topic, dropped=len(parcel))
             parcel.messages.finish()
@@ -194,7 +195,10 @@ class Courier:
         match outcome.fate:
             case Fate.UNKNOWN:
                 self._counters.add(topic, repeated=len(parcel))
-                self._hold(parcel, outcome.error, now)
+                # one by one, or each try stores the first of them once more
+                size = 1 if outcome.may_split else len(parcel)
+                for at in range(0, len(parcel), size):
+                    self._hold(parcel.part(at, at + size), outcome.error, now)
             case Fate.UNREACHABLE:
                 self._hold(parcel, outcome.error, now)
             case Fate.FAILED:

@@ -26,15 +26,16 @@ from zlib import crc32
 
 from nsqtools.client.background import run_in_background
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.outcomes import may_split
+from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication
+from nsqtools.client.publication import Mode, Publication
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import (
     ConfigurationError,
     NotFoundError,
     NsqError,
     PublishError,
+    PublishInvalid,
     PublishNotSent,
     PublishUnknown,
 )
@@ -78,7 +79,8 @@ class NsqSink:
         addresses = list(dict.fromkeys(self._destinations.settings.nsqd_tcp_addresses))
         if self._key is not None:
             return [Producer(address, self._options) for address in addresses]
-        return [Producer(addresses, self._options, mode=self._mode.value)]
+        mode: Mode = "failover" if self._mode is ForwardMode.FAILOVER else "round-robin"
+        return [Producer(addresses, self._options, mode=mode)]
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """One part for each nsqd and MPUB; a message above the limit is alone."""
@@ -142,10 +144,10 @@ class NsqSink:
         producer = producers[place % len(producers)]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=settled)
+        except PublishInvalid as exc:
+            report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
         except PublishError as exc:
             ended(exc)
-        except ConfigurationError as exc:
-            report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
 
     def check(self) -> None:
         """Nothing of its own can fail; follow the nsqd of the destination."""
@@ -172,7 +174,7 @@ def outcome_of(error: PublishError | None) -> Outcome:
     if error is None:
         return DELIVERED
     if isinstance(error, PublishUnknown):
-        return Outcome(Fate.UNKNOWN, str(error))
+        return Outcome(Fate.UNKNOWN, str(error), may_split=is_stored_in_part(error))
     if may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
     # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no

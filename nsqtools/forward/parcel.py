@@ -25,7 +25,8 @@ class Fate(enum.Enum):
     DELIVERED = "delivered"
     """It has confirmed that it has the messages."""
     UNKNOWN = "unknown"
-    """The connection broke before the answer: it may have them, and another try may double them."""
+    """It may have some of them, and another try may double these: the connection broke before the
+    answer, or (with ``may_split``) it stored some and tells not which."""
     UNREACHABLE = "unreachable"
     """No destination works. This is not the messages' fault: they wait until one does."""
     FAILED = "failed"

@@ -95,8 +95,9 @@ class TopicSources:
 
     def ended(self, consumer: Consumer) -> None:
         """A consumer has delivered its last message."""
-        if self._consumers.get(consumer.topic) is consumer and not self._is_stopping:
-            del self._consumers[consumer.topic]
+        [topic] = consumer.topics
+        if self._consumers.get(topic) is consumer and not self._is_stopping:
+            del self._consumers[topic]
 
     @property
     def is_stopping(self) -> bool:
@@ -139,7 +140,7 @@ class TopicSources:
             options=options,
             address_map=settings.connection.address_map,
             on_error=lambda error: self._deletions.suspect(topic),
-            backlog=self.backlog,
+            _backlog=self.backlog,
         )
         if self._is_paused:
             consumer.set_max_in_flight(0)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -225,3 +225,29 @@ def _as_python_writes_it(match: re.Match[str]) -> str:
 def _as_json_writes_it(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def json_tokens(text: str) -> list[str]:
+    """Cut valid JSON into tokens, which stay as they are: digits, order, keys that come twice."""
+    return _TOKEN.findall(text)
+
+
+def indented(tokens: Sequence[str], shown: Sequence[str], most: int = 1 << 30) -> str:
+    """Lay the tokens of JSON out, a line for each value; ``shown`` is how each looks.
+
+    Lines are indented by at most ``most`` levels.
+    """
+    parts: list[str] = []
+    depth, before = 0, ""
+    for token, text in zip(tokens, shown, strict=True):
+        is_end = token in ("}", "]")
+        depth -= is_end
+        if before not in ("{", "[") if is_end else before in ("{", "[", ","):
+            parts.append("\n" + "  " * min(depth, most))
+        parts.append(text + (" " if token == ":" else ""))
+        depth += token in ("{", "[")
+        before = token
+    return "".join(parts)

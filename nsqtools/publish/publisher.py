@@ -150,7 +150,7 @@ class Publisher:
             Producer(
                 nsqd,
                 client_options,
-                mode=PublishMode.FAILOVER if options.mode is PublishMode.ALL else options.mode,
+                mode="round-robin" if options.mode is PublishMode.ROUND_ROBIN else "failover",
                 retry_timeout_s=options.retry_timeout_s,
                 retry_unknown=options.retry_unknown,
             )

@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from nsqtools.errors import NsqError, ProtocolError
-from nsqtools.protocol.lookup_v1 import (
+from nsqtools.protocol.names import LOOKUPD_TCP_PORT, is_ephemeral, is_valid_name, parse_address
+from nsqtools.protocol.requests import (
     MAGIC_V1,
     PING,
     PeerInfo,
@@ -27,7 +28,6 @@ from nsqtools.protocol.lookup_v1 import (
     encode_register,
     encode_unregister,
 )
-from nsqtools.protocol.names import LOOKUPD_TCP_PORT, is_ephemeral, is_valid_name, parse_address
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues

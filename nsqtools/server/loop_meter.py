@@ -28,6 +28,7 @@ BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 _TURN_S = 0.008
 _MAX_SHARE_S = 0.002
 _MIN_SHARE_S = 0.0002
+_AGAIN_S = 1.0  # after work has raised
 _MAX_READY = 64  # connections to read from, or to bury, in a turn
 
 Ready = tuple[selectors.SelectorKey, int]
@@ -80,22 +81,29 @@ class LoopMeter(selectors.DefaultSelector):
         return time.monotonic() - self._began_s >= _TURN_S
 
     def soon(self, work: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """Call ``work``, which asks for a share, in one of the next turns; in order."""
+        """Call ``work``, which asks for a share, in one of the next turns; in order.
+
+        If it raises, that is reported, and it is called again a second later.
+        """
         self._waiting.append(work)
         if not self._is_due:
             self._is_due = True
             loop.call_soon(self._run, loop)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            for _ in range(len(self._waiting)):
-                self._waiting.popleft()()
-                if self.is_used_up:
-                    break
-        finally:  # the loop reports what raised; the others still get their turns
-            self._is_due = bool(self._waiting)
-            if self._is_due:
-                loop.call_soon(self._run, loop)
+        for _ in range(len(self._waiting)):
+            work = self._waiting.popleft()
+            try:
+                work()
+            except Exception as exc:  # the others still get their turns
+                what = f"{work} failed, and is tried again"
+                loop.call_exception_handler({"message": what, "exception": exc})
+                loop.call_later(_AGAIN_S, self.soon, work, loop)
+            if self.is_used_up:
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            loop.call_soon(self._run, loop)
 
     def share_ends_s(self) -> float:
         """Return until when a client may work in this turn, on the clock of the loop."""

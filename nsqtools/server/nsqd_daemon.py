@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsqtools.protocol.frames import ERROR, encode_frame
-from nsqtools.protocol.lookup_v1 import PeerInfo
+from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.foundation import HTTPApi, debug_handlers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.lookup_v1 import (
+from nsqtools.protocol.requests import (
     MAGIC_V1,
     PeerInfo,
     encode_response,

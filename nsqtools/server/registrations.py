@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from nsqtools.protocol.lookup_v1 import PeerInfo
 from nsqtools.protocol.names import is_ephemeral
+from nsqtools.protocol.requests import PeerInfo
 
 _AHEAD_NS = time.time_ns() - time.monotonic_ns()
 

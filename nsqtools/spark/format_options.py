@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -35,7 +34,7 @@ from nsqtools.client.connection_settings import (
     resolve_options,
     texts_of,
 )
-from nsqtools.client.options import ClientOptions, option_name
+from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.text import parse_duration
@@ -291,7 +290,7 @@ def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenO
             yield GivenOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
     if options.text("deflateLevel") is not None and options.text("deflate") is None:
         yield GivenOption("deflate", "true", GIVEN, "option deflateLevel")
-    for name in ("skip_lookupd_authorization", *map(option_name, fields(ClientOptions))):
+    for name in ("skip_lookupd_authorization", *CLIENT_OPTIONS):
         text = options.text(name)
         if text is not None:
             yield GivenOption(name, text, GIVEN, f"option {name}")

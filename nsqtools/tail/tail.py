@@ -1,11 +1,10 @@
 """Tail and peek: every message of some topics to one writer, or a look at messages of a channel.
 
-A tail finishes messages only once they are written. It has one consumer a topic; all of them put
-their batches in one queue, and one thread writes: lines of different topics cannot tear each other.
-A batch is encoded and written whole, then finished in one go. Messages that a filter leaves out are
-finished unwritten; messages beyond a count, and whatever could not be written, are requeued at once
-and without backoff. `LimitWatch` decides when a stream ends by itself: after N messages, when idle,
-after a time.
+A tail finishes messages only once they are written. One consumer has all topics, and one thread
+writes: lines of different topics cannot tear each other. A batch is encoded and written whole, then
+finished in one go. Messages that a filter leaves out are finished unwritten; messages beyond a
+count, and whatever could not be written, are requeued at once and without backoff. `LimitWatch`
+decides when a stream ends by itself: after N messages, when idle, after a time.
 
 A peek receives, shows, and gives back. nsqd knows no other way to show a message than to deliver
 it, so the attempts of each grow by one, and the channel's consumers do without it meanwhile. All
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
@@ -135,26 +133,21 @@ class Tail:
         if self._limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             wanted = min(options.max_in_flight, self._limits.count)
-            options = replace(options, max_in_flight=max(1, wanted))
+            options = replace(options, max_in_flight=max(len(topics), wanted))
         self._write = write
         self._encode = encode
         self._keep = keep
         self._on_tick = on_tick
         self._not_waited_for = not_waited_for
         self._next_tick = 0.0
-        self._backlog = Backlog()
-        self._consumers = {
-            topic: Consumer(
-                topic,
-                channel,
-                nsqd_tcp_addresses=nsqd_tcp_addresses,
-                lookupd_http_addresses=lookupd_http_addresses,
-                options=options,
-                address_map=address_map,
-                backlog=self._backlog,
-            )
-            for topic in topics
-        }
+        self._consumer = Consumer(
+            topics,
+            channel,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options=options,
+            address_map=address_map,
+        )
         self._watch = LimitWatch(self._limits, 0.0)
 
     @property
@@ -170,12 +163,11 @@ class Tail:
     @property
     def connections(self) -> dict[str, list[str]]:
         """The nsqd that each topic is consumed from now."""
-        return {topic: each.connections for topic, each in self._consumers.items()}
+        return self._consumer.connections_by_topic()
 
     def look_up_soon(self) -> None:
         """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
-        for consumer in self._consumers.values():
-            consumer.look_up_soon()
+        self._consumer.look_up_soon()
 
     def run(self) -> End:
         """Tail until a limit is reached or `stop` is called; return what ended it.
@@ -185,42 +177,34 @@ class Tail:
         """
         self._watch = LimitWatch(self._limits, time.monotonic())
         try:
-            for consumer in self._consumers.values():
-                wait_s = self._watch.left_s(time.monotonic())
-                consumer.start(fail_fast=True, wait_s=wait_s)
+            wait_s = self._watch.left_s(time.monotonic())
+            self._consumer.start(fail_fast=True, wait_s=wait_s)
             return self._pump()
         finally:
-            for consumer in self._consumers.values():
-                consumer.begin_stop()
-            for consumer in self._consumers.values():
-                consumer.stop()
+            self._consumer.stop()
 
     def stop(self) -> None:
         """Ask `run` to end: what is being written is finished, the rest requeued."""
-        for consumer in self._consumers.values():
-            consumer.begin_stop()
+        self._consumer.begin_stop()
 
     def end_after_delivered(self) -> None:
         """Ask `run` to end with what nsqd has sent already: that is still written."""
-        for consumer in self._consumers.values():
-            consumer.begin_stop(drain=True)
+        self._consumer.begin_stop(drain=True)
 
     def _pump(self) -> End:
-        running = len(self._consumers)
-        while running:
+        while True:
             now = time.monotonic()
             end = self._watch.end(now)
             if end is End.IDLE and self._is_connecting():
                 self._watch.saw_message(now)
             elif end is not None:
                 return end
-            entry = self._backlog.get(self._tick(now, self._watch.wait_s(now)))
+            entry = self._consumer.backlog.get(self._tick(now, self._watch.wait_s(now)))
             if isinstance(entry, Stopped):
-                running -= 1
-            elif isinstance(entry, Batch):
+                return End.STOPPED
+            if isinstance(entry, Batch):
                 self._watch.saw_message(time.monotonic())
                 self._pass_on(entry)
-        return End.STOPPED
 
     def _is_connecting(self) -> bool:
         if self._not_waited_for is None:

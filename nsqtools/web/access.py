@@ -76,7 +76,7 @@ class WebSettings:
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
         if self.allow_changes and not self.is_local and not self.knows_users:
             raise ConfigurationError(
-                f"--allow-changes on {self.listen} would let everybody delete topics",
+                f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
                 hint="Give --auth, or --admin-user with --trusted-proxy, or listen on 127.0.0.1.",
             )
 

@@ -65,12 +65,7 @@ def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> D
         "depth": channel.depth,
         "memory_depth": channel.depth - channel.backend_depth,
         "backend_depth": channel.backend_depth,
-        "in_flight_count": channel.in_flight_count,
-        "deferred_count": channel.deferred_count,
-        "requeue_count": channel.requeue_count,
-        "timeout_count": channel.timeout_count,
-        "message_count": channel.message_count,
-        "client_count": channel.client_count,
+        **{name: getattr(channel, name) for name in CHANNEL_COUNTS},
         "nodes": None,
         "clients": None
         if clients is None
@@ -84,30 +79,31 @@ def client_of(node: str, client: ClientStats, now_s: float) -> Document:
     """A consumer; ``connected`` is in nanoseconds."""
     return {
         "node": node,
-        "remote_address": client.remote_address,
-        "version": client.version,
-        "client_id": client.client_id,
-        "hostname": client.hostname,
-        "user_agent": client.user_agent,
-        "connect_ts": client.connect_ts,
+        **{name: getattr(client, name) for name in CLIENT_FACTS},
         "connected": (int(now_s) - client.connect_ts) * 1_000_000_000,
-        "in_flight_count": client.in_flight_count,
-        "ready_count": client.ready_count,
-        "finish_count": client.finish_count,
-        "requeue_count": client.requeue_count,
-        "message_count": client.message_count,
-        "sample_rate": client.sample_rate,
-        "deflate": client.deflate,
-        "snappy": client.snappy,
-        "authed": client.authed,
-        "auth_identity": client.auth_identity,
-        "auth_identity_url": client.auth_identity_url,
-        "tls": client.tls,
-        "tls_cipher_suite": client.tls_cipher_suite,
-        "tls_version": client.tls_version,
-        "tls_negotiated_protocol": client.tls_negotiated_protocol,
-        "tls_negotiated_protocol_is_mutual": client.tls_negotiated_protocol_is_mutual,
+        **{name: getattr(client, name) for name in CLIENT_NUMBERS},
     }
+
+
+CLIENT_FACTS = ["remote_address", "version", "client_id", "hostname", "user_agent", "connect_ts"]
+CLIENT_NUMBERS = [
+    "in_flight_count",
+    "ready_count",
+    "finish_count",
+    "requeue_count",
+    "message_count",
+    "sample_rate",
+    "deflate",
+    "snappy",
+    "authed",
+    "auth_identity",
+    "auth_identity_url",
+    "tls",
+    "tls_cipher_suite",
+    "tls_version",
+    "tls_negotiated_protocol",
+    "tls_negotiated_protocol_is_mutual",
+]
 
 
 def latency_of(latency: LatencyStats) -> Document:
@@ -211,17 +207,15 @@ def channels_together(channels: Sequence[Document]) -> Document:
     }
 
 
-CHANNEL_SUMS = (
-    "depth",
-    "memory_depth",
-    "backend_depth",
+CHANNEL_COUNTS = [
     "in_flight_count",
     "deferred_count",
     "requeue_count",
     "timeout_count",
     "message_count",
     "client_count",
-)
+]
+CHANNEL_SUMS = ("depth", "memory_depth", "backend_depth", *CHANNEL_COUNTS)
 
 
 def _sums(parts: Sequence[Document], names: Iterable[str]) -> Document:
@@ -269,7 +263,7 @@ class UpstreamError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class NodeAnswers:
     """The nsqd that answered, by host and name, and who did not."""
 
     nsqds: tuple[Nsqd, ...]
@@ -305,7 +299,7 @@ def upstream_error(cluster: Cluster, failures: Sequence[DaemonFailure]) -> Upstr
 
 def gather(
     cluster: Cluster, topic: str = "", channel: str = "", *, clients: bool = False
-) -> Gathered:
+) -> NodeAnswers:
     """Ask every nsqd for its statistics. Raises `UpstreamError`."""
     known, failures = cluster.known_nodes()
     entries: dict[str, dict[str, Any]] = {}
@@ -333,4 +327,4 @@ def gather(
         hostname = first.hostname if first else str(info.get("hostname", ""))
         found.append(Nsqd(name, hostname, stats, registered, info))
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
-    return Gathered(tuple(found), tuple(failures))
+    return NodeAnswers(tuple(found), tuple(failures))

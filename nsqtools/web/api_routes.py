@@ -38,8 +38,7 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
 from nsqtools.web.access import as_ip
-from nsqtools.web.actions import TopicChange
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import TopicChange, WebContext
 
 HEADERS = {
     "Content-Type": "application/json; charset=utf-8",
@@ -333,7 +332,7 @@ class Api:
             )
         return documents.warning(errors)
 
-    def _check_topic(self, name: str, gathered: documents.Gathered) -> None:
+    def _check_topic(self, name: str, gathered: documents.NodeAnswers) -> None:
         """Refuse a topic that no daemon knows."""
         answers, _ = self._cluster.ask(
             self._cluster.lookupds, lambda client: name in client.topics()

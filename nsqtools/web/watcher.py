@@ -1,7 +1,7 @@
 """One thread that samples the cluster, for all pages, clients of the API and the history.
 
 Samples are taken without consumers, which cost nsqd the most; a page that shows them asks with
-`Watcher.consumers`, and pages of one queue share an answer. When a sample costs much CPU time they
+`Watcher.consumers`. When a sample costs much CPU time they
 are taken less often (`Watcher.interval_s`), and the page says so.
 
 A daemon that does not answer does not hold it up; it is among the failures of the sample.
@@ -13,7 +13,6 @@ import asyncio
 import logging
 import threading
 import time
-from concurrent.futures import Future
 
 from nsqtools.cluster.directory import Cluster, ClusterStats, NsqdToAsk
 from nsqtools.cluster.history import History
@@ -23,9 +22,6 @@ log = logging.getLogger("nsqtools")
 
 MAX_CPU_SHARE = 0.10
 LONGEST_INTERVAL_S = 30.0
-MAX_ANSWERS = 100
-
-Asked = tuple[str, str]
 
 
 class Watcher:
@@ -43,7 +39,6 @@ class Watcher:
         self._stopped = threading.Event()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
-        self._answers: dict[Asked, tuple[float, Future[ClusterStats]]] = {}
         self._cost_s = 0.0
 
     @property
@@ -105,30 +100,13 @@ class Watcher:
                     self._waiting.discard(entry)
 
     def consumers(self, topic: str, channel: str = "") -> ClusterStats:
-        """Return the statistics of a topic or channel with its consumers.
+        """Ask for the statistics of a topic or channel with its consumers.
 
-        They are not older than the interval; other requests for the same share them meanwhile.
         Never raises `NsqError`: who does not answer is among the failures.
         """
-        asked = topic, channel
-        with self._changed:
-            at_s, answer = self._answers.get(asked, (0.0, None))
-            is_mine = answer is None or time.monotonic() - at_s > self.interval_s
-            if is_mine or answer is None:
-                answer = Future()
-                self._answers.pop(asked, None)
-                self._answers[asked] = time.monotonic(), answer
-                while len(self._answers) > MAX_ANSWERS:
-                    del self._answers[next(iter(self._answers))]
-        if is_mine:
-            try:
-                stats = self._cluster.stats(
-                    topic, channel, clients=True, required=False, nsqds=self.answering
-                )
-                answer.set_result(stats)
-            except BaseException as exc:
-                answer.set_exception(exc)
-        return answer.result()
+        return self._cluster.stats(
+            topic, channel, clients=True, required=False, nsqds=self.answering
+        )
 
     def _newer(self, than_ns: int) -> Sample | None:
         sample = self.latest

@@ -255,7 +255,7 @@ def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
 
     async def handle(message: Message) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="concurrency must be >= 1"):
+    with pytest.raises(ConfigurationError, match="concurrency must be a whole number >= 1"):
         asyncio.run(main(handle, concurrency=0))
     with pytest.raises(ConfigurationError, match=r"use nsqtools\.Consumer"):
         asyncio.run(asyncio.wait_for(main(lambda message: None), patience_s(20)))

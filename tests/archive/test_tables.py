@@ -12,7 +12,6 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nsqtools.protocol.message import WireMessage
 from plugins.archives import write_archive
 from plugins.object_store import Bucket
 
@@ -31,6 +30,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
 BASE_NS = 1_700_000_000_000_000_123

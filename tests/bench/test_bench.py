@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.bench.bench import Bench
 from nsqtools.bench.bench_plan import (
+    BACKLOG,
     HEAD_SIZE,
     BenchMode,
     BenchPlan,
+    BenchReport,
     Bodies,
+    Latencies,
     first_word,
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.bench_report import BenchReport, Latencies
-from nsqtools.bench.crew import UNKNOWN, Counters
+from nsqtools.bench.crew import UNKNOWN, SharedCounts
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 
@@ -129,8 +132,8 @@ def test_words_of_different_publishers_never_meet() -> None:
 
 
 def test_counters_are_shared_by_their_file() -> None:
-    first = Counters(2)
-    second = Counters(2, first.fileno)
+    first = SharedCounts(2)
+    second = SharedCounts(2, first.fileno)
 
     second.publishes(1, 5)
     second.consumes(0, 3)
@@ -192,3 +195,13 @@ def test_a_report_counts_what_is_missing_or_doubled() -> None:
     assert replace(REPORT, consumed=7).missing == 3
     assert replace(REPORT, consumed=12).repeated == 2
     assert replace(REPORT, seconds=0.0).messages_per_s == 0
+
+
+def test_consumers_that_have_just_begun_have_not_stalled() -> None:
+    """Else the publishers of e2e end at once where the machine is busy, and nobody knows why."""
+    bench = Bench(replace(PLAN, mode=BenchMode.E2E))
+    bench._counters.publishes(0, BACKLOG)
+    bench._phase = "publishing and consuming"
+    bench._look()
+    assert bench._counters.may_publish
+    bench._counters.close()

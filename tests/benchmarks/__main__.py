@@ -1,114 +1,102 @@
-"""Compare programs side by side: ``python tests/benchmarks consume --messages 500000 --rounds 5``.
+"""Compare programs side by side, and measure what README and nsq-benchmarks(7) claim.
 
-``python tests/benchmarks report`` measures all that README and nsq-benchmarks(7) claim (`report`).
+    python tests/benchmarks consume --seconds 1 --rounds 5   # one part; nothing is kept
+    python tests/benchmarks report                           # all that is claimed
 
-Rounds are interleaved, because the speed of a shared machine drifts: every round runs all
-contestants once, and what counts are medians and their ratios, not a single figure.
+    parts.py         what is measured; contestants.py the programs, ours and their peers
+    raw.py           what was measured, kept in tests/benchmarks/results, one file a part
+    pages.py         the tables, made of that alone
+
+Rounds are interleaved, because the speed of a shared machine drifts: what counts are medians and
+their ratios, not a single figure. A figure in the text is never typed: a test compares. Each part
+of a report runs in a process of its own, so that none disturbs or ends another.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import ours, peers
-from benchmarks.contestants import Contestant
-from benchmarks.measure import Measured, drain, publish
-from cryptography.x509.oid import ExtendedKeyUsageOID
-from plugins.certificates import LOOPBACK, Authority, Credentials
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
+from benchmarks import pages
+from benchmarks.parts import CHECKOUT, PARTS, Settings
+from benchmarks.raw import RESULTS, Result, Row, machine, save
 
-Measure = Callable[[Nsqd, Contestant, int], Measured]
-
-BENCHMARKS: dict[str, tuple[Measure, list[Contestant], list[Contestant]]] = {
-    "consume": (drain, peers.CONSUMERS, ours.CONSUMERS),
-    "consume-into-pipe": (partial(drain, into_pipe=True), peers.CONSUMERS, ours.CONSUMERS),
-    "publish": (publish, peers.PRODUCERS, ours.PRODUCERS),
-    "handlers": (drain, peers.HANDLERS, ours.HANDLERS),
-    "connections": (drain, peers.CONNECTIONS, ours.CONNECTIONS),
-    "library-publish": (publish, peers.LIBRARY_PRODUCERS, ours.LIBRARY_PRODUCERS),
-    "transports": (drain, ours.CONSUMERS[:1], ours.TRANSPORTS),
-}
+LONGEST_S = 240  # then a part begins no other run
+HANGS_S = 600  # then it is killed
 
 
-def run_rounds(
-    measure: Measure, contestants: list[Contestant], messages: int, rounds: int
-) -> dict[str, list[Measured]]:
-    """What each contestant took, one a round; nsqd is a new one each round."""
-    found: dict[str, list[Measured]] = {contestant.name: [] for contestant in contestants}
-    for _ in range(rounds):
-        with everything_in_memory(messages) as nsqd:
-            for contestant in contestants:
-                found[contestant.name].append(measure(nsqd, contestant, messages))
-    return found
+def main(arguments: list[str]) -> int:
+    """Measure; 1 when something could not be measured."""
+    parser = argparse.ArgumentParser(prog="tests/benchmarks", description=__doc__)
+    parser.add_argument("what", choices=[*PARTS, "report"])
+    parser.add_argument("--seconds", type=float, default=2.5, help="of a sample (2.5)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (240)")
+    parser.add_argument("--save", type=Path, help="directory for the raw data of a part")
+    parser.add_argument("--only", action="append", choices=pages.CLAIMED, help="of a report")
+    parser.add_argument("--render", action="store_true", help="only make the tables of the report")
+    given = parser.parse_args(arguments)
+    if given.what != "report":
+        result = measure(given.what, Settings(given.seconds, given.rounds), given)
+        print(pages.tables(result))
+        return int(any(row.error for row in result.rows))
+    failed = [] if given.render else measure_all(given.only or list(pages.CLAIMED), given)
+    for path in pages.render_all(CHECKOUT):
+        print(f"rendered {path.relative_to(CHECKOUT)}")
+    subprocess.run([sys.executable, ".ci/manual"], cwd=CHECKOUT, check=True)
+    for line in failed:
+        print(f"FAILED: {line}")
+    return int(bool(failed))
 
 
-@contextmanager
-def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
-    """The Go nsqd with room for so many messages, which offers TLS."""
-    with (
-        TemporaryDirectory(prefix="certificate-") as certificate,
-        TemporaryDirectory(prefix="nsqd-") as directory,
-        GoNsqd(
-            Path(directory),
-            f"-mem-queue-size={messages}",
-            "-tcp-address=0.0.0.0:0",  # `Job.many_addresses`
-            *server_certificate(Path(certificate)).nsqd_flags,
-        ) as nsqd,
-    ):
-        yield nsqd
+def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
+    """Run each part; return what failed."""
+    failed = []
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    for part in parts:
+        print(f"{time.monotonic() - began:5.0f} s  {part}", flush=True)
+        command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks"), part]
+        command += [f"--seconds={given.seconds}", f"--rounds={given.rounds}"]
+        command += [f"--save={RESULTS}", f"--longest={given.longest}"]
+        try:
+            done = subprocess.run(command, timeout=HANGS_S, check=False)
+            ended = f"{part} ended with status {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired as exc:
+            ended = f"{part} was not done after {exc.timeout:.0f} s"
+        if ended:
+            failed.append(ended)
+    print(f"{time.monotonic() - began:5.0f} s  done", flush=True)
+    return failed
 
 
-def server_certificate(directory: Path) -> Credentials:
-    """What nsqd needs to offer TLS to those who ask for it."""
-    return Authority(directory, "ca").issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
-
-
-def table(found: dict[str, list[Measured]], baselines: list[str]) -> str:
-    """Medians and extremes of the rates, each median as a multiple of the baselines', and cost."""
-    medians = {name: statistics.median(run.rate for run in runs) for name, runs in found.items()}
-    against = [name for name in baselines if name in medians]
-    heads = "".join(f"{f'x {name}':>18}" for name in against)
-    costs = f"{'CPU us':>9}{'MB':>6}{'fds':>6}"
-    rows = [f"{'messages/s':<24}{'median':>10}{'min':>10}{'max':>10}{costs}{heads}"]
-    for name, runs in found.items():
-        rates = [run.rate for run in runs]
-        ratios = "".join(f"{medians[name] / medians[other]:>18.2f}" for other in against)
-        figures = "".join(f"{f:>10,.0f}" for f in (medians[name], min(rates), max(rates)))
-        cpu_us = statistics.median(run.cpu_us for run in runs)
-        peak_mb, descriptors = max(run.peak_mb for run in runs), max(r.descriptors for r in runs)
-        rows.append(f"{name:<24}{figures}{cpu_us:>9.2f}{peak_mb:>6.0f}{descriptors:>6}{ratios}")
-    return "\n".join(rows)
-
-
-def main() -> None:
-    if sys.argv[1:2] == ["report"]:
-        from benchmarks.report.command import main as report
-
-        raise SystemExit(report(sys.argv[2:]))
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("benchmark", choices=BENCHMARKS)
-    parser.add_argument("--messages", type=int, default=500_000, help="of 200 bytes (500000)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
-    arguments = parser.parse_args()
-
-    measure, theirs, own = BENCHMARKS[arguments.benchmark]
-    chosen = [c for c in (*theirs, *own) if c.name in (arguments.only or [c.name])]
-    if not chosen:
-        parser.error(f"no such contestant; there are {', '.join(c.name for c in theirs + own)}")
-    found = run_rounds(measure, chosen, arguments.messages, arguments.rounds)
-    print(table(found, [contestant.name for contestant in theirs]))
+def measure(part: str, settings: Settings, given: argparse.Namespace) -> Result:
+    """Measure one part until its time is up; where it is saved, that is after each run."""
+    facts: dict[str, object] = {**machine(), "sample_s": settings.seconds}
+    facts["load_before"] = round(os.getloadavg()[0], 1)
+    began = time.monotonic()
+    result = Result(part, facts, [])
+    for row in PARTS[part](settings):
+        result.rows.append(row)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
+        print(f"         {row.name} [{row.number}]: {row.error or shown}", flush=True)
+        took_s = time.monotonic() - began
+        if is_over := took_s > given.longest:
+            late = f"not run, because {took_s:.0f} s were over"
+            result.rows.append(Row("the rest", 0, error=late))
+        facts |= {"load_after": round(os.getloadavg()[0], 1), "took_s": round(took_s)}
+        if given.save:
+            save(result, given.save)
+        if is_over:
+            break
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,38 +1,37 @@
-"""The benchmarks run: every contestant does its work. How fast is for a person to read."""
+"""The benchmarks run: every contestant does its work, and a report has what was measured.
+
+How fast is for a person to read.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks import ours, peers
-from benchmarks.contestants import Contestant
+from benchmarks import parts
+from benchmarks.__main__ import main
+from benchmarks.contestants import CONSUMERS, HANDLERS, PRODUCERS, Contestant
 from benchmarks.measure import drain, publish
+from benchmarks.pages import BLOCKS, DOCUMENTS, number, render, times
+from benchmarks.raw import Row, load
 from plugins.daemons import GoNsqd
 
+CHECKOUT = Path(__file__).parents[2]
 MESSAGES = 2000
-
-PRODUCERS = peers.PRODUCERS + ours.PRODUCERS + peers.LIBRARY_PRODUCERS + ours.LIBRARY_PRODUCERS
-
-
-def name_of(contestant: Contestant) -> str:
-    return contestant.name
+RELIABLE = [each for each in (*CONSUMERS, *HANDLERS) if not (each.leaves or "TLS" in each.name)]
 
 
 @pytest.mark.parametrize(
-    "contestant",
-    peers.CONSUMERS + ours.CONSUMERS + peers.HANDLERS + ours.HANDLERS[:-1],
-    ids=name_of,
+    ("measure", "contestant"),
+    [(drain, each) for each in RELIABLE]
+    + [(publish, each) for each in PRODUCERS if not each.is_endless],
+    ids=lambda each: getattr(each, "name", getattr(each, "__name__", "")),
 )
-def test_a_consumer_finishes_everything(nsqd: GoNsqd, contestant: Contestant) -> None:
-    assert drain(nsqd, contestant, MESSAGES, into_pipe=True).rate > 0
-
-
-@pytest.mark.parametrize("contestant", PRODUCERS, ids=name_of)
-def test_a_producer_publishes_every_line(nsqd: GoNsqd, contestant: Contestant) -> None:
-    assert publish(nsqd, contestant, MESSAGES).rate > 0
+def test_a_contestant_does_its_work(
+    nsqd: GoNsqd, measure: Callable[..., parts.Measured], contestant: Contestant
+) -> None:
+    assert measure(nsqd, contestant, MESSAGES).rate > 0
 
 
 def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
@@ -41,11 +40,57 @@ def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
         publish(nsqd, idle, MESSAGES)
 
 
-@pytest.mark.parametrize("benchmark", ["connections", "transports"])  # others are run above
-@pytest.mark.real_nsqd
-def test_the_comparison_prints_a_table(benchmark: str) -> None:
-    here = str(Path(__file__).parent)
-    arguments = [benchmark, "--messages=2000", "--rounds=1"]
-    table = subprocess.check_output([sys.executable, here, *arguments], text=True)
-    assert table.startswith("messages/s")
-    assert len(table.splitlines()) > 2
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_has_the_figures_of_the_raw_data(document: str) -> None:
+    text = (CHECKOUT / document).read_text("utf-8")
+
+    assert render(text) == text, "run: .venv/bin/python tests/benchmarks report --render"
+    assert "<!-- measured: " in text
+
+
+def test_every_block_is_in_a_document() -> None:
+    texts = "".join((CHECKOUT / name).read_text("utf-8") for name in DOCUMENTS)
+
+    assert [name for name in BLOCKS if f"<!-- measured: {name} -->" not in texts] == []
+
+
+def test_a_run_that_fails_is_said_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some(settings: parts.Settings) -> Iterator[Row]:
+        yield Row("python -c pass", 0, {"ms": 12.3456789})
+        yield Row("nsq --version", 0, error="it crashed")
+        yield Row("nsq --help", 0, {"ms": 24.7})
+
+    monkeypatch.setitem(parts.PARTS, "startup", some)
+
+    assert main(["startup", "--save", str(tmp_path)]) == 1
+    assert "| `nsq --help` | 24.7 | 2.0 |" in capsys.readouterr().out
+
+    result = load("startup", tmp_path)
+    assert result is not None
+    assert [row.figures for row in result.rows] == [{"ms": 12.346}, {}, {"ms": 24.7}]
+    made = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
+    assert "| `nsq --version` | - | - |" in made
+    assert "Failed in this run: nsq --version." in made
+    assert "Not measured" in render("<!-- measured: spark -->\n<!-- end -->", tmp_path)
+
+
+def test_a_part_whose_time_is_up_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = (Row("a", n, {"ms": 1.0}) for n in range(9))
+    monkeypatch.setitem(parts.PARTS, "startup", lambda _: endless)
+
+    assert main(["startup", "--save", str(tmp_path), "--longest", "0"]) == 1
+
+    result = load("startup", tmp_path)
+    assert result is not None
+    assert [row.name for row in result.rows] == ["a", "the rest"]
+
+
+def test_numbers_have_the_digits_that_mean_something() -> None:
+    values = (None, 0.0123, 1.05, 99.94, 483.2, 1234, 483_219, 1_196_700)
+    shown = ["-", "0.0123", "1.05", "99.9", "483", "1,230", "483,000", "1,200,000"]
+    assert [number(value) for value in values] == shown
+    assert [times(value) for value in (None, 0.639, 3.57, 36.8)] == ["-", "0.64", "3.6", "37"]

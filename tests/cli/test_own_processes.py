@@ -13,7 +13,7 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete as name_cache
-from nsqtools.demo.story import Stage
+from nsqtools.demo.story import DemoStage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = ("nsqtools/__init__", "nsqtools/__main__", "nsqtools/bench/__init__", "json", "logging")
@@ -78,7 +78,7 @@ def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
-    with Stage(nsq_env) as stage:
+    with DemoStage(nsq_env) as stage:
         ran = plant(stage.directory)
 
         assert b"0." in stage.run("--version").out

@@ -183,7 +183,7 @@ def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
     batches = []
     for n in range(5):
         connection: Any = SimpleNamespace(nsqd=f"nsqd{n}", reply=SimpleNamespace(msg_timeout=1000))
-        subscription = Subscription(io, connection)
+        subscription = Subscription(io, "clicks", connection)
         message = Message(subscription, 0, 1, b"%016d" % n, b"")
         subscription.in_flight[message.id] = message
         batches.append(Batch(subscription, [message]))

@@ -114,5 +114,5 @@ def test_impossible_batches_are_refused(size: int, within_s: float) -> None:
 
 def test_impossible_numbers_of_workers_are_refused() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="workers must be >= 1, not 0"):
+    with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
         consumer.run(lambda message: None, workers=0)

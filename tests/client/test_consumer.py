@@ -127,7 +127,7 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
 
 def test_consumers_may_share_one_backlog(nsqd: GoNsqd, consume: Consume) -> None:
     first = consume(nsqd.tcp_address, topic="one")
-    second = consume(nsqd.tcp_address, topic="two", more={"backlog": first.backlog})
+    second = consume(nsqd.tcp_address, topic="two", more={"_backlog": first.backlog})
     nsqd.publish("one", b"1")
     nsqd.publish("two", b"2")
     seen = {}

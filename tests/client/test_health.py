@@ -1,12 +1,13 @@
-"""Consumer.health, as a probe of Kubernetes reads it."""
+"""health() of consumers and producers, as a probe of Kubernetes reads it."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
 
-from plugins.clients import CHANNEL, TOPIC, Consume
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce
 from plugins.daemons import GoNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import aio
@@ -34,6 +35,23 @@ def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Co
     wait_until(lambda: not consumer.health().connections, what="the loss")
 
 
+def test_health_of_a_producer_tells_connections_and_what_waits(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    assert asdict(producer.health()) == {"connections": [], "under_way": 0, "oldest_s": 0}
+    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
+    conn = scripted_nsqd.identified()
+    wait_until(lambda: producer.health().oldest_s > 0.1, what="time to pass")
+    assert producer.health().connections == [scripted_nsqd.address]
+    assert producer.health().under_way == 2
+    for publication in publications:
+        conn.expect(f"PUB {TOPIC}")
+        conn.ok()
+        publication.wait(patience_s(5))
+    wait_until(lambda: not producer.health().under_way, what="both outcomes")
+
+
 def test_health_of_asyncio_is_the_same(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"x")
@@ -46,6 +64,9 @@ def test_health_of_asyncio_is_the_same(nsqd: GoNsqd) -> None:
             assert (health.connections, health.in_flight) == ([nsqd.tcp_address], 1)
             consumer.begin_stop()
 
+        async with aio.Producer(nsqd.tcp_address) as producer:
+            await producer.publish("other", b"x")
+            assert producer.health().connections == [nsqd.tcp_address]
         await consumer.run(handle)
         assert consumer.health().connections == []
 

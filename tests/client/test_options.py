@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nsqtools.client.options import ClientOptions, option_name, read_option
+from nsqtools.client.options import CLIENT_OPTIONS as OPTIONS
+from nsqtools.client.options import ClientOptions, read_option
 from nsqtools.errors import ConfigurationError
-
-OPTIONS = {option_name(option): option for option in fields(ClientOptions)}
 
 # What go-nsq 1.1.0 knows and we take under another name or not at all.
 GO_NSQ_NAMES = """
@@ -137,10 +136,14 @@ def test_what_nsqd_would_refuse_fatally_is_refused_here(
         {"snappy": True, "deflate": True},
         {"tls_cert": "cert.pem"},
         {"tls_key": "key.pem"},
+        {"max_in_flight": 2.5},
+        {"max_in_flight": "10"},
+        {"msg_timeout_s": None},
+        {"auth_secret": b"bytes"},
     ],
     ids=str,
 )
-def test_what_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+def test_what_cannot_be_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         replace(ClientOptions(), **change)
 

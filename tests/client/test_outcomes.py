@@ -258,6 +258,26 @@ def test_joined_messages_that_nsqd_stored_in_part_are_unknown(
     assert confirmed <= nsqd.depth(TOPIC) <= confirmed + len(sent) - len(certain)
 
 
+def test_what_is_sent_again_after_a_batch_was_stored_in_part_goes_one_by_one(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    """Else each try stores the first of them again, while the disk has room for a few."""
+    with Producer(
+        scripted_nsqd.address, SMALL, retry_timeout_s=600, retry_unknown=True
+    ) as producer:
+        sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
+        connection = scripted_nsqd.identified()
+        connection.expect(f"MPUB {TOPIC}")
+        connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
+        connection.close()
+        connection = scripted_nsqd.identified()
+        for body in (b"a", b"b", b"c"):
+            assert connection.expect(f"PUB {TOPIC}").body == body
+            connection.ok()
+        sent.wait(patience_s(10))
+        assert producer.repeated == 3
+
+
 def error_of(code: str, text: str = "") -> ServerError:
     return ServerError(code, text, fatal=True)
 

@@ -79,14 +79,16 @@ def test_what_nsqd_would_refuse_never_reaches_it(
     nsqd: GoNsqd, produce: Produce, topic: str, bodies: list[bytes], defer_s: float | None
 ) -> None:
     producer = produce(nsqd.tcp_address)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(PublishError) as refusal:  # of the one family
         producer.submit(topic, bodies, defer_s=defer_s)
+    assert isinstance(refusal.value, ConfigurationError)
+    assert refusal.value.category == "usage"
     producer.publish("t", b"x")
     nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
+def test_what_came_after_a_rejected_publish_was_not_executed_and_is_sent_again(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)
@@ -101,15 +103,13 @@ def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
     with pytest.raises(PublishRejected, match="E_BAD_MESSAGE") as caught:
         bad.wait(patience_s(5))
     assert isinstance(caught.value.cause, ServerError)
-    assert outcome(behind) == "PublishNotSent"
-    again = producer.submit(TOPIC, [b"4"])
     next_conn = scripted_nsqd.identified()
     next_conn.expect(f"PUB {TOPIC}")
     next_conn.ok()
-    assert outcome(again) == "published"
+    assert outcome(behind) == "published"
 
 
-def test_a_real_rejection_stores_nothing_after_it(
+def test_a_real_rejection_fails_no_other_publish(
     go_nsqd: Callable[..., GoNsqd], produce: Produce
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=100")
@@ -117,10 +117,8 @@ def test_a_real_rejection_stores_nothing_after_it(
     producer.publish(TOPIC, b"first")
     sent = [producer.submit(TOPIC, [body]) for body in [b"x" * 101] + [b"y"] * 20]
     outcomes = [outcome(publication) for publication in sent]
-    assert outcomes[0] == "PublishRejected"
-    assert nsqd.depth(TOPIC) == 1 + outcomes.count("published")
-    assert set(outcomes[1:]) <= {"PublishNotSent", "published"}
-    producer.publish(TOPIC, b"and on it goes")
+    assert outcomes == ["PublishRejected"] + ["published"] * 20
+    assert nsqd.depth(TOPIC) == 21
 
 
 def test_what_was_outstanding_when_the_connection_broke_is_unknown(

@@ -344,8 +344,13 @@ def test_an_address_that_swallows_packets_delays_a_publish_by_seconds_at_most(
 
 @pytest.mark.parametrize(
     ("addresses", "more"),
-    [([], {}), ([DEAD], {"mode": "all"})],
-    ids=["no address", "mode all"],
+    [
+        ([], {}),
+        ([DEAD], {"mode": "all"}),
+        ([DEAD], {"retry_timeout_s": -1}),
+        ([DEAD], {"linger_s": float("nan")}),
+    ],
+    ids=["no address", "mode all", "negative time", "no number"],
 )
 def test_what_cannot_work_is_refused(addresses: list[str], more: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

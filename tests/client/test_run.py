@@ -148,6 +148,17 @@ def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
+def test_a_handler_may_return_what_its_answer_returned(
+    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
+) -> None:
+    """Answers can be awaited, which is no reason to refuse them."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"1", b"2")
+    consumer = consume(nsqd.tcp_address)
+    in_background(consumer.run, Message.finish)
+    wait_until(lambda: consumer.stats.finished == 2, what="both FINs")
+
+
 def test_a_message_can_be_answered_after_its_handler_returned(
     nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
 ) -> None:

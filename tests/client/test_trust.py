@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
 from hashlib import sha256
-from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.clients import TOPIC, Consume, Produce
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
 from plugins.daemons import GoNsqd
+from plugins.http_server import HttpServer
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import patience_s
+from plugins.waiting import patience_s, wait_until
 
+import nsqtools
+from nsqtools import aio
 from nsqtools.client import connection
 from nsqtools.client.connection import open_connection, tls_context
 from nsqtools.client.options import ClientOptions
@@ -118,7 +122,7 @@ def test_a_pattern_that_cannot_match_is_refused() -> None:
 
 
 def fingerprint(certificates: Certificates) -> str:
-    der = PEM_cert_to_DER_cert(certificates.server.cert.read_text())
+    der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
     return sha256(der).hexdigest()
 
 
@@ -161,3 +165,61 @@ def test_a_pin_holds_over_https(tls_nsqd: GoNsqd, certificates: Certificates) ->
 def test_what_is_no_fingerprint_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="invalid SHA-256 fingerprint 'abc'"):
         ClientOptions(tls_pin_sha256="abc")
+
+
+def own_context(certificates: Certificates) -> ssl.SSLContext:
+    """One that no option can make: its authority is a text, not a file."""
+    context = ssl.create_default_context(cadata=certificates.ca.read_text())
+    context.load_cert_chain(certificates.client.cert, certificates.client.key)
+    return context
+
+
+def test_a_context_of_the_program_s_own_serves_all_clients(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+) -> None:
+    nsqd = go_nsqd(
+        *certificates.server.nsqd_flags,
+        f"-tls-root-ca-file={certificates.ca}",
+        "-tls-client-auth-policy=require-verify",
+        "-tls-required=tcp-https",
+    )
+    options = ClientOptions(ssl_context=own_context(certificates))
+    with nsqtools.Producer(nsqd.tcp_address, options) as producer:
+        producer.publish(TOPIC, b"1")
+    with nsqtools.Consumer(
+        TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options
+    ) as consumer:
+        consumer.start(fail_fast=True)
+        take(consumer, 1)[0].finish()
+
+    async def with_asyncio() -> bytes:
+        async with aio.Producer(nsqd.tcp_address, options) as producer:
+            await producer.publish(TOPIC, b"2")
+        async with aio.Consumer(
+            TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options
+        ) as consumer:
+            message = await anext(aiter(consumer))
+            await message.finish()
+            return message.body
+
+    assert asyncio.run(asyncio.wait_for(with_asyncio(), patience_s(10))) == b"2"
+
+
+def test_a_context_of_the_program_s_own_is_that_of_https_lookups(
+    http_server: Callable[..., HttpServer], certificates: Certificates, consume: Consume
+) -> None:
+    server = http_server(credentials=certificates.server)
+    consume(lookupd=[server.url], ssl_context=own_context(certificates))
+    wait_until(lambda: bool(server.requests), what="a lookup")
+
+
+def test_a_context_means_tls_and_replaces_the_other_options(
+    nsqd: GoNsqd, certificates: Certificates, produce: Produce
+) -> None:
+    context = own_context(certificates)
+    with pytest.raises(PublishRefused, match="does not offer TLS"):
+        produce(nsqd.tcp_address, ssl_context=context).publish(TOPIC, b"never in plain text")
+    with pytest.raises(ConfigurationError, match="ssl_context replaces tls_root_ca_file"):
+        ClientOptions(ssl_context=context, tls_root_ca_file=str(certificates.ca))
+    with pytest.raises(ConfigurationError, match=r"'ca\.pem' is no ssl\.SSLContext"):
+        ClientOptions(ssl_context="ca.pem")  # type: ignore[arg-type]

@@ -183,6 +183,34 @@ def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
     assert failures == [b"client does not own message"] * 3
 
 
+def test_each_answer_of_a_run_counts_for_itself(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    unknown = b"0123456789abcdef"
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=4)
+        nsqd.publish("t", b"a", b"b", b"c", b"d")
+        a, b, c, d = (message.id for message in client.read_messages(4))
+        client.send(b"RDY 0\n")
+        runs = (
+            [b"TOUCH %b\n" % each for each in (d, unknown, c)],
+            [b"REQ %b %d\n" % each for each in ((b, 0), (unknown, 0), (b, 5), (c, 60_000))],
+            [b"FIN %b\n" % each for each in (a, unknown, a, d)],
+        )
+        client.send(b"".join(b"".join(run) for run in runs))
+        errors = [client.read_error() for _ in range(5)]
+        client.settle()
+        stats = nsqd.channel_stats("t", "ch")
+
+    failed = [(b"TOUCH", unknown), (b"REQ", unknown), (b"REQ", b), (b"FIN", unknown), (b"FIN", a)]
+    assert errors == [
+        b"E_%b_FAILED %b %b failed ID not in flight" % (command, command, each)
+        for command, each in failed
+    ]
+    counts = ("depth", "deferred_count", "in_flight_count", "requeue_count")
+    assert [stats[count] for count in counts] == [1, 1, 0, 2]
+    assert [each["finish_count"] for each in stats["clients"]] == [2]
+
+
 def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:

@@ -26,6 +26,7 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
+from nsqtools.server.queues.backlog import QueueBacklog
 from nsqtools.server.queues.channel import Channel, ChannelSubscription
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.client_connection import ClientConnection
@@ -262,6 +263,7 @@ FAULTS = {
     "a delivery": (ChannelSubscription, "deliver"),
     "a turn of a channel": (Channel, "_deliver"),
     "a look at deadlines": (Channel, "_queue_what_is_due"),
+    "a put": (QueueBacklog, "put"),
     "a step of a topic": (Topic, "_copy"),
     "a client that leaves": (Topic, "_consumers_left"),
 }
@@ -275,10 +277,12 @@ def test_what_raises_once_stops_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
     fault: tuple[type, str],
 ) -> None:
-    nsqd = serve(EmbeddedServer(data_path(), *certificates.server.nsqd_flags))
+    flags = [*certificates.server.nsqd_flags, "-msg-timeout=2s"]
+    nsqd = serve(EmbeddedServer(data_path(), *flags))
     owner, name = fault
     real = getattr(owner, name)
     is_armed, has_raised = threading.Event(), threading.Event()
+    published: set[bytes] = set()
 
     def fail_once(*arguments: object, **named: object) -> object:
         if is_armed.is_set() and not has_raised.is_set():
@@ -286,13 +290,18 @@ def test_what_raises_once_stops_nobody_else(
             raise ZeroDivisionError("the fault")
         return real(*arguments, **named)
 
+    def publish() -> None:
+        body = b"%d" % len(published)
+        nsqd.publish("busy", body)
+        published.add(body)
+
     def be_busy() -> bool:
         try:
             with connected(nsqd.tcp_address, "tls_v1") as client:
                 client.socket.settimeout(1)  # what it waits for may be what failed
                 client.subscribe("busy", "ch", ready=3)
                 for _ in range(2):
-                    nsqd.publish("busy", b"x")
+                    publish()
                     client.send(b"REQ %b 1\n" % client.read_message().id)
         except (OSError, EOFError):
             pass  # its own end
@@ -301,14 +310,16 @@ def test_what_raises_once_stops_nobody_else(
     monkeypatch.setattr(owner, name, fail_once)
     with quiet_consumer(nsqd.tcp_address) as quiet:
         quiet.gets_its_message()
+        publish()  # which waits in the topic
         nsqd.stats()  # its turn has ended
         is_armed.set()
         wait_until(be_busy, what=f"{name} raises")
         for _ in range(3):
             quiet.gets_its_message()
-        nsqd.publish("busy", b"y")
         with RawClient(nsqd.tcp_address) as client:
             client.subscribe("busy", "ch", ready=5)
-            while client.read_message().body != b"y":
-                pass
+            while published:
+                message = client.read_message()
+                published.discard(message.body)
+                client.finish([message])
     assert nsqd.log.count("the fault") == 1

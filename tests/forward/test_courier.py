@@ -21,11 +21,11 @@ class Source:
     def __init__(self) -> None:
         self.in_flight: dict[bytes, Message] = {}
 
-    def parcel(self, number: int) -> Parcel:
+    def parcel(self, *numbers: int) -> Parcel:
         source: Any = self
-        message = Message(source, 1, 1, b"%016d" % number, b"body")
-        self.in_flight[message.id] = message
-        return Parcel(Batch(source, [message]), [b"body"], "clicks", 0.0)
+        messages = [Message(source, 1, 1, b"%016d" % number, b"body") for number in numbers]
+        self.in_flight.update({message.id: message for message in messages})
+        return Parcel(Batch(source, messages), [b"body"] * len(numbers), "clicks", 0.0)
 
     def finish_many(self, ids: list[bytes]) -> None:
         for each in ids:
@@ -39,11 +39,13 @@ class Destination:
 
     def __init__(self) -> None:
         self.outcome = AWAY
+        self.sizes: list[int] = []
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         return [parcel]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
+        self.sizes.append(len(parcel))
         report(parcel, self.outcome)
 
     def check(self) -> None: ...
@@ -93,3 +95,21 @@ def test_a_message_that_arrives_after_the_others_were_taken_back_ends_the_failur
     courier.act(100.0)
 
     assert not courier.is_failing
+
+
+def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
+    """A full disk that has room for a few would take the first of a batch with each try."""
+    destination, source, counters = Destination(), Source(), Counters()
+    courier = Courier(
+        destination, counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
+    )
+    destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
+    courier.send(source.parcel(1, 2, 3))
+    courier.act(0.0)
+    destination.outcome = DELIVERED
+    courier.tick(1.0)
+    courier.act(1.0)
+
+    assert destination.sizes == [3, 1, 1, 1]
+    assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
+    assert not source.in_flight

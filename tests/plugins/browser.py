@@ -138,8 +138,7 @@ def serve_pages() -> Iterator[ServePages]:
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.cluster.history import History
     from nsqtools.web.access import WebSettings
-    from nsqtools.web.app import create_app
-    from nsqtools.web.server import WebServer, listen, url_of
+    from nsqtools.web.app import WebServer, create_app, listen, url_of
     from nsqtools.web.watcher import Watcher
 
     with ExitStack() as stack:

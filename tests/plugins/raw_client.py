@@ -14,7 +14,6 @@ import ssl
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from plugins.waiting import patience_s
@@ -68,12 +67,7 @@ class RawClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def start_tls(self, context: ssl.SSLContext) -> None:

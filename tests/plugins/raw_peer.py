@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import socket
-from types import TracebackType
 from typing import Self
 
 from plugins.raw_client import TIMEOUT_S, sized
@@ -43,12 +42,7 @@ class RawPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

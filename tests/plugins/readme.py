@@ -25,6 +25,7 @@ import pytest
 from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
+UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
 LET_RUN_S = 1.5
 SILENT = "nsq tail"  # it says nothing while no message comes
 DEADLINE_S = patience_s(90.0)

@@ -37,7 +37,6 @@ QUICK = (
     "files",
     "forward",
     "http",
-    "plugins",
     "protocol",
     "publish",
     "records",

@@ -18,8 +18,38 @@ from plugins.waiting import patience_s
 WAIT_S = patience_s(15.0)
 
 
-class TerminalScreen:
-    """A program on a terminal of so many columns and lines."""
+class Waiting:
+    """Waits for ``lines``, those of a screen, while something else goes on."""
+
+    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
+        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
+        return self.wait_until(
+            lambda lines: (
+                all(any(text in line for line in lines) for text in texts)
+                and not (gone and any(gone in line for line in lines))
+            ),
+            what=f"{texts} on the screen",
+        )
+
+    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
+        """Wait until the condition holds for the lines of the screen; return these."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition(self.lines):
+            if time.monotonic() > deadline or self.has_failed():
+                raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))
+            self.go_on()
+        return self.lines
+
+    def has_failed(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return False
+
+    def go_on(self) -> object:
+        """Let something happen."""
+
+
+class TerminalScreen(Waiting):
+    """A program on a terminal of some columns and lines."""
 
     def __init__(
         self, arguments: Sequence[str], env: dict[str, str], columns: int, lines: int
@@ -45,34 +75,15 @@ class TerminalScreen:
         self._screen.resize(lines, columns)
         self.child.setwinsize(lines, columns)
 
-    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
-        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
-        return self.wait_until(
-            lambda lines: (
-                all(any(text in line for line in lines) for text in texts)
-                and not (gone and any(gone in line for line in lines))
-            ),
-            what=f"{texts} on the screen",
-        )
-
-    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
-        """Wait until the screen is so; return its lines."""
-        deadline = time.monotonic() + WAIT_S
-        while not condition(self.lines):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))
-            self._read()
-        return self.lines
-
     def wait_for_end(self) -> int | None:
         """Read until the program has ended; return its exit status."""
-        while self._read():
+        while self.go_on():
             pass
         self.child.close()
         status: int | None = self.child.exitstatus
         return status
 
-    def _read(self) -> bool:
+    def go_on(self) -> bool:
         try:
             data = self.child.read_nonblocking(65536, timeout=0.1)
         except pexpect.TIMEOUT:

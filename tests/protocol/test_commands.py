@@ -10,8 +10,8 @@ from nsqtools.protocol import commands
 from nsqtools.protocol.commands import IdentifyRequest, decode_identify
 from nsqtools.protocol.requests import (
     BodiesReader,
+    read_answers,
     read_body,
-    read_finishes,
     read_line,
     read_message,
     read_multi_publish_size,
@@ -58,9 +58,8 @@ def test_joined_finishes_are_single_ones_in_a_row(ids: list[bytes]) -> None:
 @given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))
 def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
     wire = commands.encode_finishes([message_id.encode() for message_id in ids])
-    read, position = read_finishes(wire, 0)
-    assert read == [message_id.encode() for message_id in ids]
-    assert position == len(wire)
+    encoded = [message_id.encode() for message_id in ids]
+    assert read_answers(wire, 0) == (b"FIN", encoded, [], len(wire))
 
 
 @given(st.binary(min_size=1, max_size=200))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.lookup_v1 import (
+from nsqtools.protocol.requests import (
     MAX_IDENTIFY_SIZE,
+    Incomplete,
     PeerInfo,
     decode_peer_info,
     encode_identify,
@@ -22,7 +23,6 @@ from nsqtools.protocol.lookup_v1 import (
     read_words,
     topic_and_channel,
 )
-from nsqtools.protocol.requests import Incomplete
 
 INFO = PeerInfo(
     broadcast_address="nsqd.example",

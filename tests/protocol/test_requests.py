@@ -12,8 +12,8 @@ from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,
     LineTooLong,
+    read_answers,
     read_body,
-    read_finishes,
     read_line,
     read_message,
     read_multi_publish_size,
@@ -49,10 +49,18 @@ def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
     assert (more.value.position, more.value.wanted, more.value.error) == (2, 3, None)
 
 
-def test_finishes_are_taken_in_one_run() -> None:
-    run = (b"FIN " + ID + b"\n") * 3
-    assert read_finishes(b"." + run + b"RDY 1\n", 1) == ([ID] * 3, 1 + len(run))
-    assert len(read_finishes(run * 1000, 0)[0]) == 500  # more hold up others
+@pytest.mark.parametrize(
+    ("command", "delays", "other"),
+    [(b"FIN", [], b"TOUCH"), (b"TOUCH", [], b"FIN"), (b"REQ", [b"0", b"90000", b"007"], b"FIN")],
+)
+def test_answers_are_taken_in_one_run(command: bytes, delays: list[bytes], other: bytes) -> None:
+    ends = [b" " + delay for delay in delays] or [b""] * 3
+    run = b"".join(b"%b %b%b\n" % (command, ID, end) for end in ends)
+    read = read_answers(b".%b%b %b\n" % (run, other, ID), 1)
+    assert read == (command, [ID] * 3, delays, 1 + len(run))
+    many = read_answers(run * 1000, 0)
+    assert many is not None
+    assert len(many.ids) == 500  # more hold up others
 
 
 @pytest.mark.parametrize(
@@ -64,10 +72,17 @@ def test_finishes_are_taken_in_one_run() -> None:
         b"FIN " + ID[2:] + b" a\n",
         b"FIN " + ID,
         b"fin " + ID + b"\n",
+        b"FIN " + ID[1:] + b"\t\n",
+        b"TOUCH " + ID,
+        b"REQ " + ID + b"\n",
+        b"REQ " + ID + b" \n",
+        b"REQ " + ID + b" -1\n",
+        b"REQ " + ID + b" 1\r\n",
+        b"REQ " + ID + b" 1000000000\n",  # the arithmetic may wrap
     ],
 )
-def test_only_plain_finishes_are(line: bytes) -> None:
-    assert read_finishes(line, 0) == ([], 0)
+def test_only_plain_answers_are(line: bytes) -> None:
+    assert read_answers(line, 0) is None
 
 
 def test_a_message_is_read_after_its_size() -> None:

@@ -48,20 +48,20 @@ def test_halves_are_the_whole_and_the_whole_has_the_outcome_of_each() -> None:
     bodies = [b"%d" % n for n in range(5)]
     whole = Publication("events", bodies, 5, 0.0)
     parts = Parts(whole)
-    left, right = parts.halved(whole)
-    third, rest = parts.halved(right)
-    assert [*left.bodies, *third.bodies, *rest.bodies] == bodies
+    left, right = parts.split(whole, 3)
+    fourth, rest = parts.split(right, 1)
+    assert [*left.bodies, *fourth.bodies, *rest.bodies] == bodies
 
     left.settle(None)
     rest.settle(None)
     assert not parts.are_settled
-    third.settle(TOO_LARGE)
+    fourth.settle(TOO_LARGE)
     assert parts.are_settled
     whole.settle(parts.error())
     assert [type(error) for error in whole.errors] == [
-        *([type(None)] * 2),
+        *([type(None)] * 3),
         PublishRejected,
-        *([type(None)] * 2),
+        type(None),
     ]
 
 
@@ -69,4 +69,4 @@ def test_what_may_be_stored_stays_so_in_both_halves() -> None:
     whole = Publication("events", [b"0", b"1"], 2, 0.0)
     whole.may_be_stored = True
     parts = Parts(whole)
-    assert [half.may_be_stored for half in parts.halved(whole)] == [True, True]
+    assert [half.may_be_stored for half in parts.split(whole, 1)] == [True, True]

@@ -15,7 +15,7 @@ from threading import Event
 import httpx
 from plugins.waiting import patience_s
 
-from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register
+from nsqtools.protocol.requests import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.protocol.lookup_v1 import PeerInfo
+from nsqtools.protocol.requests import PeerInfo
 from nsqtools.server.registrations import Node, RegisteredNsqd, Registration, Registrations
 
 TIMEOUT_NS = 300

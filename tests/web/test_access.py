@@ -173,7 +173,10 @@ def test_a_broken_authorization_header_is_nobody() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--listen", "0.0.0.0:0", "--allow-changes"], "would let everybody delete topics"),
+        (
+            ["--listen", "0.0.0.0:0", "--allow-changes"],
+            "would let anyone who reaches it delete topics",
+        ),
         (["--listen", "nonsense"], "invalid address 'nonsense'"),
         (["--listen-tls-cert", "/missing"], "need each other"),
         (["--listen-tls-cert", "/missing", "--listen-tls-key", "/missing"], "cannot use /missing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +19,7 @@ from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.web.actions import TopicChange, plan_change
+from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
 DEAD = "127.0.0.1:1"
@@ -102,23 +104,21 @@ def test_a_wait_ends_in_time_without_a_sample(nsqd: Nsqd) -> None:
         assert not watcher._waiting
 
 
-def test_consumers_are_asked_for_once_however_many_look(nsqd: Nsqd) -> None:
-    with watching(nsqd.http_address, refresh_s=30) as watcher:
-        answers: list[object] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(watcher.consumers("orders", "billing")))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(patience_s(20))
+def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
+    recent, asked, may_answer = Recent[object](lambda: 30.0), [], threading.Event()
 
-        assert len(answers) == 4
-        assert len(set(map(id, answers))) == 1
-        [report] = watcher.consumers("orders", "billing").nodes
-        assert report.stats.topics is not None
-        assert report.stats.topics[0].channels[0].clients == ()
+    def ask(_: object) -> object:
+        asked.append(True)
+        may_answer.wait(patience_s(20))
+        return object()
+
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(recent.get, "orders", ask) for _ in range(4)]
+        may_answer.set()
+        found = {id(answer.result()) for answer in answers}
+
+    assert (len(found), len(asked)) == (1, 1)
+    assert recent.get("clicks", ask) is not recent.get("orders", ask)
 
 
 def test_samples_that_cost_too_much_are_taken_less_often() -> None:

@@ -43,8 +43,7 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.bench.bench_plan import BenchPlan
-    from nsqtools.bench.bench_report import BenchReport, Latencies
+    from nsqtools.bench.bench_plan import BenchPlan, BenchReport, Latencies
 
 BACKLOG_TO_DRAIN = 200_000
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
-from nsqtools.cli.options.spark_options import SkipDamaged, TableFormat, Topics, place, places
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.spark_options import (
+    SkipDamaged,
+    SparkOptions,
+    TableFormat,
+    Topics,
+    job_progress,
+    open_spark,
+    place,
+    places,
+)
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,

@@ -269,8 +269,6 @@ def install(directory: Path) -> list[Path]:
     A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
     `ConfigurationError`.
     """
-    from nsqtools.cli.commands.go_utilities import UTILITIES
-
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
     program = Path(sys.argv[0]).resolve()
@@ -296,9 +294,6 @@ def install(directory: Path) -> list[Path]:
 def explain(program: str, arguments: list[str]) -> list[str]:
     """Return the native line for a Go command line, and what differs. Raises
     `ConfigurationError`."""
-    from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
-    from nsqtools.server.go_flags import FlagError, HelpAsked, usage
-
     name = os.path.basename(program)
     if name not in UTILITIES:
         raise ConfigurationError(

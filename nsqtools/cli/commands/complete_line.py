@@ -275,11 +275,9 @@ class CommandLine:
 
 def client_options() -> list[tuple[str, str]]:
     """What ``-X`` takes: ``max_attempts=``."""
-    from dataclasses import fields
+    from nsqtools.client.options import CLIENT_OPTIONS
 
-    from nsqtools.client.options import ClientOptions, option_name
-
-    return [(f"{option_name(each)}=", each.metadata["help"]) for each in fields(ClientOptions)]
+    return [(f"{name}=", option.metadata["help"]) for name, option in CLIENT_OPTIONS.items()]
 
 
 def value_of(name: str, metavar: str, choices: tuple[str, ...] = ()) -> Value:

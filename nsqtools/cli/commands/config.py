@@ -128,15 +128,13 @@ def show(
 
 def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
     """The rows with defaults, bounds and help, and the client options that nothing sets."""
-    from dataclasses import fields
-
-    from nsqtools.client.options import ClientOptions
+    from nsqtools.client.options import CLIENT_OPTIONS
 
     parameters: list[Any] = context.command.params
     helps = {each.name: each.help for each in parameters}
     default = Origin.DEFAULT.name.lower()
     options = {}
-    for option in fields(ClientOptions):
+    for option in CLIENT_OPTIONS.values():
         name, text, bounds, help = describe_option(option)
         value = option.default if isinstance(option.default, bool) else text or None
         options[name] = SettingRow(name, value, default, "", bounds, help)
@@ -236,11 +234,9 @@ def _place(context: Context, name: str) -> tuple[str, str]:
 
 
 def _secrets() -> set[str]:
-    from dataclasses import fields
+    from nsqtools.client.options import CLIENT_OPTIONS
 
-    from nsqtools.client.options import ClientOptions, option_name
-
-    return {option_name(each) for each in fields(ClientOptions) if each.metadata["secret"]}
+    return {name for name, option in CLIENT_OPTIONS.items() if option.metadata["secret"]}
 
 
 def _shown(name: str) -> str:

@@ -27,9 +27,16 @@ def demo(
         nsq demo
         nsq demo --no-spark
     """
-    from nsqtools.demo.story import DemoStopped, Stage, Story, StoryWriter, missing, run_pipeline
+    from nsqtools.demo.story import (
+        DemoStage,
+        DemoStopped,
+        Story,
+        StoryWriter,
+        missing,
+        run_pipeline,
+    )
 
-    stage = Stage(runtime.environ)
+    stage = DemoStage(runtime.environ)
     teller = StoryWriter(runtime.stdout)
     with stopping(stage.stop) as signals:
         try:

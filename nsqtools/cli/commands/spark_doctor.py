@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
+from nsqtools.cli.options.spark_options import SparkChoice, SparkOptions, open_spark
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, explain
 from nsqtools.errors import NsqError

@@ -17,13 +17,14 @@ from nsqtools.cli.options.spark_options import (
     OutputDir,
     OutputFormat,
     SkipDamaged,
+    SparkOptions,
     TableFormat,
     WorkDir,
     location,
     naming_flags,
+    open_spark,
     place,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json

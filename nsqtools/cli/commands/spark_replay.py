@@ -28,8 +28,7 @@ from nsqtools.cli.options.publishing import (
     progress_option,
     topic_map,
 )
-from nsqtools.cli.options.spark_options import place, places
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.spark_options import SparkOptions, job_progress, open_spark, place, places
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing

@@ -6,17 +6,20 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.html_page import Html, check_page
 from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
     DamageDir,
+    Html,
     SkipDamaged,
+    SparkOptions,
     Topics,
+    check_page,
     damage_place,
+    job_progress,
     naming_flags,
+    open_spark,
     places,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import ListingForm

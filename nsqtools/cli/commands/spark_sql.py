@@ -13,11 +13,13 @@ from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
     DamageDir,
     SkipDamaged,
+    SparkOptions,
     damage_place,
+    job_progress,
     naming_flags,
+    open_spark,
     places,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Form, Kind, ListingForm, write_documents, write_listing

@@ -6,10 +6,9 @@ import os
 import signal
 from typing import Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, TopicPatterns, duration_option
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 
@@ -33,39 +32,23 @@ Interval = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    Option(
-        "--columns",
-        metavar="NAME,...",
-        help="Columns to show, in this order, in each view those that it has.",
-        rich_help_panel=VIEW,
+    opt(
+        "--columns NAME,...",
+        "Columns to show, in this order, in each view those that it has.",
+        VIEW,
     ),
 ]
 Sort = Annotated[
     str | None,
-    Option(
-        "--sort",
-        parser=parse_column,
-        metavar="COLUMN",
-        help="Sort by a column, largest numbers first.",
-        rich_help_panel=VIEW,
-    ),
+    opt("--sort COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column),
 ]
 Filter = Annotated[
     list[str] | None,
-    Option(
-        "--filter",
-        metavar="COLUMN>N",
-        help="Only lines that match: depth>0, clients=0, paused=yes.",
-        rich_help_panel=VIEW,
-    ),
+    opt("--filter COLUMN>N", "Only lines that match: depth>0, clients=0, paused=yes.", VIEW),
 ]
 AllowChanges = Annotated[
     bool,
-    Option(
-        "--allow-changes",
-        help="Let keys pause, unpause, empty and delete, tail and peek.",
-        rich_help_panel=SAFETY,
-    ),
+    opt("--allow-changes", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY),
 ]
 
 

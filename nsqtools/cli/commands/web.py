@@ -111,9 +111,8 @@ def web(
     )
     from nsqtools.cli.running.service import service
     from nsqtools.cluster.history import History
-    from nsqtools.web.app import create_app
-    from nsqtools.web.server import WebServer, url_of
-    from nsqtools.web.server import listen as bind
+    from nsqtools.web.app import WebServer, create_app, url_of
+    from nsqtools.web.app import listen as bind
     from nsqtools.web.watcher import Watcher
 
     is_timed = TIMEOUT_OPTION in cluster.connection.options

@@ -169,13 +169,11 @@ def client_opt(kind: str, short: str = "") -> Any:
 def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | None:
     if context.resilient_parsing or "list" not in (values or ()):
         return values
-    from dataclasses import fields
-
     from nsqtools.cli.render.output import write_listing
-    from nsqtools.client.options import ClientOptions
+    from nsqtools.client.options import CLIENT_OPTIONS
 
     columns = ("option", "default", "bounds", "help")
-    write_listing(context.obj, columns, map(describe_option, fields(ClientOptions)))
+    write_listing(context.obj, columns, map(describe_option, CLIENT_OPTIONS.values()))
     raise Exit
 
 

@@ -8,7 +8,6 @@ rounded, no key is lost that comes twice, as both would be if it were read and w
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from json import loads
@@ -18,7 +17,7 @@ from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError
-from nsqtools.protocol.text import escape_json
+from nsqtools.protocol.text import escape_json, indented, json_tokens
 from nsqtools.records import filters
 from nsqtools.records.envelope import BodyForm, Envelope, MessageLike, encode_lines, encode_many
 from nsqtools.records.filters import compile_pick
@@ -250,9 +249,6 @@ class TopicFilter:
                 )
 
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
-
-INDENT = "  "
 KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m", "\x1b[0m"
 
 
@@ -265,12 +261,12 @@ def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
         loads(text)
     except (ValueError, RecursionError):
         return None
-    tokens = _TOKEN.findall(text)
+    tokens = json_tokens(text)
     painted = list(map(escape_json, tokens))
     if colour:
         after = [*tokens[1:], ""]
         painted = list(map(_paint, painted, tokens, after))
-    return (_indented if indent else _joined)(tokens, painted).encode()
+    return (indented if indent else _joined)(tokens, painted).encode()
 
 
 def _paint(shown: str, token: str, then: str) -> str:
@@ -288,19 +284,3 @@ def _joined(tokens: list[str], painted: list[str]) -> str:
         shown + (" " if token in (",", ":") else "")
         for token, shown in zip(tokens, painted, strict=True)
     )
-
-
-def _indented(tokens: list[str], painted: list[str]) -> str:
-    parts: list[str] = []
-    depth = 0
-    for at, (token, shown) in enumerate(zip(tokens, painted, strict=True)):
-        before = tokens[at - 1] if at else ""
-        if token in ("}", "]"):
-            depth -= 1
-            if before not in ("{", "["):
-                parts.append("\n" + INDENT * depth)
-        elif before in ("{", "[", ","):
-            parts.append("\n" + INDENT * depth)
-        parts.append(shown + (" " if token == ":" else ""))
-        depth += token in ("{", "[")
-    return "".join(parts)

@@ -1,21 +1,37 @@
-"""The options that commands of ``nsq spark`` share."""
+"""The options of ``nsq spark`` commands, and a session for one command.
+
+    def ingest(..., *, spark: SparkOptions, runtime: Session) -> int:
+        with open_spark(runtime, spark) as session, job_progress(runtime, session):
+            ...
+
+A command that has a text of its own for the progress line leaves `job_progress` out.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.params import SELECTION
-from nsqtools.cli.parsing.binding import opt
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.cli.options.params import OUTPUT, SELECTION
+from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
+from nsqtools.cli.running.runtime import SIGNALS, Runtime, StopSignals, stopping
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 
 if TYPE_CHECKING:
     from nsqtools.archive.location import Location
+    from nsqtools.spark.session import SparkSession
+    from nsqtools.spark.spark_settings import SparkSettings
 
 ARCHIVES = "Archives"
 
@@ -115,3 +131,204 @@ def naming_flags() -> Iterator[None]:
             error.hint = "Repair it with nsq archive repair, or leave it out with --skip-damaged."
         error.hint = error.hint.replace("failOnDataLoss=false", "--no-fail-on-data-loss")
         raise
+
+
+Html = Annotated[
+    Path | None, opt("--html FILE", "Write a page with charts, which needs no network.", OUTPUT)
+]
+
+
+def check_page(path: Path) -> None:
+    """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise NotFoundError(f"directory {folder} for {path.name} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise OutputError(f"cannot write {path}")
+
+
+def save_page(path: Path, page: str) -> None:
+    """Write the page. Raises `OutputError`."""
+    try:
+        path.write_text(page, "utf-8")
+    except OSError as exc:
+        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+
+
+SPARK = "Spark"  # the panel of help
+
+Master = Annotated[
+    str,
+    opt(
+        "--master URL",
+        "Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",
+        SPARK,
+        envvar="NSQ_SPARK_MASTER",
+    ),
+]
+DriverMemory = Annotated[
+    str,
+    opt(
+        "--driver-memory MEMORY",
+        "Heap of Spark's driver; in local mode all of Spark is in it.",
+        SPARK,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    opt("--conf KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK),
+]
+SparkLog = Annotated[
+    Path | None,
+    opt(
+        "--spark-log FILE",
+        "Spark's log; default: below ~/.local/state/nsqtools.",
+        SPARK,
+        parser=location,
+    ),
+]
+
+
+class SparkChoice:
+    """The options as given; `settings` makes them what a session is started with."""
+
+    def __init__(
+        self, master: str, driver_memory: str, conf: dict[str, str], log_file: Path | None
+    ) -> None:
+        self.master = master
+        self.driver_memory = driver_memory
+        self.conf = conf
+        self.log_file = log_file
+
+    def settings(
+        self,
+        app_name: str = "nsqtools",
+        places: Iterable[Location] = (),
+        *,
+        python_places: Iterable[Location] = (),
+    ) -> SparkSettings:
+        """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
+        from nsqtools.spark.spark_settings import SparkSettings
+
+        return SparkSettings(
+            self.master,
+            app_name,
+            self.driver_memory,
+            self.conf,
+            self.log_file,
+            places=tuple(places),
+            python_places=tuple(python_places),
+        )
+
+
+def spark_choice(
+    master: Master = "local[*,4]",
+    driver_memory: DriverMemory = "2g",
+    conf: Conf = None,
+    spark_log: SparkLog = None,
+) -> SparkChoice:
+    """What the options say."""
+    return SparkChoice(master, driver_memory, parse_conf(conf or ()), spark_log)
+
+
+SparkOptions = Annotated[SparkChoice, From(spark_choice)]
+
+
+def parse_conf(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``KEY=VALUE``. Raises `ConfigurationError`."""
+    conf = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise ConfigurationError(
+                f"--conf {text!r} is not a setting of Spark",
+                hint="Write spark.KEY=VALUE, for example spark.executor.memory=4g.",
+            )
+        conf[key] = value
+    return conf
+
+
+@contextmanager
+def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSession]:
+    """A session for a command: says that it starts, and turns Spark's errors into ours.
+
+    INT and TERM end the program: while Spark starts at once, and later by cancelling its jobs,
+    unless the command has a `stopping` of its own.
+    """
+    from nsqtools.spark.session import cancel_jobs, spark_session
+
+    with leaving_on_signals(), Progress(runtime) as progress:
+        progress.show(lambda: f"starting Spark ({settings.master})")
+        with spark_session(settings) as session:
+            progress.clear()
+            left = Event()
+
+            def cancel() -> None:
+                while not left.wait(INTERVAL_S):
+                    cancel_jobs(session.sparkContext)
+
+            signals: StopSignals | None = None
+            try:
+                with stopping(cancel) as signals:
+                    yield session
+            finally:
+                left.set()
+                if signals is not None and signals.received is not None:
+                    raise SystemExit(signals.status())
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """The first INT or TERM leaves by ``SystemExit``, so that the JVM is ended on the way."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, lambda number, _frame: os._exit(128 + number))
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def job_progress(runtime: Runtime, session: SparkSession) -> Iterator[None]:
+    """Show on a terminal how far Spark's jobs are; the line is gone at the end."""
+    done = Event()
+
+    def watch() -> None:
+        tracker = session.sparkContext.statusTracker()
+        while not done.wait(INTERVAL_S):
+            if (text := how_far(tracker)) and not done.is_set():
+                progress.show(partial(str, text))
+
+    with Progress(runtime) as progress:
+        if not progress.enabled:
+            yield
+            return
+        watcher = Thread(target=watch, name="spark-progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join(1.0)
+
+
+def how_far(tracker: Any) -> str:
+    """What the stages that run now have done, of pyspark's ``StatusTracker``."""
+    try:
+        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    except Exception:  # the session is ending
+        return ""
+    running = [stage for stage in stages if stage is not None]
+    if not running:
+        return ""
+    tasks = sum(stage.numTasks for stage in running)
+    finished = sum(stage.numCompletedTasks for stage in running)
+    failed = sum(stage.numFailedTasks for stage in running)
+    text = f"Spark: {finished} of {tasks} tasks of stage {running[0].stageId}"
+    return f"{text}, {failed} failed and tried again" if failed else text

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
@@ -77,12 +76,7 @@ class Progress:
             handler.addFilter(self._make_room)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handler in self._log_handlers():
             handler.removeFilter(self._make_room)
         self.clear()

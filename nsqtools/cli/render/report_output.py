@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.html_page import save_page
+from nsqtools.cli.options.spark_options import save_page
 from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.protocol.text import NS, format_duration

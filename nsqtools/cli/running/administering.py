@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
     from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.cluster.queue_rows import QueueRow
 
 ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
 
@@ -72,6 +73,7 @@ def list_channels(
 ) -> int:
     """A line for each channel of some topics."""
     from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.queue_rows import channel_row
     from nsqtools.cluster.topics import select
 
     form.check(CHANNELS)
@@ -80,35 +82,40 @@ def list_channels(
         known = inventory.topics
         names = select("topic", patterns, known) if patterns else sorted(known)
         registered = registered_channels(cluster, inventory, names)
-    found = {
-        (name, channel.channel_name, address): channel
-        for name in names
-        for address, topic in inventory.where(name)
-        for channel in topic.channels
+    found: dict[tuple[str, str], list[QueueRow]] = {
+        pair: [] for pairs in registered.values() for pair in pairs
     }
-    pairs = {(topic, channel) for topic, channel, _ in found}.union(*registered.values())
-    rows: list[Sequence[Cell]] = []
-    for topic, channel in sorted(pairs):
-        stats = [each for key, each in found.items() if key[:2] == (topic, channel)]
-        rows.append(
-            (
-                topic,
-                channel,
-                len(stats),
-                sum(each.depth for each in stats),
-                sum(each.in_flight_count for each in stats),
-                sum(each.deferred_count for each in stats),
-                sum(each.client_count for each in stats),
-                any(each.paused for each in stats),
-            )
+    for name in names:
+        for address, topic in inventory.where(name):
+            for channel in topic.channels:
+                row = channel_row(address, name, channel)
+                found.setdefault((name, row.channel), []).append(row)
+    summed = ("depth", "in_flight", "deferred", "clients")
+    rows: list[Sequence[Cell]] = [
+        (
+            *pair,
+            len(queues),
+            *(sum(getattr(row, count) for row in queues) for count in summed),
+            any(row.paused for row in queues),
         )
+        for pair, queues in sorted(found.items())
+    ]
     write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
     return tell_left_out(inventory.failures, runtime)
+
+
+def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
+    """A queue of one nsqd in the columns of `nsq stat`; a topic has neither channel nor clients."""
+    from nsqtools.cluster.stats_documents import COLUMNS
+
+    has_none = () if row.channel else ("channel", "in_flight", "clients")
+    return [None if name in has_none else COLUMNS[name](row) for name in columns]
 
 
 def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: Form) -> int:
     """One topic: a line for it and for each of its channels, on each nsqd."""
     from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.queue_rows import rows_of_topic
     from nsqtools.cluster.stats_documents import topic_document
     from nsqtools.cluster.topics import missing, on_no_nsqd
 
@@ -125,23 +132,8 @@ def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: For
         known = inventory.lookupds_that_know(name)
         write_json(runtime, {"topic": name, "nodes": nodes, "lookupds": known}, indent=2)
         return tell_left_out(inventory.failures, runtime)
-    rows: list[Sequence[Cell]] = []
-    for address, topic in found:
-        own = (topic.depth, topic.backend_depth, None, topic.message_count, None, topic.paused)
-        rows.append((address, None, *own))
-        for channel in topic.channels:
-            rows.append(
-                (
-                    address,
-                    channel.channel_name,
-                    channel.depth,
-                    channel.backend_depth,
-                    channel.in_flight_count,
-                    channel.message_count,
-                    channel.client_count,
-                    channel.paused,
-                )
-            )
+    queues = (row for address, topic in found for row in rows_of_topic(address, topic))
+    rows = [cells_of(row, TOPIC_NODES) for row in queues]
     write_listing(runtime, TOPIC_NODES, rows, form, optional=("disk", "messages"))
     return tell_left_out(inventory.failures, runtime)
 
@@ -151,6 +143,7 @@ def show_channel(
 ) -> int:
     """One channel: a line for each nsqd."""
     from nsqtools.cluster.inventory import channel_of, take_inventory
+    from nsqtools.cluster.queue_rows import channel_row
     from nsqtools.cluster.stats_documents import channel_document
     from nsqtools.cluster.topics import missing
 
@@ -169,21 +162,8 @@ def show_channel(
         document["nodes"] = [channel_document(at, topic, each) for at, each in found]
         write_json(runtime, document, indent=2)
     else:
-        rows: list[Sequence[Cell]] = [
-            (
-                address,
-                each.depth,
-                each.backend_depth,
-                each.in_flight_count,
-                each.deferred_count,
-                each.requeue_count,
-                each.timeout_count,
-                each.message_count,
-                each.client_count,
-                each.paused,
-            )
-            for address, each in found
-        ]
+        queues = (channel_row(at, topic, each) for at, each in found)
+        rows = [cells_of(row, CHANNEL_NODES) for row in queues]
         optional = ("disk", "timed_out", "requeued", "messages", "deferred")
         write_listing(runtime, CHANNEL_NODES, rows, form, optional=optional)
     return tell_left_out(inventory.failures, runtime)

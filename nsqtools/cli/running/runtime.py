@@ -72,7 +72,6 @@ class ExitStatus(IntEnum):
     TERMINATED = 143, "terminated (SIGTERM), after draining; a second signal exits at once"
 
 
-# our errors name the address in their message
 # What commands import that is not in the base installation, and which extra brings it.
 EXTRA_OF = {
     "ddsketch": "server",
@@ -84,6 +83,7 @@ EXTRA_OF = {
     "uvicorn": "web",
 }
 
+# our errors name the address in their message
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
 DEFAULT_ADDRESSES = ("127.0.0.1:4150", "127.0.0.1:4151")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import NodeState
-from nsqtools.cluster.stats_documents import COLUMNS
+from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS
 from nsqtools.errors import ConfigurationError
 
 Cell = str | int | float | bool | None
@@ -22,7 +22,7 @@ Read = Callable[[Any], Cell]
 TREND = "trend"
 
 
-class Kind(enum.Enum):
+class LineKind(enum.Enum):
     """What a line is."""
 
     TOPICS = "topics"
@@ -123,7 +123,7 @@ _queue = "depth memory disk in_flight deferred ingress egress finish requeue req
 _wide = {"ingress": 8, "egress": 8, "finish": 8, "messages": 8, "paused": 6}
 
 VIEWS = {
-    Kind.TOPICS: _view(
+    LineKind.TOPICS: _view(
         [
             Column("topic", _get("name"), 10, is_text=True),
             Column("depth", _own("depth"), 9),
@@ -139,7 +139,7 @@ VIEWS = {
         "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
         "timed_out",
     ),
-    Kind.CHANNELS: _view(
+    LineKind.CHANNELS: _view(
         [
             Column("channel", _get("channel"), 10, is_text=True),
             *(
@@ -151,21 +151,25 @@ VIEWS = {
         "channel depth clients in_flight finish ingress requeue deferred trend timed_out requeued "
         "e2e_ms",
     ),
-    Kind.CONSUMERS: _view(
+    LineKind.CONSUMERS: _view(
         [
-            Column("client_id", _get("client_id"), 9, is_text=True),
+            Column("client_id", _get("client.client_id"), 9, is_text=True),
+            *(
+                Column(name, _get(f"client.{name}"), len(name), is_text=True)
+                for name in ["hostname", "remote_address"]
+            ),
             *(
                 Column(name, _get(name), len(name), is_text=True)
-                for name in ["hostname", "remote_address", "topic", "channel", "node"]
+                for name in ["topic", "channel", "node"]
             ),
-            *(Column(name, _get(name), 6) for name in ["ready", "in_flight", "finish", "requeue"]),
-            *(Column(name, _get(name)) for name in ["finished", "requeued", "messages"]),
-            Column("user_agent", _get("user_agent"), 10, is_text=True),
+            *(Column(name, _get(f"client.{theirs}")) for name, theirs in CONSUMER_NUMBERS.items()),
+            *(Column(name, _get(name), 6) for name in ["finish", "requeue"]),
+            Column("user_agent", _get("client.user_agent"), 10, is_text=True),
         ],
         "client_id remote_address channel topic in_flight finish node ready hostname requeued "
         "requeue finished user_agent",
     ),
-    Kind.NODES: _view(
+    LineKind.NODES: _view(
         [
             Column("node", _get("name"), 10, is_text=True),
             Column("state", lambda each: state_text(each.state), 6, is_text=True),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, Cell, Column, Kind, duration_text
+from nsqtools.cli.top.columns import TREND, Cell, Column, LineKind, duration_text
 from nsqtools.cli.top.view import Line, TopView
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.text import counted
@@ -144,13 +144,13 @@ def why_empty(view: TopView) -> str:
     look, scope, sample = view.look, view.scope, view.sample
     if look.filter:
         return f"nothing meets the filter {cell_text(look.filter)!r}; / changes it"
-    if view.kind is Kind.CHANNELS and sample is not None:
+    if view.kind is LineKind.CHANNELS and sample is not None:
         waiting = sum(
             row.depth for row in sample.totals if row.topic == scope.topic and not row.channel
         )
         kept = f"its {counted(waiting, 'message')} wait" if waiting else "what is published waits"
         return f"topic {cell_text(scope.topic)} has no channels: {kept} until one is created"
-    if view.kind is Kind.CONSUMERS:
+    if view.kind is LineKind.CONSUMERS:
         if view.is_frozen:
             return "the consumers were not asked for before the screen was frozen"
         where = cell_text(f"{scope.topic}/{scope.channel}")

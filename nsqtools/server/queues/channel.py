@@ -170,31 +170,37 @@ class Channel:
         self.message_count += 1
         self._defer(message, delay_s)
 
-    def requeue(self, message: bytes, delay_s: float) -> None:
+    def requeue(self, messages: list[bytes], delay_s: float) -> None:
         """Take back what a consumer gave back. It is kept in memory if the disk fails."""
-        self.requeue_count += 1
-        if self._is_dead(message):
-            self._bury([message])
-        elif delay_s:
-            self._defer(again(message), delay_s)
+        self.requeue_count += len(messages)
+        living = again(self._bury_dead(messages))
+        if not delay_s:
+            self._queue_again(living)
+            return
+        for message in living:
+            self._defer(message, delay_s)
             if self.journal is not None:
-                self.journal.deferred(again(message), delay_s)
-        else:
-            self._queue_again([again(message)])
+                self.journal.deferred(message, delay_s)
 
-    def _is_dead(self, message: bytes) -> bool:
-        return self.bury is not None and 0 < self.max_attempts <= attempts_of(message)
+    def _bury_dead(self, messages: list[bytes]) -> list[bytes]:
+        """Have those that had their attempts kept elsewhere, and finished then; return the others.
 
-    def _bury(self, messages: list[bytes]) -> None:
-        """Have messages kept elsewhere, and finish them when they are; else queue them again."""
+        Those that cannot be kept are queued again.
+        """
+        if self.bury is None or not self.max_attempts:
+            return messages
+        living = []
         for message in messages:
-            assert self.bury is not None
-            self.bury(self, message, partial(self._buried, message))
+            if attempts_of(message) < self.max_attempts:
+                living.append(message)
+            else:
+                self.bury(self, message, partial(self._buried, message))
+        return living
 
     def _buried(self, message: bytes, error: BackendError | None) -> None:
         if error is not None:
             self._log.error(f"CHANNEL({self.name}): failed to publish a dead letter - {error}")
-            self._defer(again(message), _BURY_AGAIN_S)
+            self._defer(again([message])[0], _BURY_AGAIN_S)
             return
         self.dead_letter_count += 1
         self.finished([message[18:34]])
@@ -230,13 +236,14 @@ class Channel:
         """Queue messages that must not get lost when the disk fails."""
         try:
             self.backlog.put(messages, self._room, blocks)
-        except BackendError as exc:
+        except Exception as exc:  # of any kind: nobody else has them
             self._say_failed(exc)
             self.backlog.put_in_memory(messages)
         self._deliver_or_overflow()
 
-    def _say_failed(self, exc: BackendError) -> None:
-        self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {exc}")
+    def _say_failed(self, exc: Exception) -> None:
+        reason = str(exc) or repr(exc)
+        self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {reason}")
 
     def empty(self) -> None:
         """Drop all messages, those in flight and deferred included."""
@@ -288,7 +295,7 @@ class Channel:
                 if self.due_ns:
                     messages = self._defer_again(messages)
                 if messages:
-                    consumer.deliver(messages, now_s)
+                    self._deliver_to(consumer, messages, now_s)
                 if self.journal is not None:
                     self.journal.delivered(messages)
                 # the consumer that was served last is asked last
@@ -297,6 +304,17 @@ class Channel:
                 if self._loop.time() >= until_s:
                     self.wake()
                     return
+
+    def _deliver_to(
+        self, consumer: ChannelSubscription, messages: list[bytes], now_s: float
+    ) -> None:
+        try:
+            consumer.deliver(messages, now_s)
+        except Exception as exc:  # ends this consumer; what it does not hold is for others
+            consumer.abort(exc)
+            self.backlog.put_back(
+                [each for each in messages if each[18:34] not in consumer.in_flight]
+            )
 
     def _defer_again(self, messages: list[bytes]) -> list[bytes]:
         """Defer messages from disk that were deferred before a restart; return the others."""
@@ -338,14 +356,12 @@ class Channel:
         """Queue again what is due, in parts, so that clients get their turns in between."""
         if self._is_closed:
             return
-        try:
-            self._queue_what_is_due(self._loop.time())
-        finally:  # whatever raised: what else is in flight must time out
-            deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
-            deadlines.append(self.deferred.next_due_s())
-            next_s = min((when for when in deadlines if when is not None), default=None)
-            if next_s is not None:
-                self.watch(next_s)
+        self._queue_what_is_due(self._loop.time())
+        deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
+        deadlines.append(self.deferred.next_due_s())
+        next_s = min((when for when in deadlines if when is not None), default=None)
+        if next_s is not None:
+            self.watch(next_s)
 
     def _queue_what_is_due(self, now_s: float) -> None:
         expired: list[bytes] = []
@@ -354,10 +370,7 @@ class Channel:
         if expired:
             self.timeout_count += len(expired)
             self._drop_abandoned()
-            dead = [message for message in expired if self._is_dead(message)]
-            self._bury(dead)
-            living = [message for message in expired if message not in dead] if dead else expired
-            self._queue_again([again(message) for message in living])
+            self._queue_again(again(self._bury_dead(expired)))
         due = self.deferred.take_due(now_s, _TURN_COUNT)
         if due:
             self._queue_again(due)
@@ -490,50 +503,33 @@ class ChannelSubscription:
 
     # answers
 
-    def finish(self, message_ids: list[bytes]) -> list[bytes]:
+    def finish(self, ids: list[bytes]) -> list[bytes]:
         """FIN: forget messages that are done; return the ids that were not in flight here."""
-        take = self.in_flight.take
-        latency = self.channel.latency
-        failed = []
-        finished = []
-        message = None
-        for message_id in message_ids:
-            message = take(message_id)
-            if message is None:
-                failed.append(message_id)
-            elif latency is not None:
-                finished.append(timestamp_ns(message))
-        if message is not None:
-            self.channel.latencies.add(timestamp_ns(message))
-        if failed:
-            unknown = set(failed)
-            message_ids = [each for each in message_ids if each not in unknown]
-        self.channel.finished(message_ids)
-        self.finish_count += len(message_ids)
-        if latency is not None and finished:
-            latency.add(finished)
+        done, failed = self.in_flight.take(ids)
+        self.finish_count += len(done)
+        if done:
+            self.channel.latencies.add(timestamp_ns(done[-1]))
+            if self.channel.latency is not None:
+                self.channel.latency.add(map(timestamp_ns, done))
+        self.channel.finished(message_ids(done) if failed else ids)
         self.channel.wake()
         return failed
 
-    def requeue(self, message_id: bytes, delay_s: float) -> bool:
-        """REQ: requeue a message. False: it is not in flight here."""
-        message = self.in_flight.take(message_id)
-        if message is None:
-            return False
-        self.requeue_count += 1
-        self.channel.requeue(message, delay_s)
+    def requeue(self, ids: list[bytes], delay_s: float) -> list[bytes]:
+        """REQ: requeue messages; return the ids that were not in flight here."""
+        messages, failed = self.in_flight.take(ids)
+        self.requeue_count += len(messages)
+        self.channel.requeue(messages, delay_s)
         self.channel.wake()
-        return True
+        return failed
 
-    def touch(self, message_id: bytes, limit_s: float) -> bool:
-        """TOUCH: restart a message's timeout. False: it is not in flight here."""
-        now_s = self._loop.time()
-        if not self.in_flight.touch(message_id, now_s, self._terms.msg_timeout_s, limit_s):
-            return False
+    def touch(self, ids: list[bytes], limit_s: float) -> list[bytes]:
+        """TOUCH: restart the timeouts of messages; return the ids that were not in flight here."""
+        failed = self.in_flight.touch(ids, self._loop.time(), self._terms.msg_timeout_s, limit_s)
         deadline_s = self.in_flight.next_deadline_s()
         if deadline_s is not None:
             self.channel.watch(deadline_s)
-        return True
+        return failed
 
     # the end
 
@@ -542,6 +538,10 @@ class ChannelSubscription:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.channel.remove_consumer(self)
+
+    def abort(self, exc: Exception) -> None:
+        """Close the connection at once, because of what was raised for it."""
+        self._connection.fail(exc)
 
     def disconnect(self) -> None:
         """Close the connection: the channel is going away."""

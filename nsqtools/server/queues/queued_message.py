@@ -64,27 +64,40 @@ class InFlightMessages:
             )
         )
 
-    def take(self, message_id: bytes) -> bytes | None:
-        """Remove and return a message that was answered; None when it is not held (any more)."""
-        held = self._held.pop(message_id, None)
-        return held[0] if held else None
+    def take(self, ids: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Remove messages that were answered; return them, and the ids that are not held."""
+        pop = self._held.pop
+        found = [pop(id_, None) for id_ in ids]
+        messages = [held[0] for held in found if held is not None]
+        if len(messages) == len(ids):
+            return messages, []
+        return messages, [id_ for id_, held in zip(ids, found, strict=True) if held is None]
 
-    def touch(self, message_id: bytes, now_s: float, timeout_s: float, limit_s: float) -> bool:
-        """Restart the timeout, not beyond ``limit_s`` after the delivery. False: not held."""
-        held = self._held.get(message_id)
-        if held is None:
-            return False
-        message, present_s, delivered_s = held
-        deadline_s = min(now_s + timeout_s, delivered_s + limit_s)
-        if deadline_s == present_s:
-            return True  # at the limit before, or just delivered: it is in its place
-        del self._held[message_id]
-        self._held[message_id] = (message, deadline_s, delivered_s)
-        if deadline_s < now_s + timeout_s:
-            heappush(self._capped, (deadline_s, message_id))
-            if len(self._capped) > 2 * len(self._held) + _FEW:
-                self._drop_answered()
-        return True
+    def touch(
+        self, ids: list[bytes], now_s: float, timeout_s: float, limit_s: float
+    ) -> list[bytes]:
+        """Restart timeouts, none beyond ``limit_s`` after its delivery; return ids not held."""
+        all_held = self._held
+        until_s = now_s + timeout_s
+        failed = []
+        for id_ in ids:
+            held = all_held.get(id_)
+            if held is None:
+                failed.append(id_)
+                continue
+            message, present_s, delivered_s = held
+            deadline_s = delivered_s + limit_s
+            if deadline_s > until_s:
+                deadline_s = until_s
+            if deadline_s == present_s:
+                continue  # at the limit before, or just delivered: it is in its place
+            del all_held[id_]
+            all_held[id_] = (message, deadline_s, delivered_s)
+            if deadline_s < until_s:
+                heappush(self._capped, (deadline_s, id_))
+                if len(self._capped) > 2 * len(all_held) + _FEW:
+                    self._drop_answered()
+        return failed
 
     def _drop_answered(self) -> None:
         """Leave no more than one entry a message: a client can touch, finish and go on for ever."""
@@ -216,9 +229,17 @@ def _add_attempts(message: bytes, difference: int) -> bytes:
     return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[ID_AT:]
 
 
-def again(message: bytes) -> bytes:
-    """Return a delivered message as the one to queue for the next delivery."""
-    return _add_attempts(message, 1)
+def again(messages: Iterable[bytes]) -> list[bytes]:
+    """Return delivered messages as those to queue for the next delivery."""
+    queued = []
+    for message in messages:
+        if message[ID_AT - 1] == 255:
+            queued.append(_add_attempts(message, 1))
+        else:  # as nearly all; this is the quickest way
+            changed = bytearray(message)
+            changed[ID_AT - 1] += 1
+            queued.append(bytes(changed))
+    return queued
 
 
 def to_record(message: bytes) -> bytes:

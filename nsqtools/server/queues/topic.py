@@ -245,8 +245,9 @@ class Topic:
         for channel in self.channels.values():
             try:
                 done.append((channel, channel.put(messages, blocks)))
-            except BackendError as exc:
-                self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
+            except Exception as exc:
+                if isinstance(exc, BackendError):
+                    self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
                 for changed, undo in done:
                     changed.backlog.undo(undo)
                 raise
@@ -299,8 +300,10 @@ class Topic:
         try:
             self._copy(messages)
             self._log_copied(messages, 0)
-        except BackendError:
+        except Exception as exc:
             self.backlog.put_back(messages)
+            if not isinstance(exc, BackendError):
+                raise
             self._loop.call_later(_RETRY_S, self._wake)
             return
         if self.backlog.has_messages:

@@ -389,8 +389,7 @@ class ClientConnection(asyncio.Protocol):
                 data = self.tls.encrypt(data)
             self._transport.write(data)
         except Exception as exc:  # such as that of TLS after a broken record
-            self._report(exc)
-            self._transport.abort()
+            self.fail(exc)
 
     # layers
 
@@ -438,6 +437,11 @@ class ClientConnection(asyncio.Protocol):
             self.flush()
         self._transport.close()
         self._end()
+
+    def fail(self, exc: Exception) -> None:
+        """Say why, and close without writing what is queued, in the next step of the loop."""
+        self._report(exc)
+        self._transport.abort()
 
     def abort(self) -> None:
         """Close without writing what is queued."""

@@ -38,8 +38,8 @@ from nsqtools.protocol.requests import (
     channel_name,
     message_id,
     parse_uint64,
+    read_answers,
     read_body,
-    read_finishes,
     read_request,
     topic_name,
 )
@@ -181,14 +181,14 @@ class ProtocolV2(ConnectionProtocol):
     # ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
-        """Run the command at the position, or a run of FINs."""
+        """Run the command at the position, or a run of FINs, TOUCHes or REQs."""
         if self.publishing.is_reading:
             return self.publishing.read_on(data, position)
         if self.subscription is not None:
-            ids, after = read_finishes(data, position)
-            if ids:
-                self._finish_all(self.subscription, ids)
-                return after
+            answers = read_answers(data, position)
+            if answers is not None:
+                self._answered(self.subscription, *answers[:3])
+                return answers.position
         request = read_request(data, position)
         command = request.words[0]
         if self._options.tls_required and self.connection.tls is None and command != b"IDENTIFY":
@@ -337,18 +337,29 @@ class ProtocolV2(ConnectionProtocol):
         return request.position
 
     def _finish(self, request: Request) -> int:
-        subscription = self._subscribed("FIN")
-        self._finish_all(subscription, [message_id(request.words)])
+        self._answered(self._subscribed("FIN"), b"FIN", [message_id(request.words)], [])
         return request.position
 
-    def _finish_all(self, subscription: ChannelSubscription, ids: list[bytes]) -> None:
-        if failed := subscription.finish(ids):
-            self._answer_failed(b"FIN", subscription, failed)
-
-    def _answer_failed(
-        self, command: bytes, subscription: ChannelSubscription, failed: list[bytes]
+    def _answered(
+        self,
+        subscription: ChannelSubscription,
+        command: bytes,
+        ids: list[bytes],
+        delays: list[bytes],
     ) -> None:
-        """Send the errors that leave the connection open."""
+        """Run one command for many messages; send the errors that leave the connection open."""
+        if command == b"FIN":
+            failed = subscription.finish(ids)
+        elif command == b"TOUCH":
+            failed = subscription.touch(ids, self._options.max_msg_timeout)
+        elif len(set(delays)) == 1:
+            failed = subscription.requeue(ids, self._delay_s(delays[0]))
+        else:
+            failed = []
+            for id_, delay in zip(ids, delays, strict=True):
+                failed += subscription.requeue([id_], self._delay_s(delay))
+        if not failed:
+            return
         held = subscription.channel.held_by_any(failed)
         for each in failed:
             reason = b"client does not own message" if each in held else b"ID not in flight"
@@ -358,21 +369,18 @@ class ProtocolV2(ConnectionProtocol):
     def _requeue(self, request: Request) -> int:
         subscription = self._subscribed("REQ")
         given_back = message_id(request.words, 3)
-        try:
-            delay_ns = as_int64(parse_uint64(request.words[2]) * 1_000_000)
-        except ValueError:
-            text = b"REQ could not parse timeout " + request.words[2]
-            raise RequestError("E_INVALID", text) from None
-        delay_s = min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
-        if not subscription.requeue(given_back, delay_s):
-            self._answer_failed(b"REQ", subscription, [given_back])
+        self._answered(subscription, b"REQ", [given_back], [request.words[2]])
         return request.position
 
+    def _delay_s(self, word: bytes) -> float:
+        try:
+            delay_ns = as_int64(parse_uint64(word) * 1_000_000)
+        except ValueError:
+            raise RequestError("E_INVALID", b"REQ could not parse timeout " + word) from None
+        return min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
+
     def _touch(self, request: Request) -> int:
-        subscription = self._subscribed("TOUCH")
-        touched = message_id(request.words)
-        if not subscription.touch(touched, self._options.max_msg_timeout):
-            self._answer_failed(b"TOUCH", subscription, [touched])
+        self._answered(self._subscribed("TOUCH"), b"TOUCH", [message_id(request.words)], [])
         return request.position
 
     def _close(self, request: Request) -> int:

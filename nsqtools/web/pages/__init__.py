@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
 from nsqtools.web.pages.figures import numbers_of, range_of
@@ -33,8 +33,10 @@ def routes(context: WebContext) -> list[BaseRoute]:
 
     environment()
     site = Site(context)
-    # a little less than the interval: each sample finds a new answer
-    keep_s = 0.8 * context.settings.refresh_s
+
+    def keep_s() -> float:
+        return 0.8 * context.watcher.interval_s  # each sample finds a new answer
+
     queues = QueuePages(site, Recent[Connections](keep_s))
     consumers = ConsumerPages(site, queues.connections)
     nodes = NodePages(site, keep_s)

@@ -21,8 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.drain import Drain, DrainPlan, plan_lines
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.web.actions import RequestOrigin, TopicChange
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import RequestOrigin, TopicChange, WebContext
 from nsqtools.web.pages.site import Site, Values
 
 VERBS = {
@@ -112,7 +111,7 @@ class ChangePages:
         change = _change(request, with_channels=fields.get("channels") == "1")
         name = change.channel or change.topic
         if change.action in TYPED and fields.get("confirm", "").strip() != name:
-            return self._plan(request, change, "The name was not typed as it stands below.")
+            return self._plan(request, change, "The name was not typed as it is below.")
         results = self._site.context.act(request, change)
         failed = sum(result.error is not None for result in results)
         is_gone = change.action is Action.DELETE
@@ -276,7 +275,7 @@ class DrainPages:
         if fields is None:
             return self._page(request, source, target, plan=plan, repeats=allow_repeats)
         if fields.get("confirm", "").strip() != source:
-            refusal = "The address was not typed as it stands below."
+            refusal = "The address was not typed as it is below."
             return self._page(
                 request, source, target, plan=plan, repeats=allow_repeats, refusal=refusal
             )

@@ -13,49 +13,19 @@ from dataclasses import asdict, dataclass
 from starlette.requests import Request
 
 from nsqtools.cluster.directory import ClusterStats
+from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow
 from nsqtools.errors import NotFoundError
-from nsqtools.protocol.stats import ClientStats
 from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import PAGE_LINES, page_number
-
-Id = tuple[str, str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerConnection:
-    """One connection. The rates are messages a second, None until it was seen twice."""
-
-    node: str
-    topic: str
-    channel: str
-    client: ClientStats
-    finish: float | None = None
-    requeue: float | None = None
-
-    @property
-    def id(self) -> Id:
-        return self.node, self.topic, self.channel, self.client.remote_address
-
-    @property
-    def flags(self) -> list[str]:
-        """What was agreed on: ``tls``, ``snappy``, ``auth`` ..."""
-        client = self.client
-        named = {
-            "tls": client.tls,
-            "snappy": client.snappy,
-            "deflate": client.deflate,
-            "auth": client.authed,
-            f"{client.sample_rate} % sample": client.sample_rate > 0,
-        }
-        return [name for name, is_set in named.items() if is_set]
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """All connections of some channels at a moment, and the nsqd that did not say."""
+    """All connections of some channels at a moment, and the meters of their rates by nsqd."""
 
     stats: ClusterStats
-    each: tuple[ConsumerConnection, ...]
+    each: tuple[ConsumerRow, ...]
+    meters: Mapping[str, ConsumerMeter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +34,7 @@ class Program:
 
     hostname: str
     client_id: str
-    connections: tuple[ConsumerConnection, ...]
+    connections: tuple[ConsumerRow, ...]
 
     @property
     def channels(self) -> list[tuple[str, str]]:
@@ -100,44 +70,20 @@ def connections_of(stats: ClusterStats, before: Connections | None) -> Connectio
     """Return the connections in some statistics, with rates since ``before``."""
     if before is not None and before.stats is stats:
         return before
-    known = {each.id: each for each in before.each} if before else {}
-    then = {report.address: report.at_s for report in before.stats.nodes} if before else {}
-    found = [
-        _with_rates(
-            ConsumerConnection(report.address, topic.topic_name, channel.channel_name, client),
-            known,
-            report.at_s - then.get(report.address, report.at_s),
-        )
-        for report in stats.nodes
-        for topic in report.stats.topics or ()
-        for channel in topic.channels
-        for client in channel.clients or ()
-    ]
-    return Connections(stats, tuple(found))
-
-
-def _with_rates(
-    now: ConsumerConnection, known: Mapping[Id, ConsumerConnection], elapsed_s: float
-) -> ConsumerConnection:
-    before = known.get(now.id)
-    if before is None or elapsed_s <= 0 or before.client.connect_ts != now.client.connect_ts:
-        return now
-    finished = now.client.finish_count - before.client.finish_count
-    requeued = now.client.requeue_count - before.client.requeue_count
-    return ConsumerConnection(
-        now.node,
-        now.topic,
-        now.channel,
-        now.client,
-        max(0.0, finished / elapsed_s),
-        max(0.0, requeued / elapsed_s),
+    known = before.meters if before else {}
+    meters = {node.address: known.get(node.address, ConsumerMeter(0.0)) for node in stats.nodes}
+    found = (
+        row
+        for node in stats.nodes
+        for row in meters[node.address].measure(node.address, node.at_s, node.stats)
     )
+    return Connections(stats, tuple(found), meters)
 
 
-def programs_of(connections: Iterable[ConsumerConnection], text: str = "") -> list[Program]:
+def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
     """Join connections to programs, the busiest first; those that have all words of the text."""
     words = text.casefold().split()
-    groups: dict[tuple[str, str], list[ConsumerConnection]] = {}
+    groups: dict[tuple[str, str], list[ConsumerRow]] = {}
     for each in connections:
         groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
     found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
@@ -212,7 +158,7 @@ class ConsumerPages:
         )
 
 
-def _fields(connection: ConsumerConnection) -> list[tuple[str, str]]:
+def _fields(connection: ConsumerRow) -> list[tuple[str, str]]:
     """Return all that nsqd says of a connection, for readers who know its field names."""
     return [
         (name, str(value) if not isinstance(value, bool) else ("yes" if value else "no"))

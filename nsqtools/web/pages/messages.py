@@ -12,7 +12,6 @@ that come twice stay twice.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import threading
 import time
@@ -28,6 +27,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
+from nsqtools.protocol.text import indented, json_tokens
 from nsqtools.web.pages.site import Site
 
 COUNTS = (1, 10, 50, 100)
@@ -82,8 +82,6 @@ def _one_of(allowed: tuple[int, ...], text: str | None, usual: int) -> int:
 MAX_SHOWN = 64 * 1024
 MAX_DEPTH = 100
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
-
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
@@ -101,7 +99,8 @@ def shown_body(body: bytes) -> ShownBody:
     if body.lstrip()[:1] in (b"{", b"["):
         try:
             json.loads(body, parse_int=str, parse_float=str)
-            return ShownBody("JSON", laid_out(body.decode()).encode(), 0)
+            tokens = json_tokens(body.decode())
+            return ShownBody("JSON", indented(tokens, tokens, MAX_DEPTH).encode(), 0)
         except (ValueError, RecursionError):
             pass  # not JSON, or too deep to read
     return ShownBody(_kind(body), body, 0)
@@ -114,36 +113,6 @@ def _kind(body: bytes) -> str:
         is_cut = error.start >= MAX_SHOWN - 4 and error.reason == "unexpected end of data"
         return "text" if is_cut else "binary"
     return "text"
-
-
-def laid_out(text: str) -> str:
-    """Return JSON with a line for each value. The text must be valid JSON."""
-    made: list[str] = []
-    depth = 0
-    tokens = _TOKEN.findall(text)
-    for index, token in enumerate(tokens):
-        after = tokens[index + 1] if index + 1 < len(tokens) else ""
-        if token in "[{":
-            depth += 1
-            made.append(token)
-            if after not in ("]", "}"):
-                made.append(_break(depth))
-        elif token in "]}":
-            depth -= 1
-            if tokens[index - 1] not in ("[", "{"):
-                made.append(_break(depth))
-            made.append(token)
-        elif token == ",":
-            made.append("," + _break(depth))
-        elif token == ":":
-            made.append(": ")
-        else:
-            made.append(token)
-    return "".join(made)
-
-
-def _break(depth: int) -> str:
-    return "\n" + "  " * min(depth, MAX_DEPTH)
 
 
 MAX_LISTENERS = 4
@@ -221,7 +190,7 @@ def addresses_with_channels(cluster: Cluster, topic: str) -> tuple[list[str], tu
         raise NotFoundError(f"no nsqd that answers has the topic {topic}")
     if not found:
         raise ConfigurationError(
-            f"nobody can listen to {topic} without loss",
+            f"{topic} cannot be listened to without loss",
             hint="; ".join(left_out) + ". Create a channel first.",
         )
     return found, tuple(left_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -204,7 +205,7 @@ class Directory:
 class NodePages:
     """Makes the values of these pages."""
 
-    def __init__(self, site: Site, keep_s: float) -> None:
+    def __init__(self, site: Site, keep_s: Callable[[], float]) -> None:
         self._site = site
         self._statuses: Recent[tuple[list[NodeStatus], list[DaemonFailure]]] = Recent(keep_s)
         self._stats: Recent[NsqdStats] = Recent(keep_s)

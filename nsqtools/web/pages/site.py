@@ -39,7 +39,7 @@ from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import Charts, charts_of, point_of, range_of
 from nsqtools.web.pages.snapshot import Snapshot
@@ -331,9 +331,9 @@ class _Answer(Generic[V]):
 
 
 class Recent(Generic[V]):
-    """Answers by question, each for ``keep_s`` seconds. Thread-safe."""
+    """Answers by question, each for ``keep_s()`` seconds. Thread-safe."""
 
-    def __init__(self, keep_s: float) -> None:
+    def __init__(self, keep_s: Callable[[], float]) -> None:
         self._keep_s = keep_s
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer[V]] = {}
@@ -347,7 +347,7 @@ class Recent(Generic[V]):
                 del self._answers[next(iter(self._answers))]
         with answer.lock:
             now_s = time.monotonic()
-            if answer.value is None or answer.at_s is None or now_s - answer.at_s >= self._keep_s:
+            if answer.value is None or answer.at_s is None or now_s - answer.at_s >= self._keep_s():
                 answer.value = ask(answer.value)
                 answer.at_s = time.monotonic()
             return answer.value

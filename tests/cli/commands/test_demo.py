@@ -16,7 +16,7 @@ from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools.demo import story
-from nsqtools.demo.story import DemoFailed, Stage
+from nsqtools.demo.story import DemoFailed, DemoStage
 
 COMMANDS = [
     "nsq nsqlookupd &",
@@ -134,7 +134,7 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
 
-    with Stage(os.environ) as stage, pytest.raises(DemoFailed) as caught:
+    with DemoStage(os.environ) as stage, pytest.raises(DemoFailed) as caught:
         stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
 
     assert "nsq tail -t nothing --lookupd-http-address 127.0.0.1:4161 ended with status 3" in str(
@@ -147,7 +147,7 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
 
-    with Stage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
+    with DemoStage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
         stage.run("tail", "-t", "clicks", "--create")
 
 

@@ -66,7 +66,7 @@ def test_a_configuration_file_that_others_can_change_is_named(
 
     err = run_nsq(["given"]).err
 
-    expected = f"nsq: warning: {path} can be changed by everybody (mode {mode:04o}); it decides"
+    expected = f"nsq: warning: {path} can be changed by every user (mode {mode:04o}); it decides"
     assert err.startswith(expected) is not is_safe
 
 

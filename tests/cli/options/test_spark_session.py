@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsqtools.cli.options.spark_session import SparkChoice, how_far, parse_conf
+from nsqtools.cli.options.spark_options import SparkChoice, how_far, parse_conf
 from nsqtools.errors import ConfigurationError
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from plugins.waiting import patience_s
+from plugins.screens import WAIT_S, Waiting
 from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
 from textual.pilot import Pilot
 
@@ -27,8 +26,6 @@ from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.queue_rows import rows_of, totals
 from nsqtools.cluster.sampling import NodeState, Question, Sample, SampleFilter, Sampler
 from nsqtools.protocol.stats import read_stats
-
-WAIT_S = patience_s(15.0)
 
 
 def _sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: str = "") -> Sample:
@@ -64,7 +61,7 @@ class GivenSamples:
         pass
 
 
-class PilotedTop:
+class PilotedTop(Waiting):
     """`nsq top` on a screen of a given size."""
 
     def __init__(self, app: Top, columns: int, lines: int) -> None:
@@ -112,25 +109,11 @@ class PilotedTop:
     def resize(self, columns: int, lines: int) -> None:
         self._runner.run(self.pilot.resize_terminal(columns, lines))
 
-    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
-        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
-        return self.wait_until(
-            lambda lines: (
-                all(any(text in line for line in lines) for text in texts)
-                and not (gone and any(gone in line for line in lines))
-            ),
-            what=f"{texts} on the screen",
-        )
+    def has_failed(self) -> bool:
+        return self.app.return_value is not None
 
-    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
-        """Wait until the condition holds for the lines of the screen; return these."""
-        deadline = time.monotonic() + WAIT_S
-        while not condition(self.lines):
-            if time.monotonic() > deadline or self.app.return_value:
-                shown = "\n".join(self.lines)
-                raise AssertionError(f"not in time: {what}\n{shown}") from self.app.return_value
-            self._runner.run(asyncio.sleep(0.01))
-        return self.lines
+    def go_on(self) -> None:
+        self._runner.run(asyncio.sleep(0.01))
 
     def close(self) -> None:
         """End it; a bug of the app is raised."""

@@ -223,8 +223,12 @@ def test_it_survives_resizing(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, allows_changes=False)
     for columns, height in ((50, 8), (120, 30)):
         top.resize(columns, height)
-        lines = top.wait_for("nsq top", "clicks", "? help  q quit")
-        assert lines[height - 1].startswith("? help  q quit")
+        top.wait_until(
+            lambda lines, height=height: (
+                len(lines) == height and lines[-1].startswith("? help  q quit")
+            ),
+            what="the list in the new size",
+        )
     top.resize(30, 8)
     top.wait_for("nsq top needs 40 columns and …")
     top.resize(80, 24)

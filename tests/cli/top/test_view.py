@@ -8,7 +8,7 @@ import pytest
 from plugins.hostile_cluster import EVIL
 from rich.cells import cell_len
 
-from nsqtools.cli.top.columns import Kind
+from nsqtools.cli.top.columns import LineKind
 from nsqtools.cli.top.screen import draw, fit, plain, short, sparkline
 from nsqtools.cli.top.view import TopView, parse_line_filter
 from nsqtools.cluster.sampling import Sample
@@ -66,33 +66,11 @@ def test_when_the_selected_line_is_gone_the_one_in_its_place_is_selected(look: M
 
 def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}}, silent="c:1"))
-    view.go_to(Kind.NODES)
+    view.go_to(LineKind.NODES)
     view.sort_by("waiting")
     assert keys(view) == ["b:1", "a:1", "c:1"]
     press(view, "r")
     assert keys(view) == ["a:1", "b:1", "c:1"]
-
-
-def test_a_skewed_nsqd_is_seen_in_a_topic(sample_of: MakeSample) -> None:
-    view = view_of(sample_of({"a:1": {"clicks": 5, "x": 0}, "b:1": {"clicks": 900}}))
-    press(view, "n")
-    rows = [line.split() for line in texts(view) if line.startswith(("a:1", "b:1"))]
-    assert [(row[0], row[2]) for row in rows] == [("a:1", "5"), ("b:1", "900")]
-    press(view, "escape")
-    assert (view.kind, view.selected) == (Kind.TOPICS, "clicks")
-
-
-def test_frozen_drops_samples_and_keeps_the_selection_free(look: MakeSample) -> None:
-    view = view_of(look(a=1, b=2))
-    press(view, " ")
-    before = texts(view)
-    view.show(look(a=7, c=1))
-    assert texts(view) == before
-    press(view, "down")
-    assert view.selected == "b"
-    press(view, " ")
-    view.show(look(a=7, c=1))
-    assert any(line.startswith("c ") for line in texts(view))
 
 
 def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:
@@ -128,22 +106,6 @@ def test_columns_are_dropped_before_anything_is_cut_and_named(look: MakeSample) 
         assert ("left out: " in lines[1]) == (width < 200)
 
 
-def test_what_is_cut_all_the_same_ends_with_an_ellipsis(look: MakeSample) -> None:
-    view = view_of(look(**{"x" * 64: 1}))
-    [line] = [line for line in texts(view, 40) if line.startswith("xxx")]
-    assert "…" in line
-    assert cell_len(line) == 40
-
-
-def test_which_nsqd_does_not_answer_is_named_with_the_time(sample_of: MakeSample) -> None:
-    view = view_of(sample_of({"a:1": {"clicks": 5}}, silent="c:1"))
-    lines = texts(view)
-    assert "2 nsqd, 1 silent" in lines[0]
-    assert lines[1].startswith("c:1 does not answer for 1m: connection refused")
-    press(view, "2")
-    assert any(line.startswith("c:1") and "silent 1m" in line for line in texts(view))
-
-
 def test_only_the_lines_on_the_screen_are_made(
     sample_of: MakeSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,14 +114,6 @@ def test_only_the_lines_on_the_screen_are_made(
     monkeypatch.setattr("nsqtools.cli.top.screen.short", lambda cell: made.append(cell) or "")
     texts(view)
     assert 0 < len(made) < 24 * 12
-
-
-def test_a_narrow_screen_says_what_it_needs(look: MakeSample) -> None:
-    view = view_of(look(a=1))
-    assert texts(view, 39)[0].startswith("nsq top needs 40 columns")
-    assert texts(view, 80, 5)[0].startswith("nsq top needs 40 columns")
-    assert len(texts(view, 10, 2)) == 2
-    assert texts(view, 0, 0) == []
 
 
 @pytest.mark.parametrize("name", ["*", "/./", EVIL, "a b"])

@@ -18,7 +18,7 @@ from plugins.daemons import GO_PROGRAMS
 
 from nsqtools import __version__
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, slots=True)

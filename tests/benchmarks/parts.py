@@ -3,25 +3,30 @@ of a shared machine drifts: every round runs all contestants once."""
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks import archive, forward, latency, ours, peers, server, startup
-from benchmarks.__main__ import everything_in_memory
-from benchmarks.contestants import Contestant, Job
-from benchmarks.measure import Measured, Watched, drain, publish
-from benchmarks.report.raw import Row, figures_of
+from benchmarks import contestants, server
+from benchmarks.contestants import UNSENT_FINS, Contestant, Job
+from benchmarks.measure import Measured, Watched, drain, publish, running
+from benchmarks.raw import Row, figures_of
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from plugins.certificates import LOOPBACK, Authority
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
 
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[2]
 MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
 WARM_UP = 100_000  # of the fastest: the first try
 TRIES = 4  # each with more messages, until one lasts as long as wanted
@@ -53,15 +58,15 @@ class Turns:
         self._messages: dict[str, int] = {}
 
     def rows(
-        self, measure: Measure, nsqd: Nsqd, contestants: Iterable[Contestant], number: int
+        self, measure: Measure, nsqd: Nsqd, entered: Iterable[Contestant], number: int
     ) -> Iterator[Row]:
-        for contestant in contestants:
+        for contestant in entered:
             yield run(contestant, number, lambda: self._take(measure, nsqd, contestant))  # noqa: B023
 
     def _take(self, measure: Measure, nsqd: Nsqd, contestant: Contestant) -> dict[str, float]:
         once = replace(contestant, share=1.0)
         wanted_s = self._settings.seconds
-        first = max(5 * peers.UNSENT_FINS, contestant.portion(WARM_UP))
+        first = max(5 * UNSENT_FINS, contestant.portion(WARM_UP))
         count = self._messages.get(contestant.name, first)
         for _ in range(TRIES):  # what syncs each second says little in its first
             found = measure(nsqd, once, count)
@@ -72,59 +77,59 @@ class Turns:
         return figures_of(found)
 
 
-def contest(
-    measure: Measure, settings: Settings, contestants: Iterable[Contestant]
-) -> Iterator[Row]:
+@contextmanager
+def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
+    """The Go nsqd with room for the messages, which offers TLS."""
+    with (
+        TemporaryDirectory(prefix="certificate-") as certificate,
+        TemporaryDirectory(prefix="nsqd-") as directory,
+        GoNsqd(
+            Path(directory),
+            f"-mem-queue-size={messages}",
+            "-tcp-address=0.0.0.0:0",  # `Job.many_addresses`
+            *Authority(Path(certificate), "ca")
+            .issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
+            .nsqd_flags,
+        ) as nsqd,
+    ):
+        yield nsqd
+
+
+def contest(measure: Measure, settings: Settings, entered: Iterable[Contestant]) -> Iterator[Row]:
     """All contestants on one nsqd, a new one each round."""
     turns = Turns(settings)
     for number in range(settings.rounds):
         with everything_in_memory(MOST) as nsqd:
-            yield from turns.rows(measure, nsqd, contestants, number)
-
-
-NSQ_TAIL = Contestant("nsq_tail", peers.nsq_tail, share=0.2)
-NSQ_TAIL_25_MS = Contestant("nsq_tail, 25 ms", peers.nsq_tail_as_ours, share=0.2)
-TAIL_250_MS = Contestant("nsq tail, 250 ms", lambda job: ours.tail(job, *SLOW_BUFFER))
-SLOW_BUFFER = ("-X", "output_buffer_timeout=250ms")
+            yield from turns.rows(measure, nsqd, entered, number)
 
 
 def consume(settings: Settings) -> Iterator[Row]:
-    go_nsq = [replace(each, share=0.3) for each in peers.HANDLERS[:1]]
-    pynsq = [each for each in peers.CONSUMERS if each.name == "pynsq"]
-    contestants = [
-        NSQ_TAIL,
-        NSQ_TAIL_25_MS,
-        *ours.CONSUMERS[:1],
-        *go_nsq,
-        *pynsq,
-        *ours.CONSUMERS[1:],
-        ours.HANDLERS[0],
-        peers.BENCH_READER,
-        peers.CONSUMERS[-1],
-        *ours.TRANSPORTS,
-    ]
-    return contest(drain, settings, contestants)
+    return contest(drain, settings, contestants.CONSUMERS)
+
+
+def handling(settings: Settings) -> Iterator[Row]:
+    return contest(drain, settings, contestants.HANDLERS)
+
+
+def connecting(settings: Settings) -> Iterator[Row]:
+    return contest(drain, settings, contestants.CONNECTIONS)
 
 
 def publishing(settings: Settings) -> Iterator[Row]:
-    to_nsq, bare = peers.PRODUCERS
-    contestants = [to_nsq, *ours.PRODUCERS, *peers.LIBRARY_PRODUCERS]
-    contestants += [*ours.LIBRARY_PRODUCERS, peers.BENCH_WRITER, bare]
-    return contest(publish, settings, contestants)
+    return contest(publish, settings, contestants.PRODUCERS)
 
 
 def archiving(settings: Settings) -> Iterator[Row]:
     with TemporaryDirectory(prefix="archive-") as directory:
-        theirs, own = archive.contestants(directory)
         longer = replace(settings, seconds=1.6 * settings.seconds)  # of which a sync is a second
-        yield from contest(drain, longer, [*theirs, *own])
+        yield from contest(drain, longer, contestants.archivers(directory))
 
 
 def forwarding(settings: Settings) -> Iterator[Row]:
     for what in ("nsq", "http"):
         turns = Turns(settings)
         for number in range(settings.rounds):
-            with everything_in_memory(MOST) as source, forward.contestants(what) as chosen:
+            with everything_in_memory(MOST) as source, contestants.forwarders(what) as chosen:
                 yield from turns.rows(drain, source, chosen, number)
 
 
@@ -132,16 +137,29 @@ LONE = 40
 
 
 def waiting(settings: Settings) -> Iterator[Row]:
-    """A lone message, through both programs at both settings."""
-    tails = [NSQ_TAIL, NSQ_TAIL_25_MS, Contestant("nsq tail", ours.tail), TAIL_250_MS]
-    for contestant in tails:
+    """A lone message from publish to printed line, through both programs at both settings."""
+    slow = Contestant("nsq tail, 250 ms", contestants.tail("-X", "output_buffer_timeout=250ms"))
+    for contestant in (*contestants.TAILS, slow):
         yield run(contestant, 0, lambda: lone(contestant))  # noqa: B023
 
 
 def lone(contestant: Contestant) -> dict[str, float]:
     with TemporaryDirectory(prefix="nsqd-") as directory, GoNsqd(Path(directory)) as nsqd:
         job = Job(nsqd.tcp_address, "latency", "c")
-        taken = latency.latencies_ms(nsqd, contestant.command(job), job, LONE)
+        nsqd.create_channel(job.topic, job.channel)
+        taken = []
+        with running(contestant.command(job), stdout=subprocess.PIPE) as program:
+            wait_until(
+                lambda: nsqd.channel_stats(job.topic, job.channel)["client_count"],
+                what="the program has subscribed",
+            )
+            for number in range(LONE):
+                time.sleep(random.uniform(0, 0.07))
+                began = time.perf_counter()
+                nsqd.publish(job.topic, b"%d" % number)
+                assert program.stdout is not None
+                program.stdout.readline()
+                taken.append((time.perf_counter() - began) * 1000)
     p90 = statistics.quantiles(taken, n=10)[-1]
     return {"p50_ms": statistics.median(taken), "p90_ms": p90, "max_ms": max(taken)}
 
@@ -198,11 +216,23 @@ def own_benchmark(program: str, nsqd: GoNsqd, seconds: float) -> float:
     return float(found[1])
 
 
+BARE = "python -c pass"
+SHORT = ("--version", "--help", "pub --help", "tail --help")
+WARM_UPS = 3  # which write the bytecode
+
+
 def starting(settings: Settings) -> Iterator[Row]:
-    times_s = startup.times_s(5 * settings.rounds, startup.SHORT)
-    for name, values in times_s.items():
-        for number, value in enumerate(values):
-            yield Row(name, number, {"ms": value * 1e3})
+    """How long ``nsq`` takes to start, beside a bare interpreter."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    runs = {BARE: ["-c", "pass"]}
+    runs |= {f"nsq {line}": ["-m", "nsqtools", *line.split()] for line in SHORT}
+    for turn in range(-WARM_UPS, 5 * settings.rounds):
+        for name, arguments in runs.items():
+            begin = time.perf_counter()
+            command = [sys.executable, *arguments]
+            subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, check=True)
+            if turn >= 0:
+                yield Row(name, turn, {"ms": (time.perf_counter() - begin) * 1e3})
 
 
 RATE_LINE = re.compile(r"^(?P<name>[\w. ,-]+?)\s+(?P<median>[\d,]+)\s+[\d,]+\s+[\d,]+ rows/s")
@@ -265,6 +295,8 @@ def rate_row(found: re.Match[str], suffix: str = "") -> Row:
 
 PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "consume": consume,
+    "handlers": handling,
+    "connections": connecting,
     "publish": publishing,
     "archive": archiving,
     "latency": waiting,

@@ -1,0 +1,228 @@
+"""The programs of nsq-python(7) that run until a signal: each against a real nsqd, to its end.
+
+What the guide promises of them is checked here; tests/test_readme.py runs the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from plugins.archives import unfinished
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.readme import UNTIL_SIGNAL, parse
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import Producer
+
+GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
+BLOCKS = parse(GUIDE.name, GUIDE.read_text("utf-8"))
+HEADINGS = ["A worker", "A bulk inserter", "An asyncio worker", "Metrics and tracing"]
+
+
+def program_of(heading: str, nsqd: GoNsqd, **changes: str) -> str:
+    """The first program under a heading, for this nsqd. What is changed must be there."""
+    blocks = [block for block in BLOCKS if (block.heading, block.language) == (heading, "python")]
+    text = blocks[0].text
+    for old, new in {"127.0.0.1:4150": nsqd.tcp_address, **changes}.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+@contextmanager
+def running(program: str, directory: Path) -> Iterator[None]:
+    """Run a program until the block ends; SIGTERM must end it well."""
+    output = directory / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=directory, stdout=file, stderr=file
+        )
+    with ExitStack() as cleanup:
+        cleanup.callback(process.wait)
+        cleanup.callback(process.kill)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(patience_s(20))
+            assert status == 0, output.read_text()
+
+
+def test_no_other_program_of_the_guide_runs_until_a_signal() -> None:
+    assert [block.heading for block in BLOCKS if UNTIL_SIGNAL in block.text] == HEADINGS
+
+
+def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("orders", "billing")
+    nsqd.create_topic("orders.dead")
+    nsqd.publish("orders", b"no JSON", *[b'{"id": %d}' % number for number in range(20)])
+    port = tmp_path / "port"
+    program = program_of(
+        "A worker",
+        nsqd,
+        **{
+            "8080": "0",
+            "max_attempts=10": "max_attempts=1, default_requeue_delay_s=0.0",
+            "threading.Thread(": f"open({str(port)!r}, 'w').write(f'{{server.server_port}}\\n')\n"
+            "threading.Thread(",
+        },
+    )
+    with running(program, tmp_path):
+        wait_until(lambda: nsqd.depth("orders.dead") == 1, what="the dead letter")
+        wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="the bills")
+        wait_until(lambda: port.exists() and port.read_text().endswith("\n"), what="the port")
+        url = f"http://127.0.0.1:{port.read_text().strip()}"
+        for path in ("/live", "/ready"):
+            assert httpx.get(url + path, trust_env=False).status_code == 200
+        metrics = httpx.get(url + "/metrics", trust_env=False).text.split("\n")
+        assert 'orders_handled{outcome="ok"} 20' in metrics
+        nsqd.stop()
+        wait_until(
+            lambda: httpx.get(f"{url}/ready", trust_env=False).status_code == 503,
+            what="a worker that is not ready",
+        )
+        assert httpx.get(f"{url}/live", trust_env=False).status_code == 200
+    nsqd.start()
+    assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
+    assert (tmp_path / "output").read_text().count("billed") == 20
+
+
+def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path: Path) -> None:
+    nsqd.create_channel("rows", "database")
+    rows = [b"row %d" % number for number in range(1200)]
+    nsqd.publish("rows", *rows)
+    with running(program_of("A bulk inserter", nsqd), tmp_path):
+        wait_until(lambda: unfinished(nsqd, "rows", "database") == 0, what="the inserts")
+    with sqlite3.connect(tmp_path / "rows.db") as database:
+        inserted = [row for (row,) in database.execute("SELECT body FROM rows")]
+    assert sorted(inserted) == sorted(rows)
+
+
+def test_the_asyncio_worker_finishes_an_order_when_its_invoice_is_there(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("orders", "invoicing")
+    nsqd.publish("orders", *[b"%d" % number for number in range(100)])
+    with running(program_of("An asyncio worker", nsqd), tmp_path):
+        wait_until(lambda: unfinished(nsqd, "orders", "invoicing") == 0, what="the invoices")
+    assert len(set(bodies_in(nsqd, "invoices", 100))) == 100
+
+
+def test_the_web_application_says_what_became_of_an_order(nsqd: GoNsqd) -> None:
+    names: dict[str, Any] = {}
+    heading = "A web request that publishes"
+    unreachable = {"nsqd-2:4150": "127.0.0.1:1", "timeout_s=2": f"timeout_s={patience_s(2)}"}
+    exec(program_of(heading, nsqd, **unreachable), names)
+    said: list[str] = []
+
+    def request(body: bytes) -> str:
+        environ = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        names["application"](environ, lambda status, headers: said.append(status))
+        return said[-1]
+
+    try:
+        assert request(b"order 42") == "202 Accepted"
+        assert request(b"") == "400 Bad Request"
+        assert bodies_in(nsqd, "orders", 1) == [b"order 42"]
+        nsqd.stop()
+        wait_until(lambda: request(b"order 43").startswith("503"), what="a refusal")
+    finally:
+        names["producer"].stop()
+
+
+# -- OpenTelemetry --------------------------------------------------------------------------------
+
+RECORDED = """
+import json
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
+metrics.set_meter_provider(MeterProvider([reader]))
+tracing = TracerProvider()
+tracing.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(tracing)
+"""
+
+REPORTED = """
+producer.stop()
+points = [
+    (metric.name, metric.unit, dict(point.attributes), getattr(point, "value", None) or point.count)
+    for resource in reader.get_metrics_data().resource_metrics
+    for scope in resource.scope_metrics
+    for metric in scope.metrics
+    for point in metric.data.data_points
+]
+seen = [
+    (span.name, span.kind.name, dict(span.attributes), span.status.status_code.name,
+     span.parent is not None)
+    for span in spans.get_finished_spans()
+]
+json.dump({"points": sorted(points, key=str), "spans": sorted(seen, key=str)}, open("seen", "w"))
+"""
+
+
+def test_metrics_and_spans_have_the_names_of_the_conventions(
+    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+    nsqd = go_nsqd("-max-msg-size=1000")
+    nsqd.create_channel("orders", "worker")
+    nsqd.create_topic("invoices")
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many("orders", [b"order 42", b"x" * 995])  # its invoice is too large
+    program = RECORDED + program_of("Metrics and tracing", nsqd) + REPORTED
+    with running(program, tmp_path):
+
+        def is_handled() -> bool:
+            stats = nsqd.channel_stats("orders", "worker")
+            return int(stats["deferred_count"]) == 1 and int(stats["depth"]) == 0
+
+        wait_until(is_handled, what="one handled and one requeued")
+        wait_until(lambda: nsqd.depth("invoices") == 1, what="the invoice")
+    seen = json.loads((tmp_path / "seen").read_text())
+
+    def of(operation: str, topic: str, error: str = "") -> dict[str, str]:
+        attributes = {
+            "messaging.system": "nsq",
+            "messaging.operation.name": operation,
+            "messaging.destination.name": topic,
+        }
+        return attributes | ({"error.type": error} if error else {})
+
+    points = [tuple(each) for each in seen["points"]]
+    assert len(points) == 4
+    rejected = "PublishRejected"
+    for point in (
+        ("messaging.client.sent.messages", "{message}", of("send", "invoices"), 1),
+        ("messaging.client.sent.messages", "{message}", of("send", "invoices", rejected), 1),
+        ("messaging.process.duration", "s", of("process", "orders"), 1),
+        ("messaging.process.duration", "s", of("process", "orders", rejected), 1),
+    ):
+        assert point in points
+    for _, _, attributes, _, _ in seen["spans"]:
+        attributes.pop("messaging.message.id", None)
+    assert sorted(map(tuple, seen["spans"]), key=lambda span: (span[0], span[3])) == [
+        ("process orders", "CONSUMER", of("process", "orders"), "ERROR", False),
+        ("process orders", "CONSUMER", of("process", "orders"), "UNSET", False),
+        ("send invoices", "PRODUCER", of("send", "invoices"), "ERROR", True),
+        ("send invoices", "PRODUCER", of("send", "invoices"), "UNSET", True),
+    ]
