@@ -258,7 +258,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             {
                 "ingest": Command(
                     "spark_ingest:ingest",
-                    "Stream a topic or an archive into Parquet by topic and date, each message "
+                    "Stream topics or an archive into Parquet by topic and date, each message "
                     "once.",
                 ),
                 "compact": Command(
