@@ -65,7 +65,7 @@ EDGES: dict[str, set[str]] = {
     },
     "web": {"client", "cluster", "errors", "files", "http", "protocol", "records"},
     "demo": {"errors", "server", "spark"},
-    "testing": {"client", "errors", "http", "server"},
+    "testing": {"aio", "client", "errors", "http", "server"},
     "cli": {
         "archive",
         "bench",

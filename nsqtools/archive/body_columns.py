@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.archive.columns import BodyKind, message_schema
+from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema
 from nsqtools.errors import ConfigurationError, OutputError
 
 if TYPE_CHECKING:
     import pyarrow
 
 ERROR = "_error"
+_PLACES = ("file", "pos", "date", "hour")
+RESERVED = frozenset({*KEYS_OF, *_PLACES})
+"""Columns of a message, and those that say where it is."""
 MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta
 _IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
@@ -47,7 +50,7 @@ class BodyColumns:
         self._types: dict[str, pyarrow.DataType] = {}  # by the name in the body
         self._checks: dict[str, Callable[[object], bool]] = {}
         self._columns: dict[str, str] = {}  # the name of the column, by that in the body
-        self._taken = {name.lower() for name in (*_reserved(), ERROR)}
+        self._taken = {name.lower() for name in (*RESERVED, ERROR)}
         self._left: set[str] = set()  # fields that become no column
         for field in fields:
             self._add(field.name, field.type)
@@ -194,10 +197,6 @@ class BodyColumns:
         return {name: pyarrow.concat_arrays(some) for name, some in parts.items() if some}
 
 
-def _reserved() -> list[str]:
-    return [*message_schema(BodyKind.json).names, "file", "pos", "date", "hour"]
-
-
 def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
     """Read JSON objects in the given columns, and in what else is found; None if one is not so."""
     import pyarrow
@@ -230,7 +229,18 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
         return None
     if table.num_rows != count:
         return None
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    return {
+        name: table[name].combine_chunks() if name in types else _found(table[name])
+        for name in table.column_names
+    }
+
+
+def _found(column: Any) -> Any:
+    """A field that was not asked for; of one that becomes no column only its type counts."""
+    import pyarrow
+
+    is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
+    return column.combine_chunks() if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
 def _type_of(value: object) -> Any:

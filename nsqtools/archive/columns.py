@@ -364,7 +364,7 @@ def read_batches(
     schema = message_schema(kind)
     is_jsonl: bool | None = None
     number = 0
-    for text in _whole_lines(read_text(archive, on_damage, within), delimiter):
+    for text in whole_lines(read_text(archive, on_damage, within), delimiter):
         if is_jsonl is None:
             is_jsonl = is_message(text.partition(b"\n")[0])
         columns: Columns | None
@@ -387,6 +387,14 @@ def read_batches(
         yield batch if mask is None else batch.filter(mask)
 
 
+def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
+    """Return bare bodies in the columns of `message_schema`."""
+    import pyarrow
+
+    columns, schema = bare_columns(bodies, None), message_schema()
+    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
     """Return the lines of a text, whose last one may lack its delimiter."""
     lines = text.split(delimiter)
@@ -395,7 +403,7 @@ def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
     return lines
 
 
-def _whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
     held, size = [], 0
     for text in texts:

@@ -7,18 +7,24 @@ only, and their indexes are read several at a time, because each costs a round t
 Trap: a listing is no snapshot. It may show a file and, from an earlier page, not yet its index. So
 the index of what is listed is asked for by its name: it is there before its file is.
 
+Tables are found, too: every Parquet file of a directory or a bucket, and of a Delta table those
+that its log names, whatever else lies there.
+
 A file without an index may be of bare bodies, in any form. It is refused where it is known to be
-something else: a Parquet file's fragments would be published as bodies.
+something else, which would be published as bodies.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import unquote
 
+from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile
 from nsqtools.archive.layout import (
     PART,
     Head,
@@ -27,6 +33,7 @@ from nsqtools.archive.layout import (
     decode_index,
     index_of,
     is_hidden,
+    manifest_of,
     owner_of,
     split_head,
 )
@@ -45,6 +52,9 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.opening import NotRegularError
 
+if TYPE_CHECKING:
+    from nsqtools.archive.reader import TimeRange
+
 INDEXES_AT_ONCE = 16
 PARQUET_MAGIC = b"PAR1"
 
@@ -61,6 +71,8 @@ class ArchiveFile:
     members: list[Member] | None
     head: Head | None = None
     entry: Entry | None = None
+    table: TableFile | None = None
+    """Of Parquet: what a log or a manifest says of it."""
 
     @classmethod
     def at(
@@ -91,8 +103,26 @@ class ArchiveFile:
 
     @property
     def messages(self) -> int | None:
-        """How many messages it has, if its index says so."""
+        """How many messages it has, if its index or its table says so."""
+        if self.table is not None:
+            return self.table.rows
         return None if self.members is None else sum(m.messages for m in self.members)
+
+    @property
+    def begins_ns(self) -> int | None:
+        """The lowest time of its messages, if that is known; 0 where they have none."""
+        if self.table is not None:
+            return self.table.min_ts_ns
+        if self.members and self.members[0].max_ts:
+            return min(member.min_ts for member in self.members)
+        return None
+
+    def may_have(self, within: TimeRange) -> bool:
+        """Return whether some message of a range may be in it, by what is known of it."""
+        if self.table is not None:
+            least, most = self.table.min_ts_ns, self.table.max_ts_ns
+            return least is None or most is None or within.meets(least, most)
+        return self.members is None or any(map(within.may_have, self.members))
 
     def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.
@@ -158,6 +188,8 @@ def _find(place: str) -> list[ArchiveFile]:
         if not path.is_dir():
             return [_with_index(LocalStorage(path.parent), _stat(path), is_named=True)]
         storage: Storage = LocalStorage(path)
+        if (path / LOG).is_dir():
+            return _files_of_table(place, storage)
         in_progress = [entry for entry in storage.list() if is_hidden(_base(entry), PART)]
         files = [*filter(_is_finished, storage.list()), *in_progress]
         return [_with_index(storage, entry) for entry in files]
@@ -168,6 +200,8 @@ def _find(place: str) -> list[ArchiveFile]:
         storage = open_storage(folder)
         return [_with_index(storage, storage.stat(name), is_named=True)]
     names = {entry.name for entry in listed}
+    if any(name.startswith(f"{LOG}/") for name in names):
+        return _files_of_table(place, storage)
     with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
         finished = filter(_is_finished, listed)
         return list(pool.map(lambda entry: _with_index(storage, entry, names), finished))
@@ -213,11 +247,38 @@ def _with_index(
             raise
     if data is None:
         name = "" if is_named else entry.name
-        if not is_in_progress and (why := why_foreign(name, _beginning(storage, entry))):
-            raise foreign_file(storage.where(entry.name), why)
+        if not is_in_progress:
+            beginning = _beginning(storage, entry)
+            if beginning == PARQUET_MAGIC:
+                table = _parquet(storage, entry, names)
+                return ArchiveFile(storage, entry.name, None, entry=known, table=table)
+            if why := why_foreign(name, beginning):
+                raise foreign_file(storage.where(entry.name), why)
         return ArchiveFile(storage, entry.name, None, entry=known)
     index = Index(split_head(data)[0], decode_index(data))
     return ArchiveFile(storage, entry.name, index.members, index.head, known)
+
+
+def _files_of_table(place: str, storage: Storage) -> list[ArchiveFile]:
+    return [
+        ArchiveFile(storage, each.path, None, table=each)
+        for each in sorted(DeltaCatalog(place).files(), key=lambda each: each.path)
+    ]
+
+
+def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
+    """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
+    pairs = [part.partition("=") for part in entry.name.split("/")[:-1]]
+    partition = {name: unquote(value) for name, equals, value in pairs if equals}
+    manifest = str(manifest_of(PurePosixPath(entry.name)))
+    said: dict[str, int] = {}
+    if not names or manifest in names:
+        try:
+            said = json.loads(storage.read(manifest))
+        except (FileNotFoundError, DeniedError, ValueError):
+            pass
+    rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
+    return TableFile(entry.name, entry.size, rows, least, most, partition)
 
 
 def _beginning(storage: Storage, entry: Entry) -> bytes:

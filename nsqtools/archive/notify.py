@@ -32,12 +32,12 @@ class FileHook:
         if not self._words:
             raise ConfigurationError("the command for finished files is empty")
         self.failures = 0
-        self._paths: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._paths: queue.SimpleQueue[Path | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="nsq-on-file", daemon=True)
         self._thread.start()
 
-    def put(self, path: Path) -> None:
-        """Have the command run for a file; returns at once."""
+    def put(self, path: Path | str) -> None:
+        """Have the command run for a file, or the URL of one; returns at once."""
         self._paths.put(path)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -66,7 +66,7 @@ class FileHook:
                 last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
                 self._failed(path, " ".join([f"status {done.returncode}", *last]))
 
-    def _failed(self, path: Path, reason: str) -> None:
+    def _failed(self, path: Path | str, reason: str) -> None:
         self.failures += 1
         log.error("the command for %s failed (%s)", path, reason)
 

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+from nsqtools.archive.codecs import CorruptError
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming
@@ -184,9 +185,9 @@ def _compare(
     path: Path, sums: Sequence[Sequence[int]], names: Sequence[str]
 ) -> tuple[int | None, int | None]:
     """Read a file back; return the lowest and the highest time. Raises ``OSError``."""
-    from pyarrow import ArrowException, compute, parquet
+    from pyarrow import ArrowException, parquet
 
-    times: list[int] = []
+    times: list[int | None] = []
     try:
         with parquet.ParquetFile(path) as file:
             is_same = file.num_row_groups == len(sums)
@@ -194,7 +195,7 @@ def _compare(
                 group = file.read_row_group(number, use_threads=False)
                 is_same &= [checksum(group[name]) for name in names] == list(sums[number])
                 if TIME in names:
-                    times += compute.min_max(group[TIME]).as_py().values()
+                    times += time_span(group[TIME])
     except (ArrowException, OSError) as exc:
         raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
     if not is_same:
@@ -266,13 +267,12 @@ def read(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over the rows of a file, a batch at a time; row groups of other times are left out.
 
-    ``columns`` that the file lacks are left out, too. Raises ``OSError``, also for what is no
-    Parquet, and `NsqError` when pyarrow is missing.
+    ``columns`` that the file lacks are left out, too. Raises ``OSError``, `CorruptError` for what
+    is not whole Parquet, and `NsqError` when pyarrow is missing.
     """
     need_pyarrow("reading Parquet")
     from pyarrow import ArrowException, compute, parquet
 
-    shown = str(getattr(source, "name", source))
     try:
         with parquet.ParquetFile(source) as file:
             names = file.schema_arrow.names
@@ -287,9 +287,22 @@ def read(
                 if within != EVER and TIME in names:
                     batch = batch.filter(_within(batch[TIME], within, compute))
                 yield batch.select(wanted) if asked is not wanted else batch
-    except ArrowException as exc:
-        reason = str(exc).partition("\n")[0]
-        raise OSError(errno.EIO, f"it is not whole Parquet: {reason}", shown) from exc
+    except (ArrowException, OSError) as exc:
+        _raise_as_read(exc)
+
+
+def _raise_as_read(exc: Exception) -> NoReturn:
+    """Raise what a storage said as it is, and what Arrow says as `CorruptError`."""
+    if isinstance(exc, OSError) and exc.errno is not None:
+        raise exc
+    raise CorruptError(f"it is not whole Parquet ({str(exc).partition(chr(10))[0]})") from exc
+
+
+def time_span(times: Any) -> list[int | None]:
+    """Return the lowest and the highest of a column of times; None where there is none."""
+    from pyarrow import compute
+
+    return list(compute.min_max(times).as_py().values())
 
 
 def _within(times: Any, within: TimeRange, compute: Any) -> Any:
@@ -315,7 +328,7 @@ def _may_have(file: Any, number: int, within: TimeRange) -> bool:
 def metadata_of(source: Path | BinaryIO) -> dict[str, Any]:
     """Return what `ParquetWriter` was told to keep, nothing for a file of others.
 
-    Raises ``OSError`` for what is no Parquet.
+    Raises as `read`.
     """
     need_pyarrow("reading Parquet")
     from pyarrow import ArrowException, parquet
@@ -324,6 +337,5 @@ def metadata_of(source: Path | BinaryIO) -> dict[str, Any]:
         with parquet.ParquetFile(source) as file:
             found = (file.metadata.metadata or {}).get(_METADATA.encode())
             return dict(json.loads(found)) if found else {}
-    except ArrowException as exc:
-        shown = str(getattr(source, "name", source))
-        raise OSError(errno.EIO, f"it is not Parquet: {exc}", shown) from exc
+    except (ArrowException, OSError) as exc:
+        _raise_as_read(exc)

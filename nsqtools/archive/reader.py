@@ -40,6 +40,8 @@ READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
 VANISHED = "it was removed before it was read"
 LARGEST_TEXT = 1 << 26  # of a member at a time
+ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
+"""The columns of a table that are those of an `Envelope`."""
 
 _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
@@ -60,17 +62,15 @@ class TimeRange:
             self.until_ns is None or timestamp_ns < self.until_ns
         )
 
-    def overlaps(self, first_ns: int, last_ns: int) -> bool:
-        """Return whether some time from one to another is in it."""
-        return (self.since_ns is None or last_ns >= self.since_ns) and (
-            self.until_ns is None or first_ns < self.until_ns
-        )
-
     def may_have(self, member: Member) -> bool:
         """Return whether some message of a member may be in it."""
-        if not member.max_ts:  # unknown
-            return True
-        return self.overlaps(member.min_ts, member.max_ts)
+        return not member.max_ts or self.meets(member.min_ts, member.max_ts)  # 0 is unknown
+
+    def meets(self, min_ns: int, max_ns: int) -> bool:
+        """Return whether some time from ``min_ns`` to ``max_ns`` is in it."""
+        return (self.since_ns is None or max_ns >= self.since_ns) and (
+            self.until_ns is None or min_ns < self.until_ns
+        )
 
 
 EVER = TimeRange()
@@ -159,6 +159,8 @@ def look_at(archive: ArchiveFile) -> Scan:
     Without an index that fits, all of it is read. Raises `OutputError`; damage is in the result.
     """
     scan = Scan()
+    if archive.table is not None:
+        return _look_at_rows(archive, scan)
     try:
         with closing(archive.open()) as file:
             members, scan.size = archive.members, file.seek(0, os.SEEK_END)
@@ -176,6 +178,35 @@ def look_at(archive: ArchiveFile) -> Scan:
         scan.damage = str(exc.strerror)
     except OSError as exc:
         raise failure_of(exc, "read", archive.shown) from exc
+    return scan
+
+
+def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
+    """What a Parquet file holds: by its log or manifest, or by its columns of topic and time."""
+    from nsqtools.archive import parquet
+
+    table = archive.table
+    assert table is not None
+    scan.size = table.bytes
+    topic = table.partition.get("topic")
+    count, times = table.rows, [table.min_ts_ns, table.max_ts_ns]
+    try:
+        if topic is None or count is None:
+            count = 0
+            with closing(archive.open()) as file:
+                for batch in parquet.read(file, ("topic", "ts_ns")):
+                    count += batch.num_rows
+                    if "topic" in batch.schema.names:
+                        scan.topics.update(filter(None, batch["topic"].unique().to_pylist()))
+                    if "ts_ns" in batch.schema.names:
+                        times += parquet.time_span(batch["ts_ns"])
+    except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+        scan.damage = _why_unread(exc)
+    except OSError as exc:
+        raise failure_of(exc, "read", archive.shown) from exc
+    scan.topics |= {topic} if topic is not None else set()
+    known = [time for time in times if time is not None]
+    scan.members = [Member(0, scan.size, count or 0, min(known, default=0), max(known, default=0))]
     return scan
 
 
@@ -208,6 +239,9 @@ def read_messages(
     within: TimeRange = EVER,
 ) -> Iterator[Envelope]:
     """Iterate over a file's messages. Raises as `read_text`."""
+    if archive.table is not None:
+        yield from _read_rows(archive, on_damage, within)
+        return
     number = 0
     is_jsonl: bool | None = None
     for lines in read_lines(archive, on_damage, delimiter=delimiter, within=within):
@@ -225,6 +259,41 @@ def read_messages(
                 continue
             if within.has(message.timestamp_ns):
                 yield message
+
+
+def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> Iterator[Envelope]:
+    """Iterate over the messages of a Parquet file; columns that are its folders are theirs."""
+    from nsqtools.archive import parquet
+
+    assert archive.table is not None
+    topic_of_all = archive.table.partition.get("topic") or ""
+    try:
+        with closing(archive.open()) as file:
+            for batch in parquet.read(file, ROW, within):
+                count, there = batch.num_rows, set(batch.schema.names)
+                columns = [
+                    batch[name].to_pylist() if name in there else [None] * count for name in ROW
+                ]
+                for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
+                    text = body.encode() if isinstance(body, str) else body
+                    yield Envelope(
+                        topic or topic_of_all,
+                        nsqd or "",
+                        (id or "").encode(),
+                        ts_ns or 0,
+                        attempts or 0,
+                        (raw or b"") if text is None else text,
+                    )
+    except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+        on_damage(archive.shown, _why_unread(exc))
+    except OSError as exc:
+        raise failure_of(exc, "read", archive.shown) from exc
+
+
+def _why_unread(exc: Exception) -> str:
+    if isinstance(exc, FileNotFoundError):
+        return VANISHED
+    return str(exc.strerror if isinstance(exc, OSError) else exc)
 
 
 def is_message(line: bytes) -> bool:

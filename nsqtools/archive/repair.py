@@ -49,7 +49,10 @@ def verify(archive: ArchiveFile) -> Verdict:
             end = archive.members[-1].end if archive.members else 0
             if end != size:
                 problems.append(f"its index ends at byte {end} of {size}")
-        if archive.is_remote:
+        if archive.table is not None:
+            if not problems and archive.messages not in (None, messages):
+                problems.append(f"it has {messages} messages, and {archive.messages} in its table")
+        elif archive.is_remote:
             problems += _differences_from_manifest(archive)
     except OSError as exc:
         problems.append(f"{exc.filename}: {exc.strerror}")
@@ -79,6 +82,8 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
 
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
+    if archive.table is not None:
+        raise OutputError(f"cannot repair {archive.shown} (a table is not repaired)")
     path = archive.path
     beside = copy_of(path)
     try:

@@ -74,7 +74,6 @@ WRITER_DIGITS = 16
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
-THREADS = 8  # small files wait for answers most of the time
 LARGE = 8 << 20  # bytes; such a file has several parts of that size in memory
 LARGE_AT_ONCE = 3
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
@@ -256,11 +255,16 @@ def _upload(path: Path, plan: UploadPlan, lock: UploadLock) -> int:
     return size
 
 
+def host_token(host: str) -> str:
+    """Return a host's name as names of objects have it."""
+    return _NOT_IN_NAMES.sub("_", host) or "host"
+
+
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
     """Return the name of a file's object. Raises ``OSError``."""
     head = index.head
     identity = f"{head.writer[:WRITER_DIGITS]}-{head.number}" if head else hash_of(path)[:32]
-    token = f".{_NOT_IN_NAMES.sub('_', plan.host) or 'host'}-{identity}"
+    token = f".{host_token(plan.host)}-{identity}"
     name = before_extension(path.relative_to(plan.directory).as_posix(), token)
     if not plan.by_topic_and_date:
         return name
@@ -363,10 +367,14 @@ class UploadTotals:
     conflicts: int = 0
     waiting_files: int = 0
     waiting_bytes: int = 0
+    misfits: int = 0
+    """Bodies that did not fit the columns of a table."""
 
 
 class Uploads:
     """`put` from any thread; the rest from the thread that runs the archiver."""
+
+    THREADS = 8  # small files wait for answers most of the time
 
     def __init__(self, plan: UploadPlan, max_local_bytes: int | None = None) -> None:
         self.totals = UploadTotals()
@@ -410,7 +418,7 @@ class Uploads:
                 self.put(path)
         except OSError as exc:
             log.error("cannot look for files to upload in %s (%s)", exc.filename, exc.strerror)
-        for number in range(THREADS):
+        for number in range(self.THREADS):
             thread = threading.Thread(target=self._run, name=f"nsq-upload-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()

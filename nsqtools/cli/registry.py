@@ -100,6 +100,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 "cat": Command(
                     "archive:cat", "Print the messages in archives of any format and compression."
                 ),
+                "convert": Command("archive:convert", "Bring archives into a table."),
+                "schema": Command(
+                    "archive:schema",
+                    "Print the columns of JSON bodies, as a JSON Schema.",
+                ),
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."
                 ),

@@ -137,7 +137,7 @@ class ClientOptions:
     tls_cert: str = _option("", "text", "client certificate, PEM")
     tls_key: str = _option("", "text", "key of the client certificate, PEM")
     tls_insecure_skip_verify: bool = _option(False, "bool", "do not verify nsqd's certificate")
-    tls_min_version: str = _option(
+    tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = _option(
         "tls1.2",
         "choice",
         "lowest TLS version; below tls1.2 only where the TLS library still can",
@@ -186,7 +186,7 @@ class ClientOptions:
         90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
     )
     max_requeue_delay_s: float = _duration(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
-    backoff_strategy: str = _option(
+    backoff_strategy: Literal["exponential", "full_jitter"] = _option(
         "exponential", "choice", "how backoff grows", choices=("exponential", "full_jitter")
     )
     backoff_multiplier_s: float = _duration(1.0, "unit of backoff", 0, MAX_DELAY_S)
@@ -203,7 +203,7 @@ class ClientOptions:
         30.0, "take RDY from any connection after this time, if others wait", 1, 300
     )
     rdy_redistribute_interval_s: float = _duration(5.0, "time between redistributions", 0.001, 5)
-    rdy_resend: str = _option(
+    rdy_resend: Literal["auto", "always", "never"] = _option(
         "always",
         "choice",
         "send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)",

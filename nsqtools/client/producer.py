@@ -4,7 +4,7 @@
         producer.publish("clicks", b"...")                # waits for nsqd's confirmation
         producer.publish_many("clicks", [b"...", b"..."])  # MPUB: far faster
         publication = producer.submit("clicks", [b"..."])  # does not wait
-        publication.wait()
+        publication.result()
 
 Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
 sent (safe to publish again), or unknown (nsqd may have it: publishing again may double it). A
@@ -38,7 +38,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Mode, Publication
+from nsqtools.client.publication import Mode, PendingPublication, Publication
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -156,11 +156,13 @@ class Producer:
             self.options,
             self._policy,
             self._on_settled,
+            self._set_aside,
         )
         self._lock = threading.RLock()  # re-entrant: a signal handler may publish
         self._room = threading.Condition(self._lock)
-        self._unsettled: dict[Publication, None] = {}
+        self._unsettled: dict[PendingPublication, None] = {}
         self._unsettled_bytes = 0
+        self._aside: dict[PendingPublication, None] = {}  # unsettled, and not in the window
         self._is_started = False
         self._is_stopped = False
 
@@ -188,7 +190,7 @@ class Producer:
         self._io.loop.call_soon(self._io.flush)
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         with self._room:
-            for publication in list(self._unsettled):
+            for publication in [*self._aside, *self._unsettled]:
                 left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
                 if not self._room.wait_for(lambda p=publication: p.is_settled, left_s):  # type: ignore[misc]
                     return False
@@ -239,7 +241,7 @@ class Producer:
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
-        unsettled = list(self._unsettled)
+        unsettled = [*self._aside, *self._unsettled]
         was_stopped = self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
@@ -346,7 +348,7 @@ class Producer:
         lengths = list(map(len, whole))
         check_bodies(lengths, defer_s, self.options)
         size = sum(lengths)
-        publication = Publication(
+        publication = PendingPublication(
             _check_topic(topic),
             whole,
             size,
@@ -356,11 +358,14 @@ class Producer:
             on_settled,
             splits,
         )
+        self._send(publication)
+        return publication
+
+    def _send(self, publication: PendingPublication) -> None:
         if not self._is_started:
             self.start()
         self._wait_for_room(publication)
         self._io.submit(publication)
-        return publication
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
@@ -406,7 +411,7 @@ class Producer:
         with self._lock:
             return self._has_room()
 
-    def _wait_for_room(self, publication: Publication) -> None:
+    def _wait_for_room(self, publication: PendingPublication) -> None:
         with self._lock:  # once for each publish: the lock costs less than its condition
             if not self._has_room():
                 timeout_s = self.options.publish_timeout_s
@@ -429,11 +434,23 @@ class Producer:
             and self._unsettled_bytes < WINDOW_BYTES
         )
 
-    def _on_settled(self, settled: list[Publication]) -> None:
+    def _leave_window(self, publication: PendingPublication) -> bool:
+        was_in = self._unsettled.pop(publication, self) is None
+        if was_in:
+            self._unsettled_bytes -= publication.size
+        return was_in
+
+    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
+        """Make room for others: these wait for an nsqd that may hang."""
+        with self._room:
+            self._aside.update((each, None) for each in publications if self._leave_window(each))
+            self._room.notify_all()
+
+    def _on_settled(self, settled: list[PendingPublication]) -> None:
         with self._room:
             for publication in settled:
-                if self._unsettled.pop(publication, self) is None:
-                    self._unsettled_bytes -= publication.size
+                self._leave_window(publication)
+                self._aside.pop(publication, None)
             self._room.notify_all()
         if self.on_published is not None:
             for publication in settled:

@@ -45,7 +45,14 @@ from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_back
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
-from nsqtools.client.publication import Failure, Mode, Parts, Publication, PublishQueue
+from nsqtools.client.publication import (
+    Failure,
+    Mode,
+    Parts,
+    PendingPublication,
+    PublishQueue,
+    call_back,
+)
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import (
     ConfigurationError,
@@ -77,7 +84,7 @@ READ_BUFFER = memoryview(bytearray(READ_SIZE // 16))  # of the one I/O thread
 
 # A command without its answer yet, the publications that it carries, and when it was sent. A plain
 # tuple: there is one for each publish.
-Outstanding = tuple[bytes, list[Publication], float]
+Outstanding = tuple[bytes, list[PendingPublication], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ class ProducerLink:
 
     # -- publishing -----------------------------------------------------------------------------
 
-    def send(self, command: bytes, publications: list[Publication]) -> None:
+    def send(self, command: bytes, publications: list[PendingPublication]) -> None:
         """Send a command on the connection, which there must be."""
         assert self.connection is not None
         for publication in publications:
@@ -258,8 +265,8 @@ class ProducerLink:
         assert connection is not None
         self.known_at = self._loop.now()
         untouched = set(map(id, connection.untouched))
-        not_sent: list[Publication] = []
-        unknown: list[Publication] = []
+        not_sent: list[PendingPublication] = []
+        unknown: list[PendingPublication] = []
         for command, publications, _ in self.outstanding:
             (not_sent if id(command) in untouched else unknown).extend(publications)
         self.outstanding.clear()
@@ -456,7 +463,8 @@ class ProducerLinks:
 class ProducerIO:
     """Owns the links and the unsettled publications of one producer.
 
-    ``report`` is called on the I/O thread with publications that have settled. ``retried`` counts
+    ``report`` is called on the I/O thread with publications that have settled, and ``set_aside``
+    with those that wait for an nsqd that may hang, while there are others. ``retried`` counts
     messages that were sent again, and ``repeated`` those of them that nsqd may have had already.
     """
 
@@ -467,22 +475,25 @@ class ProducerIO:
         discovery: Discovery | None,
         options: ClientOptions,
         policy: PublishPolicy,
-        report: Callable[[list[Publication]], None],
+        report: Callable[[list[PendingPublication]], None],
+        set_aside: Callable[[Iterable[PendingPublication]], None],
     ) -> None:
         self._options = options
         self._policy = policy
         self._report = report
+        self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
-        self._inbox: collections.deque[Publication] = collections.deque()
+        self._has_others = len(addresses) > 1 or discovery is not None
+        self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
         self._queue = PublishQueue(
             linger_s=policy.linger_s, max_body_size=options.publish_max_body_size
         )
-        self._settled: list[Publication] = []
-        self._timed: dict[Publication, float] = {}  # with a time of their own: when it is over
+        self._settled: list[PendingPublication] = []
+        self._timed: dict[PendingPublication, float] = {}  # when their own time is over
         self._expiry: Timer | None = None  # one for all: a confirmed publication leaves nothing
         self._failures: list[Failure] = []  # of the last `UNSEEN_S`
         self._older_failures: list[Failure] = []
@@ -498,12 +509,13 @@ class ProducerIO:
         self.loop.start()
 
     def _begin(self) -> None:
-        interval_s = min(LIVENESS_TICK_S, self._options.publish_timeout_s / 4)
+        tick_s = OVERDUE_S if self._has_others else LIVENESS_TICK_S
+        interval_s = min(tick_s, self._options.publish_timeout_s / 4)
         self.loop.call_each(interval_s, self._watch)
         self.loop.call_each(UNSEEN_S, self._log_older_failures)
         self.links.begin()
 
-    def submit(self, publication: Publication) -> None:
+    def submit(self, publication: PendingPublication) -> None:
         """Publish, from any thread."""
         self._inbox.append(publication)
         if not self._is_noted:  # set and cleared in this order: `_take` clears before it looks
@@ -607,7 +619,7 @@ class ProducerIO:
         if self._timer is None or not now < self._timer.at <= now + delay_s:
             self._timer = self.loop.call_later(max(0.0, delay_s), self.loop.wake)
 
-    def _may_retry(self, publication: Publication, now: float) -> bool:
+    def _may_retry(self, publication: PendingPublication, now: float) -> bool:
         """Its time begins with its first failure, not while it waits its turn."""
         if not publication.failed_at:
             publication.failed_at = now
@@ -626,12 +638,12 @@ class ProducerIO:
         self.links.changed()
         self.loop.wake()  # the turn may be past the point where it sends and reports
 
-    def confirmed(self, publications: list[Publication]) -> None:
+    def confirmed(self, publications: list[PendingPublication]) -> None:
         for publication in publications:
             self._settle(publication, None)
 
     def rejected(
-        self, link: ProducerLink, publications: list[Publication], error: ServerError
+        self, link: ProducerLink, publications: list[PendingPublication], error: ServerError
     ) -> None:
         count = sum(len(publication.bodies) for publication in publications)
         if len(publications) > 1 and outcomes.stored_nothing(error, count):
@@ -646,7 +658,7 @@ class ProducerIO:
                 link.delay_next(error)  # the others take what comes next
 
     @staticmethod
-    def _split(publication: Publication, size: int) -> list[Publication]:
+    def _split(publication: PendingPublication, size: int) -> list[PendingPublication]:
         if len(publication.bodies) == 1:
             publication.is_alone = True
             return [publication]
@@ -654,12 +666,12 @@ class ProducerIO:
         return parts.split(publication, size)
 
     @staticmethod
-    def _is_to_be_split(publication: Publication, error: ServerError) -> bool:
+    def _is_to_be_split(publication: PendingPublication, error: ServerError) -> bool:
         count = len(publication.bodies)
         can_be = publication.splits and count > 1
         return can_be and outcomes.may_split(outcomes.rejected(error, count))
 
-    def not_sent(self, publications: list[Publication], error: NsqError) -> None:
+    def not_sent(self, publications: list[PendingPublication], error: NsqError) -> None:
         fails_again = (  # one after the other, with a connection for each
             len(self.links) == 1
             and not self._policy.retry_timeout_s
@@ -672,11 +684,11 @@ class ProducerIO:
             for publication in publications:
                 self._settle(publication, outcomes.not_sent(error))
 
-    def unknown(self, publications: list[Publication], error: NsqError) -> None:
+    def unknown(self, publications: list[PendingPublication], error: NsqError) -> None:
         self._try_again_or_settle(publications, lambda: outcomes.unknown(error))
 
     def _try_again_or_settle(
-        self, publications: list[Publication], make_failure: Callable[[], PublishError]
+        self, publications: list[PendingPublication], make_failure: Callable[[], PublishError]
     ) -> bool:
         """Return whether some of them are sent again."""
         now, again = self.loop.now(), []
@@ -698,7 +710,7 @@ class ProducerIO:
         self._send_again(again)
         return bool(again)
 
-    def _send_again(self, publications: list[Publication]) -> None:
+    def _send_again(self, publications: list[PendingPublication]) -> None:
         for publication in publications:
             publication.is_written = False
             self.retried += len(publication.bodies)
@@ -715,22 +727,26 @@ class ProducerIO:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         self.links.check(now)
+        if len(self.links) > 1:  # one that hangs must not fill the window of the others
+            for link in self.links:
+                if link.outstanding and not link.is_prompt(now):
+                    self._set_aside(each for sent in link.outstanding for each in sent[1])
 
     # -- outcomes -------------------------------------------------------------------------------
 
-    def _settle(self, publication: Publication, error: PublishError | None) -> None:
+    def _settle(self, publication: PendingPublication, error: PublishError | None) -> None:
         if publication.is_settled:
             return
         if error is not None and publication.may_be_stored:
             error = outcomes.kept_unknown(error)
-        publication.settle(error)
+        failure = publication.settle(error)
         if (parts := publication.parts) is not None:
             if parts.are_settled:
                 self._settle(parts.whole, parts.error())
             return
         self._settled.append(publication)
-        if publication.failure is not None:
-            self._failures.append(publication.failure)
+        if failure is not None:
+            self._failures.append(failure)
         if publication.timeout_s is not None:
             self._timed.pop(publication, None)
 
@@ -740,12 +756,7 @@ class ProducerIO:
             return
         settled, self._settled = self._settled, []
         self._report(settled)
-        for publication in settled:
-            if publication.on_settled is not None:
-                try:
-                    publication.on_settled(publication)
-                except Exception:
-                    log.exception("on_settled failed")
+        call_back(settled)
 
     def _log_older_failures(self) -> None:
         older, self._older_failures, self._failures = self._older_failures, self._failures, []

@@ -11,16 +11,27 @@ from __future__ import annotations
 import collections
 import enum
 import itertools
+import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
 
+log = logging.getLogger("nsqtools")
+
 MAX_JOINED = 1000
+
+# Held for a moment when a publication settles. All share it: it is the lock that concurrent.futures
+# takes of each, and on one I/O thread nothing contends for it.
+_settling = threading.RLock()
+_Lock = type(threading.Lock())
+RUNNING, FINISHED = "RUNNING", "FINISHED"  # of concurrent.futures
 
 Mode = Literal["failover", "round-robin"]
 """How a `Producer` chooses among several nsqd."""
@@ -48,32 +59,134 @@ class Failure:
     is_seen: bool = False
 
 
-class Publication:
-    """A publish on its way: one message, or several as one MPUB. It settles exactly once.
+class Publication(Future[None]):
+    """A publish on its way: one message, or several as one MPUB. A future, done exactly once.
 
-    When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
-    refused it), `PublishRefused` (nsqd does not accept this client), `PublishNotSent` (nsqd does
-    not have it) or `PublishUnknown` (nsqd may have it). A failure that is not looked at, here or
-    with `wait`, is logged. `errors` has the outcome of each message.
+    `result` returns None when nsqd has confirmed it, and raises what `exception` returns: a
+    `PublishRejected` (nsqd refused it), `PublishRefused` (nsqd does not accept this client),
+    `PublishNotSent` (nsqd does not have it) or `PublishUnknown` (nsqd may have it). `errors` has
+    the outcome of each message. A failure that is not looked at is logged.
+
+    ``concurrent.futures.wait`` takes it, and so does ``await`` in asyncio. Callbacks are called on
+    the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
     """
 
+    # `Future.__init__` is not called: a condition for each would cost as much as a publish
     __slots__ = (
+        "_callbacks",
+        "_failure",
+        "_state",
         "_waiters",
         "bodies",
         "defer_s",
-        "failed_at",
-        "failure",
-        "is_alone",
         "is_settled",
+        "size",
+        "submitted_at",
+        "topic",
+    )
+    _condition = threading.Condition(_settling)
+    _result = None
+
+    def __init__(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        size: int,
+        submitted_at: float,
+        defer_s: float | None = None,
+        on_settled: Callable[[Publication], None] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.bodies = bodies
+        self.size = size
+        self.submitted_at = submitted_at
+        self.defer_s = defer_s
+        self.is_settled = False
+        self._state = RUNNING
+        self._failure: Failure | None = None
+        self._waiters: list[Any] = []  # locks of `exception`, and what concurrent.futures adds
+        self._callbacks: tuple[Callable[[Any], object], ...] | None
+        self._callbacks = () if on_settled is None else (on_settled,)
+
+    @property
+    def error(self) -> PublishError | None:
+        """Why it was not confirmed, or None: also while it is under way."""
+        if self._failure is None:
+            return None
+        self._failure.is_seen = True
+        return self._failure.error
+
+    _exception = error  # where asyncio looks
+
+    @property
+    def errors(self) -> Sequence[PublishError | None]:
+        """Why each message was not confirmed, or None, in the order of the bodies."""
+        error = self.error
+        if error is not None and len(error.outcomes) == len(self.bodies):
+            return error.outcomes
+        return [error] * len(self.bodies)
+
+    def exception(self, timeout: float | None = None) -> PublishError | None:
+        """Wait for the outcome; return why it was not confirmed, or None.
+
+        Raises `DeadlineExceeded`, which is a ``TimeoutError``, when ``timeout`` seconds passed
+        first: it is still under way then.
+        """
+        if not self.is_settled:
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)  # in this order: `settle` looks at them last
+            limit_s = -1 if timeout is None else timeout
+            if not self.is_settled and not waiter.acquire(timeout=limit_s):
+                raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
+        return self.error
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` as `exception`."""
+        if (error := self.exception(timeout)) is not None:
+            raise error
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """The same as `result`."""
+        self.result(timeout_s)
+
+    def add_done_callback(self, fn: Callable[[Publication], object]) -> None:
+        """Call ``fn`` with this when it has settled, on the I/O thread; at once if it has."""
+        with _settling:
+            if self._callbacks is not None:
+                self._callbacks += (fn,)
+                return
+        fn(self)
+
+    def cancel(self) -> bool:
+        """Return False: nsqd may have it."""
+        return False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def __repr__(self) -> str:
+        failure = self._failure
+        outcome = ("published" if failure is None else repr(failure.error)) * self.is_settled
+        return (
+            f"<Publication of {len(self.bodies)} messages to {self.topic},"
+            f" {outcome or 'not settled'}>"
+        )
+
+
+class PendingPublication(Publication):
+    """A publication as the I/O thread sees it, which alone changes what is here."""
+
+    __slots__ = (
+        "failed_at",
+        "is_alone",
         "is_written",
         "may_be_stored",
-        "on_settled",
         "parts",
-        "size",
         "splits",
-        "submitted_at",
         "timeout_s",
-        "topic",
     )
 
     def __init__(
@@ -87,22 +200,14 @@ class Publication:
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> None:
-        self.topic = topic
-        self.bodies = bodies
-        self.size = size
-        self.submitted_at = submitted_at
-        self.defer_s = defer_s
+        super().__init__(topic, bodies, size, submitted_at, defer_s, on_settled)
         self.timeout_s = timeout_s
-        self.on_settled = on_settled
-        self.failure: Failure | None = None
-        self.failed_at = 0.0  # for the first time; the I/O thread's
         self.splits = splits
-        self.parts: Parts | None = None  # of which it is one; the I/O thread's
-        self.is_settled = False
-        self.is_written = False  # handed to a connection; the I/O thread's
-        self.may_be_stored = False  # by an earlier attempt; the I/O thread's
-        self.is_alone = False  # must not be joined with others; the I/O thread's
-        self._waiters: list[threading.Lock] = []  # each held until the outcome is known
+        self.failed_at = 0.0  # for the first time
+        self.parts: Parts | None = None  # of which it is one
+        self.is_written = False  # handed to a connection
+        self.may_be_stored = False  # by an earlier attempt
+        self.is_alone = False  # must not be joined with others
 
     def encode(self) -> bytes:
         """Return the command for nsqd."""
@@ -113,50 +218,45 @@ class Publication:
             return commands.Publish(self.topic, self.bodies[0]).encode()
         return commands.MultiPublish(self.topic, self.bodies).encode()
 
-    @property
-    def error(self) -> PublishError | None:
-        """Why it was not confirmed, or None."""
-        if self.failure is None:
-            return None
-        self.failure.is_seen = True
-        return self.failure.error
-
-    @property
-    def errors(self) -> Sequence[PublishError | None]:
-        """Why each message was not confirmed, or None, in the order of the bodies."""
-        error = self.error
-        if error is not None and len(error.outcomes) == len(self.bodies):
-            return error.outcomes
-        return [error] * len(self.bodies)
-
-    def settle(self, error: PublishError | None) -> None:
-        """Set the outcome, once (on the I/O thread)."""
+    def settle(self, error: PublishError | None) -> Failure | None:
+        """Set the outcome, once, and wake who waits; return the failure."""
         if error is not None:
-            self.failure = Failure(error, len(self.bodies))
-        self.is_settled = True  # in this order: `wait` adds its lock before it looks
+            self._failure = Failure(error, len(self.bodies))
+        with _settling:  # `concurrent.futures.wait` looks and adds a waiter inside
+            self._state = FINISHED
+            self.is_settled = True
         for waiter in self._waiters:
-            waiter.release()
+            if isinstance(waiter, _Lock):
+                waiter.release()
+            elif error is None:
+                waiter.add_result(self)
+            else:
+                waiter.add_exception(self)
+        return self._failure
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` when the time passed
-        first (the publication then is still under way)."""
-        if not self.is_settled:
-            waiter = threading.Lock()
-            waiter.acquire()
-            self._waiters.append(waiter)
-            limit_s = -1 if timeout_s is None else timeout_s
-            if not self.is_settled and not waiter.acquire(timeout=limit_s):
-                raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
-        if (error := self.error) is not None:
-            raise error
 
-    def __repr__(self) -> str:
-        failure = self.failure
-        outcome = ("published" if failure is None else repr(failure.error)) * self.is_settled
-        return (
-            f"<Publication of {len(self.bodies)} messages to {self.topic},"
-            f" {outcome or 'not settled'}>"
-        )
+def call_back(settled: Iterable[PendingPublication]) -> None:
+    """Call the callbacks of publications that have settled."""
+    with _settling:
+        called = [(each, each._callbacks) for each in settled if each._callbacks]
+        for publication in settled:
+            publication._callbacks = None
+    for publication, callbacks in called:
+        for callback in callbacks or ():
+            try:
+                callback(publication)
+            except Exception:
+                log.exception("a callback of a publication failed")
+
+
+def _start_afresh() -> None:
+    """In a forked child: a thread of the parent may have held the lock."""
+    global _settling
+    _settling = threading.RLock()
+    Publication._condition = threading.Condition(_settling)
+
+
+os.register_at_fork(after_in_child=_start_afresh)
 
 
 class Parts:
@@ -164,16 +264,16 @@ class Parts:
 
     __slots__ = ("_parts", "whole")
 
-    def __init__(self, whole: Publication) -> None:
+    def __init__(self, whole: PendingPublication) -> None:
         self.whole = whole
         self._parts = [whole]
 
-    def split(self, part: Publication, size: int) -> list[Publication]:
+    def split(self, part: PendingPublication, size: int) -> list[PendingPublication]:
         """Return publications of ``size`` messages at most in place of a part."""
         smaller = []
         for at in range(0, len(part.bodies), size):
             bodies = part.bodies[at : at + size]
-            each = Publication(
+            each = PendingPublication(
                 part.topic, bodies, sum(map(len, bodies)), part.submitted_at, splits=part.splits
             )
             each.parts, each.is_alone = self, True
@@ -190,7 +290,7 @@ class Parts:
 
     def error(self) -> PublishError | None:
         """The error of the whole, with the outcome of each message."""
-        failures = [part.failure for part in self._parts]
+        failures = [part._failure for part in self._parts]
         return outcomes.of_parts(
             [len(part.bodies) for part in self._parts],
             [None if failure is None else failure.error for failure in failures],
@@ -204,18 +304,18 @@ class PublishQueue:
     """
 
     def __init__(self, *, linger_s: float, max_body_size: int) -> None:
-        self.single: collections.deque[Publication] = collections.deque()
-        self.gathered: dict[str, list[Publication]] = {}
+        self.single: collections.deque[PendingPublication] = collections.deque()
+        self.gathered: dict[str, list[PendingPublication]] = {}
         self._linger_s = linger_s
         self._max_size = max_body_size - commands.mpub_size(())
 
     def __bool__(self) -> bool:
         return bool(self.single or self.gathered)
 
-    def __iter__(self) -> Iterator[Publication]:
+    def __iter__(self) -> Iterator[PendingPublication]:
         return itertools.chain(self.single, *self.gathered.values())
 
-    def add(self, publication: Publication) -> None:
+    def add(self, publication: PendingPublication) -> None:
         """Queue a publication, unless it has settled: its time may be over."""
         if publication.is_settled:
             return
@@ -229,14 +329,14 @@ class PublishQueue:
         else:
             self.single.append(publication)
 
-    def take_all(self) -> list[Publication]:
+    def take_all(self) -> list[PendingPublication]:
         """Return what waits, and forget it."""
         waiting = list(self)
         self.single.clear()
         self.gathered.clear()
         return waiting
 
-    def take_single(self) -> Publication | None:
+    def take_single(self) -> PendingPublication | None:
         """Return the next that goes out alone, without those that have settled."""
         while self.single:
             publication = self.single.popleft()
@@ -251,9 +351,9 @@ class PublishQueue:
             return 0.0
         return max(0.0, gathered[0].submitted_at + self._linger_s - now)
 
-    def take_groups(self, topic: str) -> Iterable[list[Publication]]:
+    def take_groups(self, topic: str) -> Iterable[list[PendingPublication]]:
         """Take what was gathered for a topic, in groups that nsqd's limits allow as one MPUB."""
-        group: list[Publication] = []
+        group: list[PendingPublication] = []
         size = 0
         for publication in self.gathered.pop(topic):
             if publication.is_settled:

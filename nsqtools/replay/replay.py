@@ -80,7 +80,7 @@ def merge(
     begins = sorted(
         (_begin(archive, delimiter), file)
         for file, archive in enumerate(archives)
-        if archive.members is None or any(map(within.may_have, archive.members))
+        if archive.may_have(within)
     )
     begins.reverse()
     heads: list[tuple[int, int, int, Envelope, Iterator[Envelope]]] = []
@@ -103,8 +103,8 @@ def merge(
 
 def _begin(archive: ArchiveFile, delimiter: bytes) -> int:
     """The time of a file's first message; 0 where it has none."""
-    if archive.members and archive.members[0].max_ts:
-        return min(member.min_ts for member in archive.members)
+    if (begins_ns := archive.begins_ns) is not None:
+        return begins_ns
     messages = read_messages(archive, lambda path, problem: None, delimiter=delimiter)
     first = next(messages, None)
     return first.timestamp_ns if first else 0

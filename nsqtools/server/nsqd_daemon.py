@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from nsqtools.protocol.frames import ERROR, encode_frame
@@ -231,7 +230,7 @@ def _port(listener: socket.socket | None) -> int:
 
 
 class NsqdRecovery:
-    """Writes what a killed nsqd with --durable left to queue files, and serves no client."""
+    """Writes what is in the database to the files of Go's nsqd, or the other way with --durable."""
 
     def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
         self._options = options
@@ -239,12 +238,15 @@ class NsqdRecovery:
         self._lock = DataPathLock(Path(options.data_path or "."))
 
     async def start(self) -> None:
-        """Write the queue files. Raises `ConfigurationError`, ``OSError``."""
-        options = replace(self._options, durable=False)
-        nsqd = NsqdQueues(options, asyncio.get_running_loop(), self._log)
+        """Write the files, or the database. Raises `ConfigurationError`, ``OSError``."""
+        from nsqtools.server.durable.data_path import DurablePath
+
+        path = DurablePath(Path(self._options.data_path or "."), self._log)
         try:
-            nsqd.load()
-            nsqd.close()
+            if self._options.durable:
+                path.adopt()
+            else:
+                path.export(self._options.max_bytes_per_file)
         finally:
             self._lock.release()
 

@@ -213,14 +213,16 @@ class NsqdOptions:
     durable: bool = setting(
         False,
         kinds.BOOL,
-        NOT_GO + "confirm a publish when it is on disk; deferred and unfinished messages survive a "
-        "kill or a power failure (the Go nsqd can open the data path after a stop in order, or "
-        "after --recover-only)",
+        NOT_GO
+        + "keep all messages in a SQLite database and confirm a publish when it is committed: "
+        "for the job of one channel, a site without a second machine, and tests (the Go nsqd can "
+        "open the data path after --recover-only)",
     )
     recover_only: bool = setting(
         False,
         kinds.BOOL,
-        NOT_GO + "write what a killed nsqd with --durable left to files of Go's format, and exit",
+        NOT_GO + "write the database of --durable to the files of Go's nsqd, or with --durable the "
+        "files to a database, and exit",
     )
 
     max_depth: int = setting(

@@ -102,16 +102,13 @@ def _disk_metrics(nsqd: NsqdQueues) -> Families:
         yield _gauge("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
     except OSError:
         pass
-    threads = [nsqd.disk_thread, *([nsqd.durable.thread] if nsqd.durable is not None else [])]
-    yield _counter("nsqd_syncs_total", "Syncs of queues.", sum(t.sync_count for t in threads))
-    yield _counter("nsqd_sync_seconds_total", "Time in them.", sum(t.sync_s for t in threads))
-    longest_s = max(thread.longest_sync_s for thread in threads)
-    yield _gauge("nsqd_longest_sync_seconds", "The longest.", longest_s)
-    if nsqd.durable is not None and nsqd.checkpoints is not None:
-        written = nsqd.durable.written_bytes
-        yield _gauge("nsqd_durable_log_bytes", "Size of the durable log.", written)
-        made = nsqd.checkpoints.count
-        yield _counter("nsqd_durable_checkpoints_total", "Checkpoints made.", made)
+    thread = nsqd.disk_thread
+    yield _counter("nsqd_syncs_total", "Syncs of queues.", thread.sync_count)
+    yield _counter("nsqd_sync_seconds_total", "Time in them.", thread.sync_s)
+    yield _gauge("nsqd_longest_sync_seconds", "The longest.", thread.longest_sync_s)
+    if nsqd.durable is not None:
+        made = nsqd.durable.database.transactions
+        yield _counter("nsqd_durable_transactions_total", "Committed.", made)
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:

@@ -1,6 +1,7 @@
 """For the tests of programs that use nsqtools: messages without a server, and servers.
 
     messages            messages that record how they were answered; they need no server
+    producers           producers that record what was published, or fail as they are told
     pytest_plugin       fixtures: an nsqd and an nsqlookupd for the run, a topic for each test
 
 pytest finds the plugin by itself where nsqtools is installed. See nsq-python(7).
@@ -13,14 +14,22 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nsqtools.testing.messages import FakeMessage, fake_batch, fake_message
+    from nsqtools.testing.producers import AsyncFakeProducer, FakeProducer, Published
 
-__all__ = ["FakeMessage", "fake_batch", "fake_message"]
+__all__ = [
+    "AsyncFakeProducer",
+    "FakeMessage",
+    "FakeProducer",
+    "Published",
+    "fake_batch",
+    "fake_message",
+]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nsqtools.testing import messages
+    from nsqtools.testing import messages, producers
 
-    public: object = getattr(messages, name)
+    public: object = getattr(messages, name, None) or getattr(producers, name)
     return public

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from nsqtools.archive import parquet
 from nsqtools.archive.body_columns import BodyColumns, fields_of, json_schema
 from nsqtools.archive.columns import (
     BodyKind,
-    bare_columns,
+    batch_of_bodies,
     exact_columns,
     fast_columns,
     message_schema,
@@ -35,11 +34,6 @@ from nsqtools.records.envelope import encode_many
 
 BASE_NS = 1_700_000_000_000_000_123
 MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n) for n in range(5)]
-
-
-def batch_of(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
-    columns, schema = bare_columns(bodies, "clicks"), message_schema()
-    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 # -- the fast way and the exact one ---------------------------------------------------------------
@@ -150,7 +144,7 @@ def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_what_was_written_is_found_out(tmp_path: Path) -> None:
     with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
-        writer.add(batch_of([b"some body"]))
+        writer.add(batch_of_bodies([b"some body"]))
         writer.end_row_group()
         writer._sums[0][-2] ^= 1
         with pytest.raises(OSError, match="not what was written"):
@@ -182,7 +176,7 @@ def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
     columns = BodyColumns(fields_of({"properties": {"user": {"type": "integer"}}}))
 
     batch = columns.add(
-        batch_of(
+        batch_of_bodies(
             [
                 b'{"user": 1}',
                 b'{"user": "x"}',
@@ -237,7 +231,7 @@ json_bodies = st.one_of(
 @given(bodies=st.lists(json_bodies, min_size=1, max_size=5))
 def test_columns_of_bodies_are_those_of_their_own_rows(bodies: list[bytes]) -> None:
     columns = BodyColumns()
-    rows = columns.add(batch_of(bodies)).to_pylist()
+    rows = columns.add(batch_of_bodies(bodies)).to_pylist()
 
     assert len(rows) == len(bodies)
     for body, row in zip(bodies, rows, strict=True):

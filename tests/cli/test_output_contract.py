@@ -55,6 +55,7 @@ COMMANDS = [
     "archive info OUT",
     "archive cat OUT",
     "archive verify OUT",
+    "archive convert OUT --output TABLE",
     "archive repair OUT",
     "replay OUT --dry-run TCP",
     "replay OUT TCP",

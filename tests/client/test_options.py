@@ -30,6 +30,8 @@ def test_every_option_has_help_and_a_kind_its_default_fits() -> None:
         assert option.metadata["help"], option.name
         assert type(option.default) is kinds.get(option.metadata["kind"], str), option.name
         assert option.name.endswith("_s") == (option.metadata["kind"] == "duration")
+        choices = ", ".join(map(repr, option.metadata["choices"]))
+        assert not choices or option.type == f"Literal[{choices}]"
 
 
 def test_every_name_of_go_nsq_is_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,9 +23,12 @@ from plugins.waiting import patience_s
 
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
 from nsqtools.client import outcomes, producer_io
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ServerError
-from nsqtools.forward.nsq_sink import outcome_of
-from nsqtools.forward.parcel import Fate
+from nsqtools.forward.courier import Courier
+from nsqtools.forward.nsq_sink import Destinations, NsqSink, outcome_of
+from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 
 SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
@@ -201,6 +205,78 @@ def test_publishing_jobs_tell_the_truth_of_every_record(
                         assert body in stored, "confirmed, and not there"
                     case PublishOutcome.UNSENT | PublishOutcome.REJECTED as outcome:
                         assert body not in stored, f"there, and called {outcome.name}"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=STEPS,
+    then_gone=st.booleans(),
+    retry_unknown=st.booleans(),
+    linger_s=st.sampled_from([0.0, 0.01]),
+)
+def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **policy: Any) -> None:
+    many = [b"many %d" % n for n in range(8)]
+
+    async def publish(address: str) -> list[PublishError | BaseException | None]:
+        async with aio.Producer(address, HASTY, retry_timeout_s=0.1, **policy) as producer:
+            single = (producer.publish(TOPIC, b"single %d" % n) for n in range(5))
+            together = producer.publish_many(TOPIC, many)
+            return await asyncio.gather(*single, together, return_exceptions=True)
+
+    with fickle(steps, then_gone=then_gone) as (address, stored):
+        *single, failure = asyncio.run(publish(address))
+        for number, error in enumerate(single):
+            assert error is None or isinstance(error, PublishError)
+            assert_true(stored, b"single %d" % number, error)
+        assert failure is None or isinstance(failure, PublishError)
+        parts = failure.outcomes if failure is not None else [None] * len(many)
+        for body, error in zip(many, parts, strict=True):
+            assert_true(stored, body, error)
+
+
+class Origin:
+    """The nsqd that messages came from: knows what was finished."""
+
+    topic, nsqd, msg_timeout_s, received_at = TOPIC, "127.0.0.1:4150", 1e9, 0.0
+
+    def __init__(self, count: int) -> None:
+        source: Any = self
+        messages = [Message(source, 1, 1, b"%016d" % n, b"%d" % n) for n in range(count)]
+        self.in_flight = {message.id: message for message in messages}  # each leaves when answered
+        self._bodies = {message.id: message.body for message in messages}
+        self.finished: list[bytes] = []
+        self.batch = Batch(source, messages)
+
+    def finish_many(self, ids: list[bytes]) -> None:
+        self.finished += [self._bodies[each] for each in ids]
+
+    def requeue(self, *more: object) -> None: ...
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=STEPS, then_gone=st.booleans())
+def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
+    with fickle(steps, then_gone=then_gone) as (address, stored):
+        settings_ = ConnectionSettings(
+            (address,), options={"publish_timeout": "0.3s", "publish_max_body_size": "60"}
+        )
+        sink = NsqSink(Destinations(settings_, 0.0))
+        courier = Courier(
+            sink, Counters(), max_attempts=1, dead_letters=None, on_circuit=lambda is_open: None
+        )
+        origin = Origin(12)
+        bodies = [message.body for message in origin.batch]
+        courier.send(Parcel(origin.batch, bodies, TOPIC, 0.0))
+        until = time.monotonic() + (0.5 if then_gone else patience_s(20))
+        now = 0.0
+        while not courier.is_idle and time.monotonic() < until:
+            courier.changed.wait(0.02)
+            now += 0.2
+            courier.act(now)
+            courier.tick(now)
+        courier.drain(0.1, lambda: None)
+    assert stored.issuperset(origin.finished)
+    assert not origin.in_flight
 
 
 # -- what may be stored ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,11 @@ def test_a_failover_producer_leaves_one_that_hangs_and_comes_back(
     go_nsqd: Callable[..., GoNsqd],
 ) -> None:
     first, second = go_nsqd(), go_nsqd()
-    with aborted(Producer([first.tcp_address, second.tcp_address], PATIENT)) as producer:
+    options = replace(PATIENT, max_outstanding=4)
+    with aborted(Producer([first.tcp_address, second.tcp_address], options)) as producer:
         producer.publish(TOPIC, b"x")
         first.pause()
-        stuck = producer.submit(TOPIC, [b"stuck"])
+        stuck = [producer.submit(TOPIC, [b"stuck"]) for _ in range(4)]  # the window is full
 
         def goes_on() -> bool:
             publication = producer.submit(TOPIC, [b"x"])
@@ -98,9 +100,10 @@ def test_a_failover_producer_leaves_one_that_hangs_and_comes_back(
             return publication.error is None
 
         wait_until(lambda: _in_time(goes_on), what="the second to be used", timeout_s=20)
-        assert not stuck.is_settled
+        assert not any(each.is_settled for each in stuck)
         first.resume()
-        stuck.wait(patience_s(20))
+        assert producer.flush(patience_s(20))
+        assert all(each.error is None for each in stuck)
         before = second.depth(TOPIC)
         producer.publish(TOPIC, b"back")
         assert second.depth(TOPIC) == before

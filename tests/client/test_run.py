@@ -148,6 +148,12 @@ def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
+def test_a_negative_delay_is_refused_where_it_is_written() -> None:
+    for delay_s in (-1, float("nan")):
+        with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
+            RequeueWithoutBackoff(delay_s)
+
+
 def test_a_handler_may_return_what_its_answer_returned(
     nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
+from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
@@ -20,15 +20,15 @@ FLAGS = ("-durable", "-mem-queue-size=50", "-max-bytes-per-file=20000")
 
 OFTEN = """
 import sys
-from nsqtools.server.durable import checkpoint
-checkpoint.MIN_LOG_BYTES, checkpoint._LOOK_S = 30_000, 0.05
+from nsqtools.server.durable import database
+database._WAL_BYTES = 50_000
 from nsqtools.cli.commands.daemons import nsqd
 sys.exit(nsqd(sys.argv[1:]))
 """
 
 
 class OftenCheckpointing(EmbeddedNsqdProcess):
-    """An nsqd that begins a new log every few dozen messages."""
+    """An nsqd that makes a checkpoint every few dozen messages."""
 
     def _command(self) -> list[str | Path]:
         return [sys.executable, "-c", OFTEN]
@@ -182,12 +182,16 @@ def test_the_go_nsqd_finds_every_message(
         client.send(b"RDY 0\n")
         client.finish(done)
         client.publish("other", b"confirmed, so that what was before is on disk, too")
-    if how == "stopped":
-        nsqd.stop()
-    else:
-        nsqd.kill()
-        command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only"]
-        subprocess.run([*command, f"-data-path={nsqd.data_path}"], check=True, capture_output=True)
+    (nsqd.stop if how == "stopped" else nsqd.kill)()
+    started = subprocess.run(
+        [GO_PROGRAMS / "nsqd", f"-data-path={nsqd.data_path}", "-tcp-address=127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+    )
+    assert started.returncode == 1
+    assert "failed to parse metadata" in started.stderr
+    command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only"]
+    subprocess.run([*command, f"-data-path={nsqd.data_path}"], check=True, capture_output=True)
     assert not list(nsqd.data_path.glob("nsqd.durable*"))
 
     go = serve(GoNsqd(nsqd.data_path))

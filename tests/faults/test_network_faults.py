@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from plugins.archives import messages_of, unfinished
@@ -195,6 +196,9 @@ def _open_tun(name: str) -> int:
     return descriptor
 
 
+AnyLink = TypeVar("AnyLink", Link, SlowLink)
+
+
 class FarNsqd(GoNsqd):
     """nsqd at the other end of a link."""
 
@@ -207,24 +211,24 @@ class FarNsqd(GoNsqd):
         return ["ip", "netns", "exec", self._link.namespace, *super()._command()]
 
 
-@pytest.fixture
-def link() -> Iterator[Link]:
+def opened(kind: Callable[[], AnyLink]) -> Iterator[AnyLink]:
+    """A link that is closed in the end; skipped where none may be made."""
     try:
-        link = Link()
-    except (OSError, subprocess.CalledProcessError) as exc:
-        pytest.skip(f"network namespaces are not allowed here: {exc}")
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def slow_link() -> Iterator[SlowLink]:
-    try:
-        link = SlowLink()
+        link = kind()
     except (OSError, subprocess.CalledProcessError) as exc:
         pytest.skip(f"network namespaces or TUN devices are not allowed here: {exc}")
     yield link
     link.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    yield from opened(Link)
+
+
+@pytest.fixture
+def slow_link() -> Iterator[SlowLink]:
+    yield from opened(SlowLink)
 
 
 @pytest.fixture

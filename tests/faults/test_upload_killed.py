@@ -124,12 +124,22 @@ def upload_with_kills(
     assert contents == Counter(bucket.storage.read(each.name) for each in stored)
 
 
+LONG = pytest.param(10, 60, 6, 20_000, marks=pytest.mark.slow, id="ten times")
+
+
 @pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    ("kills", "small", "large", "live"), [pytest.param(1, 8, 1, 2000, id="once"), LONG]
+)
 def test_killed_while_it_uploads_every_file_is_stored_once(
     go_nsqd: Callable[..., GoNsqd],
     spawn_nsq: SpawnNsq,
     bucket: Bucket,
     tmp_path: Path,
+    kills: int,
+    small: int,
+    large: int,
+    live: int,
     deletes: bool,
 ) -> None:
     upload_with_kills(
@@ -137,31 +147,9 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
         spawn_nsq,
         bucket,
         tmp_path / "out",
-        kills=1,
-        small=8,
-        large=0 if deletes else 1,
-        live=2000,
-        deletes=deletes,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
-def test_killed_ten_times_while_it_uploads_every_file_is_stored_once(
-    go_nsqd: Callable[..., GoNsqd],
-    spawn_nsq: SpawnNsq,
-    bucket: Bucket,
-    tmp_path: Path,
-    deletes: bool,
-) -> None:
-    upload_with_kills(
-        go_nsqd,
-        spawn_nsq,
-        bucket,
-        tmp_path / "out",
-        kills=10,
-        small=60,
-        large=6,
-        live=20_000,
+        kills=kills,
+        small=small,
+        large=0 if deletes and kills == 1 else large,
+        live=live,
         deletes=deletes,
     )

@@ -69,8 +69,8 @@ class HttpApi:
         return answer
 
 
-class Nsqlookupd(HttpApi, ABC):
-    """A nsqlookupd on loopback ports, free ones at the first `start`, the same ones afterwards."""
+class Running(HttpApi, ABC):
+    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards."""
 
     name: str  # of the program, for messages
     tcp_address: str
@@ -92,6 +92,10 @@ class Nsqlookupd(HttpApi, ABC):
     def kill(self) -> None:
         """End at once, as after SIGKILL."""
 
+
+class Nsqlookupd(Running):
+    """A nsqlookupd."""
+
     def json(self, path: str, **query: object) -> Any:
         """The document at `path`."""
         return json.loads(self.get(path, **query))
@@ -105,34 +109,14 @@ class Nsqlookupd(HttpApi, ABC):
         return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in found]
 
 
-class Nsqd(HttpApi, ABC):
-    """An nsqd on free loopback ports, with its own empty data directory.
+class Nsqd(Running):
+    """An nsqd with its own empty data directory; a restart keeps it, `kill` what is on disk.
 
-    Addresses are ``"127.0.0.1:port"`` and known from the first `start` on; a restart keeps them and
-    the data directory. ``https_address`` is empty unless TLS is configured.
+    ``https_address`` is empty unless TLS is configured.
     """
 
-    name: str  # of the program, for messages
-    tcp_address: str
     https_address: str
     data_path: Path
-
-    @property
-    @abstractmethod
-    def log(self) -> str:
-        """All that was logged, over all runs."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start, or start again; returns when it listens."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Shut down in order, as after SIGTERM: messages in memory go to disk."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End at once, as after SIGKILL: messages in memory are lost."""
 
     def create_topic(self, topic: str) -> None:
         self.post("/topic/create", topic=topic)

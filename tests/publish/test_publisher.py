@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.client.outcomes import not_sent, rejected, unknown
-from nsqtools.client.publication import Parts, Publication
+from nsqtools.client.publication import Parts, PendingPublication
 from nsqtools.errors import ConnectionLost, PublishRejected, ServerError
 from nsqtools.publish.publisher import PublishBatch, PublishCounts, PublishOutcome, outcome_of
 
@@ -46,7 +46,7 @@ def test_counts_add_up() -> None:
 
 def test_halves_are_the_whole_and_the_whole_has_the_outcome_of_each() -> None:
     bodies = [b"%d" % n for n in range(5)]
-    whole = Publication("events", bodies, 5, 0.0)
+    whole = PendingPublication("events", bodies, 5, 0.0)
     parts = Parts(whole)
     left, right = parts.split(whole, 3)
     fourth, rest = parts.split(right, 1)
@@ -66,7 +66,7 @@ def test_halves_are_the_whole_and_the_whole_has_the_outcome_of_each() -> None:
 
 
 def test_what_may_be_stored_stays_so_in_both_halves() -> None:
-    whole = Publication("events", [b"0", b"1"], 2, 0.0)
+    whole = PendingPublication("events", [b"0", b"1"], 2, 0.0)
     whole.may_be_stored = True
     parts = Parts(whole)
     assert [half.may_be_stored for half in parts.split(whole, 1)] == [True, True]

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from contextlib import suppress
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-from nsqtools.server.durable import checkpoint
-from nsqtools.server.durable.records import (
-    Deferred,
-    Delivered,
-    Dropped,
-    Finished,
-    Kept,
-    Published,
-    QueueBegins,
-    Record,
-    Stage,
-    decode_blocks,
-    encode_block,
-    encode_record,
-)
-from nsqtools.server.durable.recovery import replay
-from nsqtools.server.queues.queued_message import new_messages
-
-ID = b"0123456789abcdef"
+from nsqtools.errors import ConfigurationError
+from nsqtools.server.durable import database
+from nsqtools.server.durable.data_path import DurablePath
+from nsqtools.server.durable.database import Database
 
 
 @pytest.fixture
@@ -45,59 +29,6 @@ def killed(nsqd: EmbeddedServer) -> EmbeddedServer:
     nsqd.kill()
     nsqd.start()
     return nsqd
-
-
-# records
-
-RECORDS: list[Record] = [
-    QueueBegins(1, 2, 3, 4, 5, 6, "t:ch"),
-    Published(0, (1, 2, 3), b"frames"),
-    Kept(1, Stage.DEFERRED, 77, b"frames"),
-    Delivered(1, 2, 3, b"\0\1" + ID),
-    Deferred(1, 99, 3, ID),
-    Finished(1, ID * 3),
-    Dropped(1),
-]
-
-
-@given(st.lists(st.sampled_from(RECORDS), min_size=1), st.integers(1, 9))
-def test_a_log_that_is_cut_off_or_damaged_ends_there(records: list[Record], cut: int) -> None:
-    first, second = (encode_block([encode_record(each) for each in records]) for _ in range(2))
-    assert decode_blocks(first + second) == (records * 2, len(first + second))
-    assert decode_blocks(first + second[:-cut]) == (records, len(first))
-    damaged = second[:-1] + bytes([second[-1] ^ cut])
-    assert decode_blocks(first + damaged) == (records, len(first))
-    assert decode_blocks(first + bytes(100)) == (records, len(first))
-
-
-def test_what_a_checkpoint_keeps_may_be_written_after_it_is_done() -> None:
-    [frame] = new_messages([b"x"], [ID], 7)
-    begins = QueueBegins(1, 0, 0, 0, 0, 0, "t")
-    kept, finished = Kept(1, Stage.WAITING, 0, frame), Finished(1, ID)
-    for records in ([begins, kept, finished], [begins, finished, kept]):
-        assert list(replay(records)[1].unfinished([])) == []
-    assert len(list(replay([begins, finished, begins, kept])[1].unfinished([]))) == 1
-    assert replay([begins, kept, Dropped(1), begins, kept]) == {}
-
-
-def test_a_message_is_recovered_as_it_was_with_the_attempts_that_were_made() -> None:
-    ids = [b"%016d" % number for number in range(4)]
-    frames = new_messages([b"x", b"y", b"longer", b""], ids, 7)
-    log: list[Record] = [
-        QueueBegins(1, 0, 0, 0, 0, 0, "t"),
-        Published(0, (1,), b"".join(frames)),
-        Delivered(1, 0, 0, b"\0\1" + ids[1] + b"\0\2" + ids[2]),
-        Delivered(1, 0, 0, b"\0\1" + ids[2]),
-        Deferred(1, 99, 1, ids[3]),
-    ]
-    head = (7).to_bytes(8, "big")
-    assert list(replay(log)[1].unfinished([head + b"\0\3" + ID])) == [
-        (sized(head + b"\0\3" + ID), 0),
-        (sized(head + b"\0\0" + ids[0] + b"x"), 0),
-        (sized(head + b"\0\1" + ids[1] + b"y"), 0),
-        (sized(head + b"\0\2" + ids[2] + b"longer"), 0),
-        (sized(head + b"\0\1" + ids[3]), 99),
-    ]
 
 
 # a kill
@@ -149,79 +80,210 @@ def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedSer
     assert sum(topic["depth"] for topic in killed(nsqd).stats()["topics"]) == 0
 
 
-def test_a_log_without_the_flag_is_not_ignored(nsqd: EmbeddedServer, serve: Serve) -> None:
-    nsqd.create_channel("t", "ch")
-    nsqd.publish("t", b"1", b"2")
-    nsqd.kill()
-    plain = serve(EmbeddedServer(nsqd.data_path))
-    assert plain.depth("t", "ch") == 2
-    assert not list(nsqd.data_path.glob("nsqd.durable*"))
-    plain.kill()
-    assert serve(EmbeddedServer(nsqd.data_path, "-durable")).depth("t", "ch") == 2
-
-
-def test_checkpoints_keep_the_log_small_and_lose_nothing(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
+    nsqd: EmbeddedServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(checkpoint, "MIN_LOG_BYTES", 20_000)
-    monkeypatch.setattr(checkpoint, "_LOOK_S", 0.02)
-    flags = ("-durable", "-mem-queue-size=5", "-max-bytes-per-file=3000")
-    nsqd = serve(EmbeddedServer(tmp_path, *flags))
+    nsqd.publish("t", b"1")
+    nsqd.stop()
+    path = nsqd.data_path
+    with pytest.raises(ConfigurationError, match="are those of an nsqd with --durable") as refused:
+        EmbeddedServer(path).start()
+    assert "--recover-only" in str(refused.value)
+    recover(path)
+    with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
+        nsqd.start()
+    recover(path, "-durable")
+    nsqd.start()
+    assert nsqd.depth("t") == 1
+    (path / "nsqd.durable.000001.log").touch()
+    with pytest.raises(ConfigurationError, match=r"nsqtools 0\.2 wrote"):
+        killed(nsqd)
+
+
+def recover(path: Path, *flags: str) -> None:
+    command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only", *flags]
+    done = subprocess.run([*command, f"-data-path={path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) -> None:
+    """To the files of Go's nsqd and back: bodies, order, attempts, delays and pauses."""
     nsqd.create_channel("t", "ch")
-    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
-        producer.publish_deferred("t", 3_600_000, b"deferred")
-        producer.publish("t", b"held")
+    nsqd.create_channel("t", "paused")
+    nsqd.post("/channel/pause", topic="t", channel="paused")
+    nsqd.publish("waits", b"\0", bytes(range(256)) * 9)
+    bodies = [b"%d" % number for number in range(50)]
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"held", *bodies)
+        client.publish_deferred("t", 3_600_000, b"deferred")
         client.subscribe("t", "ch", ready=1)
-        held = client.read_message()
-        client.send(b"RDY 10\n")
-        for number in range(100):
-            producer.publish("t", *[b"%d %d " % (number, each) * 9 for each in range(10)])
-            client.finish(client.read_messages(9))
-    wait_until(lambda: log_bytes(tmp_path) < 60_000, what="a checkpoint")
-    assert len(list(tmp_path.glob("t:ch.diskqueue.0*.dat"))) < 60
-
-    with RawClient(killed(nsqd).tcp_address) as client:
-        client.subscribe("t", "ch", ready=200)
-        found = {each.body: each.attempts for each in client.read_messages(101)}
-    assert found[held.body] == 2
+        assert client.read_message().body == b"held"
+        client.publish("t", b"last")
+    nsqd.kill()
+    recover(nsqd.data_path)
+    plain = serve(EmbeddedServer(nsqd.data_path, "-mem-queue-size=0"))
+    assert plain.channel_stats("t", "paused")["paused"]
+    assert (plain.depth("t", "ch"), plain.depth("waits")) == (53, 2)
+    plain.stop()
+    recover(nsqd.data_path, "-durable")
+    nsqd.start()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=100)
+        found = client.read_messages(52)
+    assert [each.body for each in found] == [b"held", *bodies, b"last"]
+    assert [each.attempts for each in found] == [2, *[1] * 51]
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+    assert nsqd.channel_stats("t", "paused")["paused"]
+    assert consumed(nsqd, "waits", 2) == [b"\0", bytes(range(256)) * 9]
 
 
-def log_bytes(path: Path) -> int:
-    """Of all segments; a checkpoint may remove one just now."""
-    total = 0
-    for each in path.glob("nsqd.durable.*.log"):
-        with suppress(FileNotFoundError):
-            total += each.stat().st_size
-    return total
+def consumed(nsqd: EmbeddedServer, topic: str, count: int) -> list[bytes]:
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe(topic, "ch", ready=count)
+        return [each.body for each in client.read_messages(count)]
+
+
+@pytest.mark.parametrize("mem_queue_size", [0, 5, 10_000])
+def test_each_message_comes_in_order_whatever_is_in_memory(
+    tmp_path: Path, serve: Serve, mem_queue_size: int
+) -> None:
+    nsqd = serve(EmbeddedServer(tmp_path, "-durable", f"-mem-queue-size={mem_queue_size}"))
+    nsqd.create_channel("t", "ch")
+    bodies = [b"%d" % number for number in range(3000)]
+    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
+        client.subscribe("t", "ch", ready=7)
+        found: list[bytes] = []
+        for start in range(0, 3000, 100):
+            producer.publish("t", *bodies[start : start + 100])
+            for _ in range(20 if start >= 1500 else 5):
+                messages = client.read_messages(1 if len(found) > 2990 else 7)
+                found += [each.body for each in messages]
+                client.finish(messages)
+        while len(found) < 3000:
+            messages = client.read_messages(1)
+            found.append(messages[0].body)
+            client.finish(messages)
+        client.settle()
+        assert found == bodies
+        again = producer.ask(b"PUB t\n" + sized(b"again")) == b"OK"
+        for attempts in range(1, 4):
+            message = client.read_message()
+            assert (message.body, message.attempts, again) == (b"again", attempts, True)
+            client.send(b"REQ %b %d\n" % (message.id, attempts % 2 * 30))
+    assert killed(nsqd).depth("t", "ch") + nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+
+
+def test_what_is_given_back_goes_behind_what_waits(nsqd: EmbeddedServer) -> None:
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", *[b"%d" % number for number in range(30)])
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        found = []
+        for _ in range(40):
+            message = client.read_message()
+            found.append(message.body)
+            if message.body in (b"0", b"1") and message.attempts < 3:
+                client.send(b"REQ %b 0\n" % message.id)
+            else:
+                client.finish([message])
+            if len(found) == 34:
+                break
+        client.settle()
+    assert found[:30] == [b"%d" % number for number in range(30)]
+    assert sorted(found[30:]) == [b"0", b"0", b"1", b"1"]
+    wait_until(lambda: nsqd.depth("t", "ch") == 0, what="all are finished")
+
+
+def test_deferred_messages_are_not_in_memory_and_come_in_order(nsqd: EmbeddedServer) -> None:
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as producer:
+        for number in range(1200):
+            producer.send(b"DPUB t %d\n" % (1500 - number) + sized(b"%d" % number))
+        for _ in range(1200):
+            assert producer.read_response() == b"OK"
+    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1200
+    killed(nsqd)
+    found = consumed(nsqd, "t", 1200)
+    assert len(set(found)) == 1200
 
 
 # a disk that fails
 
 
-def test_a_publish_that_cannot_be_written_is_refused_and_others_go_on(
+class Failing:
+    """Makes the commits of a database fail, as SQLite says it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self._error = sqlite3.OperationalError(text)
+        self._error.sqlite_errorcode = code
+
+    def __call__(self, *_: object, **__: object) -> object:
+        raise self._error
+
+
+def refusal(nsqd: EmbeddedServer, body: bytes) -> bytes:
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"PUB t\n" + sized(body))
+        return client.read_error()
+
+
+def test_a_full_disk_refuses_publishes_and_takes_answers_later(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd.create_channel("t", "ch")
-    nsqd.publish("t", b"1")
-    with monkeypatch.context() as patch:
-
-        def full(*_: object) -> int:
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(os, "pwrite", full)
-        with RawClient(nsqd.tcp_address) as client:
-            client.send(b"PUB t\n" + sized(b"refused"))
-            error = client.read_error()
-        assert error == b"E_PUB_FAILED PUB failed write: No space left on device"
-        assert nsqd.request("POST", "/pub?topic=t", b"x") == (503, b'{"message":"EXITING"}')
-        assert nsqd.request("GET", "/ping")[0] == 500
-        assert nsqd.depth("t", "ch") == 1
-    nsqd.publish("t", b"2")
+    nsqd.publish("t", b"1", b"2")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        first, second = client.read_messages(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "commit", Failing(sqlite3.SQLITE_FULL, "full"))
+            client.finish([first])
+            assert b"the disk is full; consume, or make room" in refusal(nsqd, b"3")
+            assert nsqd.request("POST", "/pub?topic=t", b"x") == (503, b'{"message":"EXITING"}')
+            assert nsqd.request("GET", "/ping")[0] == 500
+        client.send(b"RDY 0\nREQ %b 3600000\n" % second.id)
+        client.settle()
+        wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"4")[0] == 200, what="room")
     assert nsqd.request("GET", "/ping") == (200, b"OK")
-    with RawClient(killed(nsqd).tcp_address) as client:
-        client.subscribe("t", "ch", ready=9)
-        assert {each.body for each in client.read_messages(2)} == {b"1", b"2"}
+    assert consumed(killed(nsqd), "t", 1) == [b"4"]
+    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+
+
+def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_confirmed(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel("t", "ch")
+    bodies = [b"%d" % number for number in range(20)]
+    nsqd.publish("t", *bodies)
+    before = nsqd.data_path.joinpath("nsqd.dat").read_bytes()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "commit", Failing(sqlite3.SQLITE_IOERR, "disk I/O error"))
+            assert b"disk I/O error" in refusal(nsqd, b"refused")
+            assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() == before
+            patch.setattr(DurablePath, "renew", Failing(sqlite3.SQLITE_IOERR, "still bad"))
+        wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
+        assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != before
+        assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
+        for body in [*bodies, b"new"]:
+            message = client.read_message()
+            assert (message.body, message.attempts) == (body, 1)
+            client.finish([message])
+        client.settle()
+    assert killed(nsqd).depth("t", "ch") == 0
+
+
+def test_settings_that_weaken_a_commit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weaker = [
+        ("synchronous", 1) if name == "synchronous" else (name, value)
+        for name, value in database._SETTINGS
+    ]
+    monkeypatch.setattr(database, "_SETTINGS", [*weaker, ("synchronous", "2 ")])
+    with pytest.raises(ConfigurationError, match="SQLite has synchronous"):
+        EmbeddedServer(tmp_path, "-durable").start()
 
 
 # answers

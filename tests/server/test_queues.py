@@ -277,7 +277,7 @@ def test_the_size_in_memory_is_known_whatever_happened(steps: list[tuple[int, in
                 backlog.get(count, 300)
             else:
                 backlog.overflow()
-        assert backlog.size - disk.unread_bytes == sum(map(len, backlog.in_memory()))
+        assert backlog.size - disk.unread_bytes == sum(map(len, backlog._memory))
 
 
 def batches(new: list[bytes]) -> list[list[bytes]]:

@@ -430,3 +430,13 @@ def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path)
     read = [b for each in planned for b in read_partition(each, reporting, ["body"])]
     assert [row["body"] for batch in read for row in batch.to_pylist()] == [b"one"]
     assert {Path(damage.file).name for damage in read_damage(reports)} == {"0", "part-0.parquet"}
+
+
+def test_a_member_above_64_mib_is_read_as_any_other(tmp_path: Path) -> None:
+    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, b"x" * (7 << 20)) for n in range(11)]
+    write_archive(tmp_path / "a.log.gz", some)
+
+    read = rows(ReadSettings((str(tmp_path),)))
+
+    assert [row["id"] for row in read] == [f"{n:016d}" for n in range(11)]
+    assert {len(row["body"]) for row in read} == {7 << 20}

@@ -25,8 +25,6 @@ from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 from upgrade.make import (
     CHANNEL,
-    DURABLE,
-    FINISHED,
     FORMS,
     IN_FLIGHT,
     MESSAGES,
@@ -141,24 +139,17 @@ def test_an_nsqd_finds_every_message_that_was_on_disk(
     assert topics["paused"]["paused"]
 
 
-@pytest.mark.parametrize("first", ["", "--recover-only"])
+@pytest.mark.parametrize("flag", ["--durable", "--recover-only"])
 @of_each_version("nsqd-durable")
-def test_a_durable_nsqd_finds_what_was_not_finished(
-    left: Path, scene: Scene, run_nsq: RunNsq, reopen: Reopen, first: str
+def test_a_durable_log_is_refused_with_the_way_to_its_messages(
+    left: Path, run_nsq: RunNsq, flag: str
 ) -> None:
-    flags = DURABLE
-    if first:
-        done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", first])
-        assert done.status == 0, done.err
-        flags = []  # it is in files that any nsqd reads
-
-    nsqd = reopen(left / "nsqd", f"--tcp-address={scene.address}", *flags)
-
-    finished = (left / "finished").read_bytes().splitlines()
-    assert len(finished) == FINISHED
-    assert sorted(finished + drained(nsqd, run_nsq)) == EVERY_BODY
-    later = nsqd.channel_stats("later", "later")
-    assert later["depth"] + later["deferred_count"] == 1
+    before = sorted(each.name for each in (left / "nsqd").iterdir())
+    done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag])
+    assert done.status == 1
+    assert "has a log of --durable that nsqtools 0.2 wrote" in done.err
+    assert "`nsq nsqd --recover-only` of nsqtools 0.2" in done.err
+    assert sorted(each.name for each in (left / "nsqd").iterdir()) == before
 
 
 @of_each_version("pub")

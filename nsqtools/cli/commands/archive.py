@@ -1,4 +1,4 @@
-"""``nsq archive verify|repair|cat|info``: look at what ``nsq to-file`` (or nsq_to_file) wrote.
+"""``nsq archive``: look at what ``nsq to-file`` (or nsq_to_file) wrote, and bring it into tables.
 
 Damage is reported on stderr, a line each, and the exit status is 6.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import (
     ArchivePaths,
@@ -31,6 +33,7 @@ from nsqtools.cli.options.printing import (
     picking,
     readable,
 )
+from nsqtools.cli.options.tables import BodyChoice
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import (
@@ -47,6 +50,13 @@ from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile, Verified
+
+
+class TableStore(Enum):
+    """The form of a table."""
+
+    parquet = "parquet"
+    delta = "delta"
 
 
 LINES_A_WRITE = 1000
@@ -75,9 +85,7 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
         document: Verified = {
             "files": len(archives),
             "messages": messages,
-            "damaged": [
-                {"file": str(each.path), "problems": list(each.problems)} for each in damaged
-            ],
+            "damaged": [{"file": each.path, "problems": list(each.problems)} for each in damaged],
         }
         write_json(runtime, document, indent=2)
     else:
@@ -213,6 +221,100 @@ def archive_printer(
     return encode
 
 
+def convert(
+    paths: ArchivePaths,
+    output: Annotated[str, opt("--output -o PLACE", "The table: a directory or a URL.")],
+    store: TableStore = opt("", "Parquet by topic and date, or Delta.", None, TableStore.parquet),
+    topic: str | None = opt("--topic -t TOPIC", "The topic of bare bodies."),
+    json: Json = False,
+    *,
+    bodies: BodyChoice,
+    runtime: Session,
+) -> int:
+    """Bring archives into a table.
+
+    The archives stay. What was brought there before is not brought again, so an interrupted run is
+    continued by the same command. What is damaged is reported and left out: repair it first.
+
+    Examples:
+        nsq archive convert /var/nsq -o /srv/lake
+        nsq archive convert /var/nsq -o s3://bucket/lake --store delta --body json
+    """
+    import socket
+    from tempfile import TemporaryDirectory
+
+    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.storage import failure_of
+    from nsqtools.archive.table import convert as bring
+
+    host = socket.gethostname().partition(".")[0]
+    plan = bodies.plan(output, host, {}, is_delta=store is TableStore.delta)
+    archives = [each for each in find_archives(paths) if each.table is None]
+    damage = DamageReporter(runtime)
+    done = files = messages = misfits = 0
+    try:
+        with TemporaryDirectory(prefix="nsq-convert-") as drafts:
+            for archive, made, problem, unfit in bring(archives, plan, Path(drafts), topic):
+                if problem:
+                    damage(archive.shown, problem)
+                done += bool(made)
+                files += len(made)
+                messages += sum(each.rows for each in made)
+                misfits += unfit
+                if not json:
+                    write_lines(runtime, [f"{archive.shown}: {each.name}" for each in made])
+    except OSError as exc:
+        raise failure_of(exc, "convert to", output) from exc
+    if json:
+        document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
+        write_json(runtime, document, indent=2)
+    words = f"{counted(done, 'archive')} of {len(archives)}, {counted(messages, 'message')}"
+    runtime.tell(f"nsq: {words}, {misfits} did not fit")
+    return damage.status
+
+
+def schema(
+    paths: ArchivePaths,
+    count: int = opt("--count -n N", "Look at N messages.", None, 10_000, min=1),
+    topic: ArchivedTopics = None,
+    *,
+    runtime: Session,
+) -> int:
+    """Print the columns of JSON bodies, as a JSON Schema.
+
+    They are those of a sample, for --schema. Says on stderr how many bodies did not fit, and why.
+
+    Examples:
+        nsq archive schema /var/nsq -t clicks > clicks.json
+    """
+    from collections import Counter
+
+    from nsqtools.archive.body_columns import BodyColumns, json_schema
+    from nsqtools.archive.columns import batch_of_bodies
+    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.parquet import need_pyarrow
+    from nsqtools.archive.reader import read_messages
+
+    need_pyarrow("a schema of bodies")
+    chosen, damage = TopicFilter(topic or ()), DamageReporter(runtime)
+    sample = (
+        message.body
+        for archive in find_archives(paths)
+        for message in read_messages(archive, damage)
+        if chosen(message)
+    )
+    columns, wrong, looked_at = BodyColumns(), Counter[str](), 0
+    while some := list(itertools.islice(sample, min(LINES_A_WRITE, count - looked_at))):
+        looked_at += len(some)
+        found = columns.add(batch_of_bodies(some))["_error"]
+        wrong.update(found.drop_null().to_pylist())
+    write_json(runtime, json_schema(columns.fields), indent=2)
+    runtime.tell(f"nsq: {looked_at} messages, {columns.misfits} did not fit")
+    for reason, times in wrong.most_common(10):
+        runtime.tell(f"nsq: {times}: {reason}")
+    return damage.status
+
+
 def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
     """List archives with their messages, topics and times.
 
@@ -238,7 +340,9 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 _moment(min(times)) if times else None,
                 _moment(max(times)) if times else None,
                 scan.size,
-                ("jsonl" if scan.topics else "raw") + COMPRESSIONS[scan.codec.value],
+                "parquet"
+                if archive.table is not None
+                else ("jsonl" if scan.topics else "raw") + COMPRESSIONS[scan.codec.value],
                 state,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
+from nsqtools.cli.options.tables import WHOSE, Body, BodyChoice
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
 
+TABLE_TEXT = 1280 << 20  # of clicks: about 128 MiB of Parquet
+TABLE_INTERVAL_S = 900.0
+LOGS = ".nsq-log"  # below a table on the local disk
+UPLOAD = "Upload"
 FILES = "Files"
 FORM = "Format"
 ROTATION = "Rotation"
@@ -53,11 +59,12 @@ class Compression(Enum):
     zstd = "zstd"
 
 
-class Whose(Enum):
-    """Whose time a partition is."""
+class Store(Enum):
+    """What finished files are kept as."""
 
-    arrival = "arrival"
-    message = "message"
+    file = "file"
+    parquet = "parquet"
+    delta = "delta"
 
 
 def parse_mode(text: str) -> int:
@@ -73,6 +80,12 @@ def parse_mode(text: str) -> int:
 
 def archive_settings(
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
+    store: Store = opt(
+        "",
+        "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
+        FILES,
+        Store.file,
+    ),
     work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
     filename_format: str = opt(
         "NAME",
@@ -85,9 +98,6 @@ def archive_settings(
     ),
     partition_format: str = opt(
         "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
-    ),
-    partition_by: Whose = opt(
-        "", "<PARTITION> is the time of arrival, or of each message.", FILES, Whose.arrival
     ),
     utc: bool = opt("", "Times in names are UTC, not local.", FILES),
     host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, ""),
@@ -130,6 +140,11 @@ def archive_settings(
         "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
     ),
     sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1),
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    ),
+    *,
+    bodies: BodyChoice,
 ) -> ArchiveSettings:
     """The settings that the options make. Raises `ConfigurationError`."""
     from datetime import UTC
@@ -140,6 +155,21 @@ def archive_settings(
 
     codec, compressor = _compressor(gzip, compression, gzip_level, zstd_level)
     output = _absolute(output_dir)
+    work = _absolute(work_dir) if work_dir else output
+    by = set(bodies.partition_by or ())
+    rotation = Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age)
+    if store is not Store.file:
+        if format is StoredForm.raw:
+            raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
+        if rotation == Rotation():
+            rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
+        if upload is None:  # the table is there; its logs are beside it, or where it is said
+            output = work = work if work_dir else output / LOGS
+    elif by - set(WHOSE) or bodies.schema is not None or bodies.body is not Body.string:
+        raise ConfigurationError(
+            "--body, --schema and partitions of bodies are for tables",
+            hint="Give --store parquet or --store delta.",
+        )
     naming = FileNaming(
         filename_format,
         datetime_format,
@@ -149,14 +179,14 @@ def archive_settings(
         extension=codec.value,
     )
     return settings.ArchiveSettings(
-        Directories(output, _absolute(work_dir) if work_dir else output, file_mode, dir_mode),
+        Directories(output, work, file_mode, dir_mode),
         naming,
-        Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age),
+        rotation,
         settings.Flush(sync_interval, sync_bytes, sync_count),
         settings.RecordFormat(format.value),
         b"\n" if delimiter is None else delimiter,
         compressor,
-        settings.PartitionBy(partition_by.value),
+        settings.PartitionBy("message" if "message" in by else "arrival"),
         UTC if utc else None,
         skip_empty_files,
     )
@@ -195,9 +225,6 @@ def _host(identifier: str) -> str:
     return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
 
 
-UPLOAD = "Upload"
-
-
 class UploadOptions(OptionSet):
     """Where finished files go, and when they leave."""
 
@@ -217,12 +244,30 @@ class UploadOptions(OptionSet):
         "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
     )
 
-    def open(self, archive: ArchiveSettings) -> Uploads | None:
-        """Return what uploads the files of an archiver, if that is wanted.
+    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
+    store: Store = opt("", "", FILES, Store.file)
+    bodies: BodyChoice
 
-        Raises `ConfigurationError` for options that do not fit together.
+    def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
+        """Return what uploads or lands the files of an archiver, if that is wanted.
+
+        ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
+        not fit together, and for missing packages.
         """
         settings = dict(map(_setting, self.upload_option or ()))
+        if self.store is not Store.file:
+            from nsqtools.archive.landing import Landings
+
+            if self.upload_hive:
+                raise ConfigurationError("a table is by topic and date: leave --upload-hive out")
+            plan = self.bodies.plan(
+                self.upload or str(_absolute(self.output_dir)),
+                archive.naming.host,
+                settings,
+                is_delta=self.store is Store.delta,
+            )
+            logs = archive.directories.output
+            return Landings(plan, logs, self.max_local_bytes, on_landed)
         if self.upload is None:
             if (
                 self.delete_uploaded
@@ -241,14 +286,14 @@ class UploadOptions(OptionSet):
                 "--upload-hive needs --format jsonl: raw files name no topic",
                 hint="Put the topic in --filename-format instead.",
             )
-        plan = UploadPlan(
+        files = UploadPlan(
             archive.directories.output,
             open_storage(self.upload, settings),
             archive.naming.host,
             by_topic_and_date=self.upload_hive,
             deletes=self.delete_uploaded,
         )
-        return Uploads(plan, self.max_local_bytes)
+        return Uploads(files, self.max_local_bytes)
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -291,6 +336,7 @@ def to_file(
         nsq to-file -t clicks --output-dir /var/nsq --gzip --rotate-interval 1h --utc
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
+        nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
     """
     from nsqtools.archive.archiver import Archiver
     from nsqtools.archive.notify import FileHook, topic_metrics
@@ -302,12 +348,13 @@ def to_file(
     discovery = TopicDiscovery(pattern, connection) if pattern is not None else None
     allow_many()
     hook = FileHook(on_file) if on_file is not None else None
-    uploads = upload.open(settings)
+    uploads = upload.open(settings, hook.put if hook is not None else lambda place: None)
+    is_landing = upload.store is not Store.file
     options = connection.client_options(**THROUGHPUT)
     look_before(topics, channel, connection, runtime, create=consuming.create, force=True)
 
     def finished(path: Path) -> None:
-        if hook is not None:
+        if hook is not None and not is_landing:
             hook.put(path)
         if uploads is not None:
             uploads.put(path)
@@ -341,15 +388,16 @@ def to_file(
             archiver.run()
         finally:
             signal.signal(signal.SIGHUP, before)
+            left = finish_uploads(uploads, watched)
             if hook is not None:
                 hook.close()
             failed = hook.failures if hook is not None else 0
-            left = finish_uploads(uploads, watched)
             watched.progress.clear()
             if consuming.json:
                 document = asdict(archiver.totals) | {"on_file_failures": failed}
                 if uploads is not None:
                     document |= {"uploaded": uploads.totals.files, "not_uploaded": left}
+                    document |= {"misfits": uploads.totals.misfits} if is_landing else {}
                 write_json(runtime, document, indent=2)
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE

@@ -345,10 +345,18 @@ class ArchivedDocument(TypedDict):
     failures: Annotated[int, "Writes that failed and were tried again."]
     ambiguous: Annotated[int, "Bodies in raw files that contain the delimiter."]
     on_file_failures: Annotated[int, "Times that the command of --on-file failed."]
-    uploaded: NotRequired[Annotated[int, "Files uploaded; with --upload only."]]
+    uploaded: NotRequired[Annotated[int, "Files uploaded or landed; only where some are."]]
     not_uploaded: NotRequired[
-        Annotated[int, "Files left for the next run to upload; with --upload only."]
+        Annotated[int, "Files left for the next run to upload; only where some are."]
     ]
+    misfits: NotRequired[Annotated[int, "Bodies that did not fit their columns; of tables only."]]
+
+
+class ConvertedDocument(TypedDict):
+    archives: Annotated[int, "Archives that were brought into the table now."]
+    files: Annotated[int, "Files that they became."]
+    messages: int
+    misfits: Annotated[int, "Bodies that did not fit their columns."]
 
 
 # Spark
@@ -595,6 +603,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "to-file": ("What was archived", ArchivedDocument),
     "archive-info": ("Archives", list[ArchiveRow]),
     "archive-repair": ("What was finished and repaired", Repaired),
+    "archive-convert": ("What was brought into a table", ConvertedDocument),
     "archive-verify": ("What is damaged", Verified),
     "archive-compact": ("What a compaction did", Compacted),
     "archive-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),

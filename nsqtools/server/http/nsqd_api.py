@@ -253,8 +253,8 @@ class NsqdHTTP:
         blocks: Sequence[Block] = (),
     ) -> Reply | Awaitable[Reply]:
         try:
-            if topic.journal is not None:
-                return self._put_durably(topic, messages, delay_s, blocks)
+            if topic.store is not None:
+                return self._put_durably(topic, messages, delay_s)
             if delay_s:
                 topic.put_deferred(messages[0], delay_s)
             else:
@@ -263,9 +263,7 @@ class NsqdHTTP:
             raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
 
-    async def _put_durably(
-        self, topic: Topic, messages: list[bytes], delay_s: float, blocks: Sequence[Block]
-    ) -> Reply:
+    async def _put_durably(self, topic: Topic, messages: list[bytes], delay_s: float) -> Reply:
         confirmed: Future[None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
@@ -277,7 +275,7 @@ class NsqdHTTP:
                 confirmed.set_exception(error)
 
         try:
-            topic.put_durably(messages, delay_s, done, blocks)
+            topic.put_durably(messages, delay_s, done)
             await confirmed
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
@@ -362,13 +360,13 @@ class NsqdHTTP:
     async def pause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.pause()
-        await self._nsqd.topic_list.write_pause(topic.name)
+        await self._nsqd.write_pause(topic.name)
         return EMPTY_REPLY
 
     async def unpause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.unpause()
-        await self._nsqd.topic_list.write_pause(topic.name)
+        await self._nsqd.write_pause(topic.name)
         return EMPTY_REPLY
 
     # channels
@@ -401,11 +399,11 @@ class NsqdHTTP:
     async def pause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.pause()
-        await self._nsqd.topic_list.write_pause(channel.topic_name)
+        await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY
 
     async def unpause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.unpause()
-        await self._nsqd.topic_list.write_pause(channel.topic_name)
+        await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY

@@ -21,12 +21,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import Block, encode_length
-from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
+from nsqtools.server.queues.queued_message import (
+    ID_AT,
+    DeferredMessages,
+    from_record,
+    to_record,
+)
+
+if TYPE_CHECKING:
+    from nsqtools.server.queues.channel import Channel
 
 
 class LimitedQueue(Protocol):
@@ -51,6 +59,7 @@ class Limits:
     refused_count: int = 0  # publishes
     dropped_count: int = 0  # messages
     disk_is_low: bool = False
+    spare_bytes: Callable[[], int] = int  # of files that are there already
 
     @property
     def are_set(self) -> bool:
@@ -94,18 +103,19 @@ class Limits:
 
     def look_at_disk(self) -> None:
         """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""
-        wanted = self.options.min_disk_free
+        wanted = self.options.min_disk_free or (_RESERVE if self.options.durable else 0)
         try:
             found = os.statvfs(self.options.data_path or ".")
         except OSError:
             return
-        free = found.f_bavail * found.f_frsize
+        free = found.f_bavail * found.f_frsize + self.spare_bytes()
         self.disk_is_low = free < wanted
         self.health.low = (
             f"{free} bytes free on the disk, fewer than --min-disk-free" if self.disk_is_low else ""
         )
 
 
+_RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
 
 
@@ -122,6 +132,8 @@ class Undo(NamedTuple):
 
 class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
+
+    deferred_count = 0  # of a topic with --durable
 
     def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
         self.disk = disk
@@ -194,13 +206,6 @@ class QueueBacklog:
         fits = len(self._memory) + count <= self.mem_queue_size
         return disk is None or (fits and not disk.has_unread)
 
-    def put_whatever(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> None:
-        """Append messages that are in the durable log, in memory when the disk fails."""
-        try:
-            self.put(messages, blocks=blocks)
-        except BackendError:
-            self.put_in_memory(messages)
-
     def failed(self, reason: str) -> BackendError:
         """Note that the disk did not take messages, and return the error for their publisher."""
         self._health.error = reason
@@ -216,10 +221,6 @@ class QueueBacklog:
             self._memory_bytes -= len(self._memory.pop())
         if put.on_disk is not None and self.disk is not None:
             self.disk.undo(put.on_disk)
-
-    def in_memory(self) -> list[bytes]:
-        """Return the messages that are not on disk."""
-        return list(self._memory)
 
     def put_in_memory(self, messages: Sequence[bytes]) -> None:
         """Append messages whatever the limit: for those that must outlive a disk error."""
@@ -273,6 +274,16 @@ class QueueBacklog:
             memory.appendleft(messages.pop())
         self._memory_bytes -= size
         return messages
+
+    def deferred_of(self, owner: Channel) -> DeferredMessages:
+        """Return what keeps the deferred messages of a channel."""
+        return DeferredMessages()
+
+    def delivered(self, messages: Sequence[bytes]) -> None:
+        """Note that messages are in flight: nothing on the disk of a queue says so."""
+
+    def finished(self, message_ids: Iterable[bytes]) -> None:
+        """Note that messages which were delivered are done."""
 
     def empty(self) -> deque[bytes]:
         """Drop everything; return what was in memory, which takes a while to free."""

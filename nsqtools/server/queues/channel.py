@@ -14,7 +14,6 @@ without delay.
 
 from __future__ import annotations
 
-import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -24,14 +23,10 @@ from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.checkpoint import InMemory
-from nsqtools.server.durable.journal import QueueJournal, due_ns
-from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import free_in_steps, meter_of
 from nsqtools.server.queues.backlog import BackendError, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
-    DeferredMessages,
     InFlightMessages,
     LatencyCounts,
     LatencyWindow,
@@ -74,19 +69,14 @@ class Channel:
         latency: LatencyWindow | None,
         max_consumers: int,
         latencies: LatencyCounts | None = None,
-        journal: QueueJournal | None = None,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = backlog
-        self.deferred = DeferredMessages()
         self.consumers: dict[ChannelSubscription, None] = {}  # in the order of their turns
         self.latency = latency
         self.latencies = latencies or LatencyCounts()
-        self.journal = journal
-        self.unconfirmed = Unconfirmed()  # of the topic
-        self.due_ns: dict[bytes, int] = {}  # of messages on disk, by id
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
         self.dead_letter_count = 0
@@ -102,6 +92,9 @@ class Channel:
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
+        self.deferred = backlog.deferred_of(self)
+        if len(self.deferred):
+            self.watch(loop.time())
 
     @property
     def in_flight_count(self) -> int:
@@ -148,22 +141,28 @@ class Channel:
 
         Raises `BackendError`.
         """
-        return self.backlog.put(messages, self._room, blocks)
+        return self.backlog.put(messages, self.room, blocks)
 
     def accept(self, count: int) -> None:
         """Deliver what `put` stored."""
         self.message_count += count
         self._deliver_or_overflow()
 
-    def _room(self) -> int:
+    def room(self) -> int:
+        """Return how many messages consumers would take at once."""
         if self.is_paused:
             return 0
         return sum(max(0, consumer.room) for consumer in self.consumers)
 
-    def put_confirmed(self, messages: list[bytes], blocks: Sequence[Block]) -> None:
-        """Take new messages that are in the durable log."""
+    def committed(self, messages: list[bytes], delay_s: float) -> None:
+        """Take new messages that are in the database of ``--durable``, if the backlog is."""
         self.message_count += len(messages)
-        self._queue_again(messages, blocks)
+        if self.is_ephemeral and delay_s:
+            self._defer(messages[0], delay_s)
+        elif self.is_ephemeral:
+            self._queue_again(messages)
+        else:
+            self.wake()
 
     def put_deferred(self, message: bytes, delay_s: float) -> None:
         """Take a new message from the topic that is due later."""
@@ -179,8 +178,6 @@ class Channel:
             return
         for message in living:
             self._defer(message, delay_s)
-            if self.journal is not None:
-                self.journal.deferred(message, delay_s)
 
     def _bury_dead(self, messages: list[bytes]) -> list[bytes]:
         """Have those that had their attempts kept elsewhere, and finished then; return the others.
@@ -213,9 +210,7 @@ class Channel:
     def drop_oldest(self, count: int) -> int:
         """Drop waiting messages, and return how many there were."""
         dropped = self.backlog.get(count, _TURN_BYTES)
-        if self.journal is not None and dropped:
-            self.journal.delivered(dropped)  # the disk was read
-            self.journal.finished(message_ids(dropped))
+        self.backlog.finished(message_ids(dropped))
         return len(dropped)
 
     def _defer(self, message: bytes, delay_s: float) -> None:
@@ -232,10 +227,10 @@ class Channel:
             except BackendError as exc:  # kept in memory: others are refused until it works
                 self._say_failed(exc)
 
-    def _queue_again(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
+    def _queue_again(self, messages: list[bytes]) -> None:
         """Queue messages that must not get lost when the disk fails."""
         try:
-            self.backlog.put(messages, self._room, blocks)
+            self.backlog.put(messages, self.room)
         except Exception as exc:  # of any kind: nobody else has them
             self._say_failed(exc)
             self.backlog.put_in_memory(messages)
@@ -252,9 +247,6 @@ class Channel:
         self._drop_abandoned()
         free_in_steps(self.deferred.clear(), self._loop)
         free_in_steps(self.backlog.empty(), self._loop)
-        self.due_ns.clear()
-        if self.journal is not None:
-            self.journal.emptied(self.unconfirmed)
 
     def pause(self) -> None:
         """Deliver nothing until `unpause`; what is in flight may still be answered."""
@@ -292,12 +284,8 @@ class Channel:
                 messages = backlog.get(min(consumer.room, share), _TURN_BYTES)
                 if not messages:
                     return
-                if self.due_ns:
-                    messages = self._defer_again(messages)
-                if messages:
-                    self._deliver_to(consumer, messages, now_s)
-                if self.journal is not None:
-                    self.journal.delivered(messages)
+                self.backlog.delivered(messages)
+                self._deliver_to(consumer, messages, now_s)
                 # the consumer that was served last is asked last
                 del self.consumers[consumer]
                 self.consumers[consumer] = None
@@ -316,29 +304,13 @@ class Channel:
                 [each for each in messages if each[18:34] not in consumer.in_flight]
             )
 
-    def _defer_again(self, messages: list[bytes]) -> list[bytes]:
-        """Defer messages from disk that were deferred before a restart; return the others."""
-        now_ns = time.time_ns()
-        others = []
-        for message, message_id in zip(messages, message_ids(messages), strict=True):
-            delay_s = (self.due_ns.pop(message_id, 0) - now_ns) / 1_000_000_000
-            if delay_s <= 0:
-                others.append(message)
-                continue
-            self._defer(message, delay_s)
-            if self.journal is not None:
-                self.journal.deferred(message, delay_s)
-        return others
-
     def discard(self, messages: list[bytes]) -> None:
         """Forget messages that were taken and not delivered: those not sampled."""
-        if self.journal is not None:
-            self.journal.finished(message_ids(messages))
+        self.backlog.finished(message_ids(messages))
 
     def finished(self, ids: list[bytes]) -> None:
         """Note that messages were finished."""
-        if self.journal is not None:
-            self.journal.finished(ids)
+        self.backlog.finished(ids)
 
     def watch(self, when_s: float) -> None:
         """Have the timer look at deadlines at ``when_s`` or before."""
@@ -381,32 +353,11 @@ class Channel:
         """Disconnect the consumers and drop everything."""
         self._end()
         free_in_steps(self.backlog.delete(), self._loop)
-        if self.journal is not None:
-            self.journal.deleted()
 
     def close(self) -> None:
         """Disconnect the consumers and write everything to disk. Raises ``OSError``."""
         self._end()
         self.backlog.close(self._unfinished())
-
-    def in_memory(self) -> InMemory:
-        """Return what is not on disk, for the durable log."""
-        assert self.journal is not None
-        waiting, deferred = self.unconfirmed.of(self.journal.number)
-        return InMemory(
-            self.backlog.in_memory() + waiting,
-            [message for held in self._in_flight.values() for message in held],
-            [*self._deferred_with_times(), *deferred],
-        )
-
-    def _deferred_with_times(self) -> list[tuple[bytes, int]]:
-        now_s = self._loop.time()
-        return [(message, due_ns(due_s - now_s)) for message, due_s in self.deferred.with_times()]
-
-    def due_times(self) -> dict[bytes, int]:
-        """Return when messages are due that a restart would deliver at once."""
-        held = self._deferred_with_times() if self.journal is not None else []
-        return self.due_ns | {message[18:34]: due for message, due in held}
 
     def _unfinished(self) -> Iterable[bytes]:
         for held in self._in_flight.values():

@@ -12,27 +12,20 @@ import gc
 import time
 from asyncio import AbstractEventLoop, Future, Task, sleep
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from nsqtools.files.durable import remove_temporaries
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.checkpoint import Checkpoints, DurableQueue
-from nsqtools.server.durable.journal import QueueJournal
-from nsqtools.server.durable.log import DurableLog, LogFiles
-from nsqtools.server.durable.recovery import (
-    DueTimes,
-    Recovery,
-    load_due_times,
-    save_due_times,
-)
+from nsqtools.server.durable.data_path import DurablePath
+from nsqtools.server.durable.store import DurableStore
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, Limits, QueueBacklog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import TopicList, TopicMetadata, metadata_of_queues
+from nsqtools.server.queues.data_path import TopicList, TopicMetadata
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
 from nsqtools.server.queues.topic import Topic
@@ -90,10 +83,7 @@ class NsqdQueues:
         self.disk_thread = DiskThread(loop)
         self._to_sync: set[DiskQueue] = set()
         self._tasks: list[Task[None]] = []
-        self.durable: DurableLog | None = None
-        self.checkpoints: Checkpoints | None = None
-        self._due_times: DueTimes = {}
-        self._had_due_times = False
+        self.durable: DurableStore | None = None
 
     # topics
 
@@ -115,14 +105,13 @@ class NsqdQueues:
             self.log,
             self._make_channel,
             self.limits,
-            self._journal(name, backlog),
+            self.durable,
         )
-        topic.due_ns = self._due_times.pop(name, {})
         topic.on_channel_created = self._channel_created
         topic.on_channel_deleted = self._channel_deleted
         self.topics[name] = topic
         self.log.info(f"TOPIC({name}): created")
-        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
+        self._list(name, is_ephemeral=topic.is_ephemeral)
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -131,7 +120,7 @@ class NsqdQueues:
         self.log.info(f"TOPIC({name}): deleting")
         self.registry.topic_deleted(topic)
         topic.delete()
-        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
+        self._list(name, is_ephemeral=topic.is_ephemeral)
 
     def _make_channel(self, topic_name: str, name: str) -> Channel:
         options = self.options
@@ -149,9 +138,7 @@ class NsqdQueues:
             else None,
             max_consumers=options.max_channel_consumers,
             latencies=self.latencies,
-            journal=self._journal(queue_name, backlog),
         )
-        channel.due_ns = self._due_times.pop(queue_name, {})
         if self._dead_letter_topic(channel) != topic_name:
             channel.bury, channel.max_attempts = self._bury, options.max_attempts
         return channel
@@ -172,7 +159,7 @@ class NsqdQueues:
             return
         topic = self.get_topic(name)
         copies = topic.new_messages([message[BODY_AT:]])
-        if topic.journal is not None:
+        if topic.store is not None:
             topic.put_durably(copies, 0.0, done)
             return
         try:
@@ -182,46 +169,40 @@ class NsqdQueues:
         else:
             done(None)
 
-    def _journal(self, queue_name: str, backlog: QueueBacklog) -> QueueJournal | None:
-        if self.durable is None or not isinstance(backlog.disk, LoggedDiskQueue):
-            return None
-        return QueueJournal(queue_name, backlog.disk, self.durable)
-
     def _backlog(self, queue_name: str, name: str) -> QueueBacklog:
         options = self.options
         self._note_growth()
         if is_ephemeral(name):
             return QueueBacklog(options.mem_queue_size, None, self.health)
+        if self.durable is not None:
+            return self.durable.backlog(queue_name, options.mem_queue_size)
         has_files = queue_name in self._queues_with_files
         self._queues_with_files.discard(queue_name)
-        disk: DiskQueue
-        if self.durable is not None:
-            disk = LoggedDiskQueue(
-                queue_name,
-                self._data_path,
-                max_bytes_per_file=options.max_bytes_per_file,
-                max_msg_size=options.max_msg_size,
-                log=self.log,
-                may_have_files=has_files,
-                behind=self.disk_thread,
-            )
-        else:
-            disk = DiskQueue(
-                queue_name,
-                self._data_path,
-                max_bytes_per_file=options.max_bytes_per_file,
-                max_msg_size=options.max_msg_size,
-                sync_every=options.sync_every,
-                log=self.log,
-                may_have_files=has_files,
-                behind=self.disk_thread,
-                on_dirty=lambda queue: self._to_sync.add(queue),
-            )
+        disk = DiskQueue(
+            queue_name,
+            self._data_path,
+            max_bytes_per_file=options.max_bytes_per_file,
+            max_msg_size=options.max_msg_size,
+            sync_every=options.sync_every,
+            log=self.log,
+            may_have_files=has_files,
+            behind=self.disk_thread,
+            on_dirty=lambda queue: self._to_sync.add(queue),
+        )
         return QueueBacklog(options.mem_queue_size, disk, self.health)
+
+    def _list(self, topic_name: str, *, is_ephemeral: bool) -> None:
+        """Write nsqd.dat soon; the database of --durable has its own list."""
+        if self.durable is None:
+            self.topic_list.changed(topic_name, is_ephemeral=is_ephemeral)
+
+    async def write_pause(self, topic_name: str) -> None:
+        """Write that a topic, or a channel of it, was paused, or not. Raises ``OSError``."""
+        await (self.durable or self.topic_list).write_pause(topic_name)
 
     def _channel_created(self, channel: Channel) -> None:
         self.registry.channel_created(channel)
-        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def _channel_deleted(self, channel: Channel) -> None:
         topic = self.topics.get(channel.topic_name)
@@ -229,7 +210,7 @@ class NsqdQueues:
             self.registry.channel_deleted(channel)
             if topic.is_ephemeral and not topic.channels:
                 self.delete_topic(topic.name)
-        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def freeze_growth(self) -> None:
         """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
@@ -250,16 +231,21 @@ class NsqdQueues:
         `ConfigurationError`. Raises ``OSError`` when nsqd.dat cannot be written.
         """
         remove_temporaries(self._data_path)
-        recovery = Recovery(self._data_path, self.log, self.options.max_bytes_per_file)
-        recovery.run()
-        metadata = self.topic_list.read()
-        self._due_times = load_due_times(self._data_path, self.options.max_req_timeout)
-        self._had_due_times = bool(self._due_times)
-        self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
-        files = LogFiles(self._data_path)
+        files = DurablePath(self._data_path, self.log)
         if self.options.durable:
-            self.durable = DurableLog(files, files.next_number(), self.loop, self.log)
-        for listed in [*metadata, *metadata_of_queues(recovery.queues)]:
+            self.durable = DurableStore(files, self.topics, self.limits, self.loop, self.log)
+            for listed in self.durable.listed():
+                self._load_topic(listed)
+        else:
+            files.refuse()
+            self._load_files()
+        if self.options.min_disk_free or self.options.durable:
+            self._tasks.append(self.loop.create_task(self._look_at_disk()))
+
+    def _load_files(self) -> None:
+        metadata = self.topic_list.read()
+        self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
+        for listed in metadata:
             self._load_topic(listed)
         try:
             self.topic_list.begin()
@@ -267,27 +253,7 @@ class NsqdQueues:
             if exc.errno not in _FULL:
                 raise
             self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
-        if self.durable is None:
-            recovery.finish()
-        else:
-            self.durable.write_now()
-            files.begin_at(self.durable.segment)
-            recovery.remove_read_files()
-            self.checkpoints = Checkpoints(
-                self.durable, self._durable_queues, self.loop, self.disk_thread, self.log
-            )
-            self._tasks.append(self.loop.create_task(self.checkpoints.run()))
         self._tasks.append(self.loop.create_task(self._sync_by_the_clock()))
-        if self.options.min_disk_free:
-            self._tasks.append(self.loop.create_task(self._look_at_disk()))
-
-    def _durable_queues(self) -> list[DurableQueue]:
-        return [
-            DurableQueue(queue.journal, queue.in_memory)
-            for topic in self.topics.values()
-            for queue in _with_channels(topic)
-            if queue.journal is not None
-        ]
 
     def _load_topic(self, listed: TopicMetadata) -> None:
         if not is_valid_name(listed.name):
@@ -331,47 +297,24 @@ class NsqdQueues:
         await done
 
     async def settle(self) -> None:
-        """Wait for publishes that are being written to the durable log."""
+        """Wait for what is being written to the database of ``--durable``."""
         if self.durable is not None:
-            try:
+            with suppress(OSError):  # the publishers were told
                 await self.durable.flush()
-            except OSError:
-                pass  # their publishers were told
 
     def close(self) -> None:
         """Write nsqd.dat and every message that is not finished to disk."""
+        if self.durable is not None:
+            self.durable.close()
         self.abandon()
-        try:
-            self.topic_list.write()
-        except OSError as exc:
-            self.log.error(f"failed to persist metadata - {exc}")
+        if self.durable is None:
+            try:
+                self.topic_list.write()
+            except OSError as exc:
+                self.log.error(f"failed to persist metadata - {exc}")
         self.log.info("NSQ: closing topics")
-        due = self._due_times | {
-            name: queue.due_times() for name, queue in self._queues_by_name().items()
-        }
-        failed = [topic for topic in self.topics.values() if not topic.close()]
-        try:
-            if self._had_due_times or self.durable is not None:
-                save_due_times(self._data_path, due)
-            if self.durable is not None and not failed:
-                self._remove_log(self.durable)
-        except OSError as exc:
-            self.log.error(f"DURABLE: the log is kept - {exc}")
-
-    def _queues_by_name(self) -> dict[str, Topic | Channel]:
-        return {
-            f"{topic.name}:{queue.name}" if isinstance(queue, Channel) else topic.name: queue
-            for topic in self.topics.values()
-            for queue in _with_channels(topic)
-        }
-
-    def _remove_log(self, durable: DurableLog) -> None:
-        """All is in queue files: remove the log, and then the files that only it needed."""
-        durable.close()
-        durable.files.remove()
-        for queue in self._durable_queues():
-            disk = queue.journal.disk
-            disk.remove_read_files(disk.positions.read_file)
+        for topic in self.topics.values():
+            topic.close()
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""
@@ -380,8 +323,4 @@ class NsqdQueues:
         self.disk_thread.end()  # what it has begun is finished
         self.topic_list.end()
         if self.durable is not None:
-            self.durable.end()
-
-
-def _with_channels(topic: Topic) -> list[Topic | Channel]:
-    return [topic, *topic.channels.values()]
+            self.durable.abandon()

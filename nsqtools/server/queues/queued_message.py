@@ -158,10 +158,6 @@ class DeferredMessages:
     def __iter__(self) -> Iterator[bytes]:
         return (message for _, _, message in self._heap)
 
-    def with_times(self) -> list[tuple[bytes, float]]:
-        """Return the messages, and when they are due."""
-        return [(message, due_s) for due_s, _, message in self._heap]
-
     def add(self, message: bytes, due_s: float) -> None:
         """Keep the message until ``due_s``."""
         heappush(self._heap, (due_s, next(self._arrivals), message))
@@ -227,6 +223,11 @@ def attempts_of(message: bytes) -> int:
 def _add_attempts(message: bytes, difference: int) -> bytes:
     attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + difference & 0xFFFF
     return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[ID_AT:]
+
+
+def with_attempts(message: bytes, made: int) -> bytes:
+    """Return a new message as the one to queue after some attempts."""
+    return _add_attempts(message, made) if made else message
 
 
 def again(messages: Iterable[bytes]) -> list[bytes]:

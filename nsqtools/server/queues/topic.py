@@ -11,14 +11,10 @@ import time
 from asyncio import AbstractEventLoop, Event, sleep
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.checkpoint import InMemory
-from nsqtools.server.durable.journal import QueueJournal, due_ns
-from nsqtools.server.durable.records import Published
-from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import free_in_steps, meter_of
 from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo, encoded
 from nsqtools.server.queues.channel import Channel
@@ -34,6 +30,9 @@ from nsqtools.server.queues.queued_message import (
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
 _RETRY_S = 1.0  # after the disk of a channel failed
+
+if TYPE_CHECKING:
+    from nsqtools.server.durable.store import DurableStore
 
 
 class Prepared(NamedTuple):
@@ -55,7 +54,7 @@ class Topic:
         log: DaemonLog,
         make_channel: Callable[[str, str], Channel],
         limits: Limits,
-        journal: QueueJournal | None = None,
+        store: DurableStore | None = None,
     ) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
@@ -70,10 +69,8 @@ class Topic:
         self._meter = meter_of(loop)
         self._log = log
         self._make_channel = make_channel
-        self.journal = journal
+        self.store = store  # of --durable
         self._limits = limits
-        self.unconfirmed = Unconfirmed()
-        self.due_ns: dict[bytes, int] = {}  # of messages on disk, by id
         self._deferred: deque[tuple[bytes, float]] = deque()  # waiting for a channel, with delay
         self._mem_queue_size = backlog.mem_queue_size
         self.started = Event()  # once its channels elsewhere in the cluster are known
@@ -83,7 +80,7 @@ class Topic:
     @property
     def depth(self) -> int:
         """How many messages wait in the topic itself."""
-        return len(self.backlog) + len(self._deferred)
+        return len(self.backlog) + len(self._deferred) + self.backlog.deferred_count
 
     @property
     def _flows(self) -> bool:
@@ -139,8 +136,7 @@ class Topic:
         else:
             self.backlog.put(messages, blocks=blocks)
             self._drop_surplus()
-        self.message_count += len(messages)
-        self.message_bytes += sum(map(len, messages)) - len(messages) * BODY_AT
+        self._count(messages)
 
     def _targets(self) -> Iterable[Topic | Channel]:
         return self.channels.values() if self._flows else [self]
@@ -153,9 +149,7 @@ class Topic:
     def drop_oldest(self, count: int) -> int:
         """Drop waiting messages, and return how many there were."""
         dropped = self.backlog.get(count, _STEP_BYTES)
-        if self.journal is not None and dropped:
-            self.journal.delivered(())  # the disk was read
-            self.journal.finished(message_ids(dropped))
+        self.backlog.finished(message_ids(dropped))
         return len(dropped)
 
     def put_durably(
@@ -163,58 +157,46 @@ class Topic:
         messages: list[bytes],
         delay_s: float,
         done: Callable[[BackendError | None], None],
-        blocks: Sequence[Block] = (),
     ) -> None:
-        """Write messages to the durable log, queue them when they are on disk, and call back."""
-        assert self.journal is not None
+        """Write messages to the database, and call back when they are in their queues."""
+        assert self.store is not None
         try:
             self._limits.admit(self._targets(), messages)
         except BackendError as exc:
             done(exc)
             return
-        channels = None
-        if self._flows and not self.backlog.has_messages:
-            channels = list(self.channels.values())
-            numbers = [each.journal.number for each in channels if each.journal is not None]
-        else:
-            numbers = [self.journal.number]
-
-        def confirmed(error: OSError | None) -> None:
-            if error is not None:
-                done(self.backlog.failed(f"write: {error.strerror or error}"))
-                return
-            self.backlog.succeeded()
-            self._put_confirmed(channels, messages, delay_s, blocks)
+        if not messages:
             done(None)
+            return
+        due_ns = self.store.now_ns + int(delay_s * 1_000_000_000) if delay_s else 0
+        flows = self._flows and not self.backlog.has_messages
+        if not flows and self.is_ephemeral:
+            self.backlog.put(messages)
+            self._drop_surplus()
+            self._count(messages)
+            done(None)
+            return
+        channels = list(self.channels.values()) if flows else None
 
-        if numbers:
-            when_ns = due_ns(delay_s) if delay_s else 0
-            self.unconfirmed.publish(self.journal.log, numbers, messages, when_ns, confirmed)
-        else:  # all channels are ephemeral
-            confirmed(None)
+        def committed(error: BackendError | None) -> None:
+            if error is None and not self.is_closed:
+                self._committed(channels, messages, delay_s)
+                self._count(messages)
+            done(error)
 
-    def _put_confirmed(
-        self,
-        channels: list[Channel] | None,
-        messages: list[bytes],
-        delay_s: float,
-        blocks: Sequence[Block],
+        backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
+        self.store.publish(backlogs, messages, due_ns, committed)
+
+    def _committed(
+        self, channels: list[Channel] | None, messages: list[bytes], delay_s: float = 0.0
     ) -> None:
-        if self.is_closed:
-            return  # deleted
-        if channels is None and delay_s:
-            self._deferred += [(message, delay_s) for message in messages]
-            self._wake()
-        elif channels is None:
-            self.backlog.put_whatever(messages, blocks)
+        if channels is None:
             self._wake()
         for channel in channels or ():
-            if self.channels.get(channel.name) is not channel:
-                continue  # deleted meanwhile
-            if delay_s:
-                channel.put_deferred(messages[0], delay_s)
-            else:
-                channel.put_confirmed(messages, blocks)
+            if self.channels.get(channel.name) is channel:  # not deleted meanwhile
+                channel.committed(messages, delay_s)
+
+    def _count(self, messages: list[bytes]) -> None:
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, messages)) - len(messages) * BODY_AT
 
@@ -237,8 +219,7 @@ class Topic:
         self._limits.admit(self._targets(), [message])
         self._deferred.append((message, delay_s))
         self._copy_deferred()
-        self.message_count += 1
-        self.message_bytes += len(message) - BODY_AT
+        self._count([message])
 
     def _copy(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
         done: list[tuple[Channel, Undo]] = []
@@ -259,29 +240,6 @@ class Topic:
             message, delay_s = self._deferred.popleft()
             for channel in self.channels.values():
                 channel.put_deferred(message, delay_s)
-            self._log_copied([message], due_ns(delay_s))
-
-    def _log_copied(self, messages: list[bytes], when_ns: int) -> None:
-        """Write that messages of the topic are in the channels now."""
-        if self.journal is None:
-            return
-        journals = [each.journal for each in self.channels.values() if each.journal is not None]
-        numbers = tuple(journal.number for journal in journals)
-        self.journal.log.append(Published(when_ns, numbers, b"".join(messages)))
-        self.journal.delivered(())  # the disk was read
-        self.journal.finished(message_ids(messages))
-
-    def _defer_again(self, messages: list[bytes]) -> list[bytes]:
-        """Take out messages from disk that were deferred before a restart; return the others."""
-        now_ns = time.time_ns()
-        others = []
-        for message, message_id in zip(messages, message_ids(messages), strict=True):
-            delay_s = (self.due_ns.pop(message_id, 0) - now_ns) / 1_000_000_000
-            if delay_s > 0:
-                self._deferred.append((message, delay_s))
-            else:
-                others.append(message)
-        return others
 
     def _wake(self) -> None:
         if not self._step_scheduled:
@@ -292,14 +250,13 @@ class Topic:
         self._step_scheduled = False
         if self.is_closed or not self._flows:
             return
+        if self.store is not None:
+            self._move_on(self.store)
+            return
         self._copy_deferred()
         messages = self.backlog.get(_STEP_COUNT, _STEP_BYTES)
-        if self.due_ns:
-            messages = self._defer_again(messages)
-            self._copy_deferred()
         try:
             self._copy(messages)
-            self._log_copied(messages, 0)
         except Exception as exc:
             self.backlog.put_back(messages)
             if not isinstance(exc, BackendError):
@@ -309,6 +266,25 @@ class Topic:
         if self.backlog.has_messages:
             self._wake()
 
+    def _move_on(self, store: DurableStore) -> None:
+        """Move messages to the channels in one transaction; then go on."""
+        channels = list(self.channels.values())
+
+        def moved(
+            error: BackendError | None, messages: list[bytes], delay_s: float, is_last: bool
+        ) -> None:
+            if error is None:
+                self._committed(channels, messages, delay_s)
+            if is_last:
+                self._step_scheduled = False
+                if error is not None:
+                    self._loop.call_later(_RETRY_S, self._wake)
+                elif self.depth:
+                    self._wake()
+
+        backlogs = [each.backlog for each in channels]
+        self._step_scheduled = store.move(self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, moved)
+
     # channels
 
     def get_channel(self, name: str) -> Channel:
@@ -317,7 +293,6 @@ class Topic:
         if channel is None:
             channel = self._make_channel(self.name, name)
             channel.on_left = self._consumers_left
-            channel.unconfirmed = self.unconfirmed
             self.channels[name] = channel
             self._log.info(f"TOPIC({self.name}): new channel({name})")
             self.on_channel_created(channel)
@@ -339,9 +314,6 @@ class Topic:
         """Drop the topic's own messages, not those of its channels."""
         self._deferred.clear()
         free_in_steps(self.backlog.empty(), self._loop)
-        self.due_ns.clear()
-        if self.journal is not None:
-            self.journal.emptied(self.unconfirmed)
 
     def pause(self) -> None:
         """Keep messages in the topic until `unpause`."""
@@ -361,27 +333,10 @@ class Topic:
             self.delete_channel(name)
         self._deferred.clear()
         free_in_steps(self.backlog.delete(), self._loop)
-        if self.journal is not None:
-            self.journal.deleted()
 
-    def in_memory(self) -> InMemory:
-        """Return what is not on disk, for the durable log."""
-        assert self.journal is not None
-        waiting, deferred = self.unconfirmed.of(self.journal.number)
-        held = [(message, due_ns(delay_s)) for message, delay_s in self._deferred]
-        return InMemory(self.backlog.in_memory() + waiting, [], held + deferred)
-
-    def due_times(self) -> dict[bytes, int]:
-        """Return when messages are due that a restart would deliver at once."""
-        held = self._deferred if self.journal is not None else ()
-        return self.due_ns | {message[18:34]: due_ns(delay_s) for message, delay_s in held}
-
-    def close(self) -> bool:
-        """Write everything to disk; what fails is logged and does not stop the rest.
-
-        Returns whether nothing failed.
-        """
-        self.is_closed = is_written = True
+    def close(self) -> None:
+        """Write everything to disk; what fails is logged and does not stop the rest."""
+        self.is_closed = True
         self.backlog.put_in_memory([message for message, _ in self._deferred])
         closings = [(f"CHANNEL({each.name})", each.close) for each in self.channels.values()]
         for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
@@ -389,5 +344,3 @@ class Topic:
                 close()
             except Exception as exc:  # of any kind: the others have messages, too
                 self._log.error(f"{what}: failed to close - {str(exc) or repr(exc)}")
-                is_written = False
-        return is_written

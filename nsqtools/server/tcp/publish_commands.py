@@ -29,7 +29,7 @@ from nsqtools.server.tcp.auth import ClientAuthorization
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
-_MAX_UNCONFIRMED_BYTES = 8 << 20  # of one client, on their way to the durable log
+_MAX_UNCONFIRMED_BYTES = 8 << 20  # of one client, on their way to the database
 _COMMAND_BYTES = 1000  # that a publish counts besides its messages
 _STEP_COUNT = 1000  # messages of an MPUB that are published at once
 
@@ -90,7 +90,7 @@ class PublishCommands:
             return None
         if not 0 < size <= self._options.max_msg_size or topic.is_closed:
             return None
-        if topic.journal is not None:
+        if topic.store is not None:
             if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
                 return None  # the client has to wait
             self._put_durably("PUB", topic, topic.new_messages([data[body_at:]]))
@@ -191,8 +191,8 @@ class PublishCommands:
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
     ) -> None:
-        if topic.journal is not None:
-            self._put_durably(command, topic, messages, delay_s, blocks)
+        if topic.store is not None:
+            self._put_durably(command, topic, messages, delay_s)
             return
         try:
             if delay_s:
@@ -210,12 +210,11 @@ class PublishCommands:
         topic: Topic,
         messages: list[bytes],
         delay_s: float = 0.0,
-        blocks: Sequence[Block] = (),
     ) -> None:
         size = sum(map(len, messages))
         self.unconfirmed_bytes += size + _COMMAND_BYTES
         done = partial(self._confirmed, command, topic.name, len(messages), size)
-        topic.put_durably(messages, delay_s, done, blocks)
+        topic.put_durably(messages, delay_s, done)
 
     def _confirmed(
         self, command: str, topic: str, count: int, size: int, error: BackendError | None
@@ -232,7 +231,7 @@ class PublishCommands:
             self._waiting.set()
 
     async def fewer_unconfirmed(self, limit: int) -> None:
-        """Wait until the publishes that are written to the durable log are down to a size."""
+        """Wait until the publishes that are written to the database are down to a size."""
         if self.unconfirmed_bytes > limit:
             self._waiting, self._enough_bytes = asyncio.Event(), limit
             await self._waiting.wait()

@@ -23,6 +23,7 @@ from nsqtools.archive.columns import (
     filtered_columns,
     split_lines,
     wanted_rows,
+    whole_lines,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
@@ -110,8 +111,13 @@ def _member(
             yield TextPiece(member.offset, text, member.messages)
             return
     problems: list[str] = []
-    for text in read_member(file, member, codec, problems.append):
-        yield TextPiece(member.offset, text, UNKNOWN if problems else member.messages)
+    count = 0
+    texts = read_member(file, member, codec, problems.append)  # a large one in several pieces
+    for text in whole_lines(texts, b"\n"):
+        count += text.count(b"\n")
+        yield TextPiece(member.offset, text)
+    if not problems and count != member.messages:
+        problems.append(f"it has {count} lines, and {member.messages} in its index")
     for problem in problems:
         tell(member.offset, problem)
 

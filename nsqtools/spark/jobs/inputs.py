@@ -50,7 +50,7 @@ class Choice:
         if day is None:
             return True
         begin = begin_ns(date.fromisoformat(day))
-        return self.within.overlaps(begin, begin + DAY_NS - 1)
+        return self.within.meets(begin, begin + DAY_NS - 1)
 
 
 def refuse_nested(option: str, folder: Location, archives: Location) -> None:

@@ -219,13 +219,16 @@ PARQUET = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
 FOREIGN = {
     PARQUET: b"PAR1\x15\x04\nPAR1",
     "_spark_metadata/0": b'v1\n{"path": "file:///x"}\n',
-    "_delta_log/00000000000000000000.json": b'{"commitInfo": {}}\n',
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    ("place", "name"), [("bucket", PARQUET), *(("directory", name) for name in FOREIGN)]
+    ("command", "place", "name"),
+    [
+        *((command, "directory", "_spark_metadata/0") for command in COMMANDS),
+        (COMMANDS[-1], "bucket", PARQUET),
+    ],
+    ids=str,
 )
 def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     archive: Path,
@@ -249,6 +252,19 @@ def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     assert f"cannot read {where}/{name} as an archive" in result.err
     assert "nsq spark sql, report and replay" in result.err
     assert path.read_bytes() == FOREIGN[name]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_log_of_a_table_that_cannot_be_read_is_an_error(
+    archive: Path, run_nsq: RunNsq, command: list[str]
+) -> None:
+    (archive.parent / "_delta_log").mkdir()
+    (archive.parent / "_delta_log/00000000000000000000.json").write_bytes(b'{"commitInfo": {}}\n')
+
+    result = run_nsq([*command, str(archive.parent)])
+
+    assert (result.status, result.out) == (1, b"")
+    assert f"cannot use the Delta table {archive.parent}" in result.err
 
 
 def test_what_begins_with_an_underline_is_an_archive_with_an_index_or_by_its_own_name(

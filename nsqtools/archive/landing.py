@@ -1,0 +1,334 @@
+"""Land finished logs in a table: what ``nsq to-file --store parquet|delta`` adds.
+
+The file that ``to-file`` writes is the log: durable before a message is FINished, and complete in
+itself. When it is finished it *lands*: it becomes one Parquet file for each partition that it has
+messages of, and goes.
+
+What a log becomes, and where, is told by `table`. The order is: write the files beside the log,
+read them back and compare; write down what is to be done (`Intent`); put the files in their place;
+commit; note beside each log that it has landed; remove it. The commit is
+
+- for a folder of Parquet the manifest of each file: a file that has one is not put again,
+- for a Delta table one commit for all logs that finished together, under a number that Delta keeps:
+  after a kill the same commit is tried under the same number, once (`delta`).
+
+So a kill at any point loses nothing and doubles nothing. A log that is damaged does not land.
+
+*In another process* (`Lander` is what it runs): decoding and compressing take a core, which
+consuming needs. It reads paths from its standard input, answers a line for each batch, and ends
+with its input, so it never outlives the archiver by more than the batch under way. One process at
+a time lands what is in a directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from nsqtools.archive.body_columns import fields_of, json_schema
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.layout import index_of, load_index
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, identity_of
+from nsqtools.archive.upload import (
+    NotUploadable,
+    UploadPlan,
+    UploadRecord,
+    Uploads,
+    uploaded_of,
+)
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.durable import replace_file, sync_folder
+from nsqtools.files.opening import open_to_write, try_lock
+from nsqtools.records.prometheus import Metric
+
+log = logging.getLogger("nsqtools")
+
+DRAFTS = ".nsq-landing"
+"""The directory beside the logs where files are made, and what is to be done is written down."""
+STATE = "state.json"
+LOGS_AT_ONCE = 64
+BYTES_AT_ONCE = 2 << 30
+LOCK_PAUSE_S = 0.1
+
+
+@dataclass(slots=True)
+class Intent:
+    """What is to be committed under ``number``, and the logs that are over then."""
+
+    number: int
+    drafts: list[Draft]
+    logs: list[str]
+
+
+class Lander:
+    """Lands logs of ``directory``: what the other process runs."""
+
+    def __init__(self, plan: TablePlan, directory: Path) -> None:
+        self.table = Table(plan)
+        self._plan = plan
+        self._directory = directory
+        self._drafts = directory / DRAFTS
+        self.misfits = 0
+
+    def land(self, paths: Sequence[Path]) -> tuple[list[Draft], dict[str, str]]:
+        """Land logs; return their files, and the logs that cannot land with the reason.
+
+        Raises ``OSError`` and `NsqError` when it does not work now: try again later.
+        """
+        self._drafts.mkdir(0o750, exist_ok=True)
+        descriptor = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            while not try_lock(descriptor):  # the child of a killed archiver ends its batch
+                time.sleep(LOCK_PAUSE_S)
+            return self._land(paths)
+        finally:
+            os.close(descriptor)
+
+    def _land(self, paths: Sequence[Path]) -> tuple[list[Draft], dict[str, str]]:
+        state = self._state()
+        landed = self._finish(state)
+        self._clear()
+        waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
+        known = fields_of(state["fields"] or self._plan.fields or {"properties": {}})
+        while True:
+            writer = TableWriter(self._plan, self._drafts, self.table.known_fields(known))
+            drafts, logs, refused = self._write(writer, waiting)
+            if not drafts or self.table.make_ready(writer.schema):
+                break
+            self._clear()  # another writer gave a column another type meanwhile
+        self.misfits += writer.misfits
+        if writer.columns is not None:
+            state["fields"] = json_schema(writer.columns.fields)
+        if logs:
+            sync_folder(self._drafts)
+            state["number"] += 1
+            state["intent"] = asdict(Intent(state["number"], drafts, logs))
+            self._save(state)
+            landed += self._finish(state)
+        self._clear()
+        return landed, refused
+
+    def _write(
+        self, writer: TableWriter, paths: Iterable[Path]
+    ) -> tuple[list[Draft], list[str], dict[str, str]]:
+        drafts: list[Draft] = []
+        logs: list[str] = []
+        refused: dict[str, str] = {}
+        for path in paths:
+            try:
+                index = load_index(index_of(path))
+                if index is None:
+                    raise NotUploadable(errno.ENOENT, "it has no index", str(path))
+                archive = ArchiveFile.at(path, index.members, index.head)
+                drafts += writer.write(archive, identity_of(archive, self._plan.host))
+                logs.append(str(path))
+            except NotUploadable as exc:
+                refused[str(path)] = str(exc.strerror)
+        return drafts, logs, refused
+
+    def _finish(self, state: dict[str, Any]) -> list[Draft]:
+        """Do what is written down; each step can be repeated."""
+        if state["intent"] is None:
+            return []
+        drafts = [Draft(**each) for each in state["intent"]["drafts"]]
+        number, app_id = state["intent"]["number"], state["app"]
+        catalog = self.table.catalog
+        if catalog is None or not drafts:
+            self.table.put(drafts)
+        elif catalog.number_of(app_id) < number:
+            self.table.put(drafts)
+            catalog.commit([each.as_table_file for each in drafts], app_id=app_id, number=number)
+        for path in map(Path, state["intent"]["logs"]):
+            record = UploadRecord(self.table.storage.url, f"{app_id} {number}")
+            replace_file(uploaded_of(path), record.encode())
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+        state["intent"] = None
+        self._save(state)
+        return drafts
+
+    def _state(self) -> dict[str, Any]:
+        """Return what is written down. Another table, or another form, has a state of its own."""
+        new = {"url": self.table.storage.url, "app": f"nsqtools-{uuid4().hex}", "number": 0}
+        try:
+            state = json.loads((self._drafts / STATE).read_bytes())
+        except FileNotFoundError:
+            return new | {"intent": None, "fields": None}
+        if state["url"] != new["url"]:
+            if state["intent"] is not None:
+                raise ConfigurationError(
+                    f"logs in {self._directory} are on their way to {state['url']}",
+                    hint="Let nsq to-file finish there first, or give another --output-dir.",
+                )
+            return new | {"intent": None, "fields": None}
+        return dict(state)
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        replace_file(self._drafts / STATE, json.dumps(state).encode())
+
+    def _clear(self) -> None:
+        for each in self._drafts.glob("*.parquet"):
+            each.unlink()
+
+
+# -- in another process -------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Land what the archiver names: the plan, then a list of paths a line."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the archiver says when it is over
+    plan = TablePlan.decode(sys.stdin.readline())
+    directory = Path(json.loads(sys.stdin.readline()))
+    lander: Lander | None = None
+    for line in sys.stdin:
+        answer: dict[str, Any]
+        try:
+            lander = lander or Lander(plan, directory)
+            misfits = lander.misfits
+            drafts, refused = lander.land([Path(each) for each in json.loads(line)])
+            files = [lander.table.storage.where(each.name) for each in drafts]
+            answer = {"files": files, "bytes": sum(each.bytes for each in drafts)}
+            answer |= {"refused": refused, "misfits": lander.misfits - misfits}
+        except (OSError, NsqError) as exc:
+            where = getattr(exc, "filename", None)
+            reason = getattr(exc, "strerror", None) or str(exc)
+            answer = {"error": reason, "where": str(where or plan.url)}
+        try:
+            print(json.dumps(answer), flush=True)
+        except BrokenPipeError:
+            break
+
+
+class LandingProcess:
+    """The other process, begun when it is first asked."""
+
+    def __init__(self, plan: TablePlan, directory: Path) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """Have logs landed; return the answer. Raises ``OSError`` when that does not work."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(list(map(str, paths))) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._process = None
+            status = process.wait()
+            raise OSError(errno.ECHILD, f"the landing process ended with {status}", self._plan.url)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise OSError(errno.EIO, answer["error"], answer["where"])
+        return answer
+
+    def _start(self) -> subprocess.Popen[str]:
+        code = "from nsqtools.archive.landing import main; main()"
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(f"{self._plan.encode()}\n{json.dumps(str(self._directory))}\n")
+        return process
+
+    def close(self) -> None:
+        """End it after the batch under way."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+
+
+class Landings(Uploads):
+    """Lands files as `Uploads` uploads them; ``on_landed`` gets the place of each new file."""
+
+    THREADS = 1
+
+    def __init__(
+        self,
+        plan: TablePlan,
+        directory: Path,
+        max_local_bytes: int | None,
+        on_landed: Callable[[str], None] = lambda place: None,
+    ) -> None:
+        storage = open_storage(plan.url, plan.options)
+        super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
+        self._process = LandingProcess(plan, directory)
+        self._on_landed = on_landed
+
+    def metrics(self) -> Sequence[Metric]:
+        name, help = "nsq_to_file_body_misfits_total", "Bodies that did not fit their columns."
+        return [*super().metrics(), Metric(name, "counter", help, [({}, self.totals.misfits)])]
+
+    def close(self, **arguments: Any) -> int:
+        left = super().close(**arguments)
+        self._process.close()
+        return left
+
+    def _run(self) -> None:
+        if _is_pending(self._plan.directory):  # its logs may be gone already
+            try:
+                self._process.ask([])
+            except OSError as exc:
+                log.warning("cannot finish what an earlier run began to land (%s)", exc)
+        while True:
+            first = self._next()
+            others = self._others()
+            batch = dict([first, *others])
+            try:
+                answer = self._process.ask(list(batch))
+            except OSError as exc:
+                with self._changed:
+                    self._waiting.extendleft(reversed(others))
+                self._failed(*first, exc)
+                continue
+            self.totals.misfits += answer["misfits"]
+            for place in answer["files"]:
+                log.info("landed %s", place)
+                self._on_landed(place)
+            for path, size in batch.items():
+                if reason := answer["refused"].get(str(path)):
+                    log.error("%s does not land: %s; it stays where it is", path, reason)
+                    self._ended(path, size, conflicts=1)
+                else:
+                    self._ended(path, size, files=1, uploaded=size)
+
+    def _others(self) -> list[tuple[Path, int]]:
+        """Take more files that wait: one commit is for all of them."""
+        taken: list[tuple[Path, int]] = []
+        with self._changed:
+            while self._waiting and len(taken) < LOGS_AT_ONCE - 1:
+                if sum(size for _, size in taken) + self._waiting[0][1] > BYTES_AT_ONCE:
+                    break
+                taken.append(self._waiting.popleft())
+        return taken
+
+
+def _is_pending(directory: Path) -> bool:
+    """Return whether something that is to be done is written down."""
+    try:
+        return json.loads((directory / DRAFTS / STATE).read_bytes())["intent"] is not None
+    except FileNotFoundError:
+        return False

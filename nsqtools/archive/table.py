@@ -1,0 +1,406 @@
+"""Archives into tables: what becomes of a file's messages, and where it goes.
+
+    topic=clicks/date=2026-11-23/web1-5b1c2f0e8d9a4e6f-17.parquet
+                                .web1-5b1c2f0e8d9a4e6f-17.parquet.manifest    (Parquet alone)
+
+A file of an archive becomes one Parquet file for each partition that it has messages of. The name
+has the host, the writer and the number of the file, so each has its own name, and a repetition
+writes the same rows under the same name. In a folder of Parquet the manifest, which has size, hash,
+count and times, is the commit record: what has one is not put again. A Delta table has its log.
+
+Columns that are found in bodies while a file is read make it begin again with all of them, so that
+it makes one file a partition, whichever way it is interrupted. What is damaged is left where it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.columns import BodyKind, message_schema, read_batches
+from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.layout import manifest_of
+from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter, need_pyarrow
+from nsqtools.archive.storage import Storage, hash_of
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.upload import WRITER_DIGITS, NotUploadable, host_token
+from nsqtools.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DAY_NS = 86_400 * 10**9
+HOUR_NS = 3_600 * 10**9
+MOST_PARTITIONS = 500  # of one file: each has a file open
+ALWAYS = ("topic", "date")
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_OWN = {*RESERVED, ERROR}
+LONGEST_VALUE = 200  # bytes in the name of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What is made of logs, and where.
+
+    ``partition_by`` are ``hour`` and fields of the bodies, beside topic and date; ``fields`` is the
+    JSON Schema of bodies to begin with. ``options`` are settings of the object store.
+    """
+
+    url: str
+    is_delta: bool
+    host: str
+    body: BodyKind = BodyKind.string
+    fields: Mapping[str, Any] | None = None
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Return it as a line, for the process that lands."""
+        return json.dumps(asdict(self) | {"body": self.body.value})
+
+    @classmethod
+    def decode(cls, line: str) -> TablePlan:
+        fields = json.loads(line)
+        kind = BodyKind(fields.pop("body"))
+        partition_by = tuple(fields.pop("partition_by"))
+        return cls(**fields, body=kind, partition_by=partition_by)
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The columns of partitions, in the order of the folders."""
+        return (*ALWAYS, *self.partition_by)
+
+    def check(self) -> None:
+        """Raise `NsqError` when packages are missing or the options do not fit together."""
+        need_pyarrow("a table")
+        if self.is_delta:
+            DeltaCatalog(self.url, self.options)
+        else:
+            open_storage(self.url, self.options)
+        if self.fields is not None and self.body is not BodyKind.json:
+            raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
+        known = {each.name for each in fields_of(self.fields)} if self.fields else set()
+        for name in self.partition_by:
+            if name != "hour" and (name not in known or name in _OWN):
+                raise ConfigurationError(
+                    f"--partition-by .{name} needs the field in the schema of bodies",
+                    hint="Give --body json and --schema FILE; nsq archive schema makes one.",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A Parquet file that is written and compared, and where it goes."""
+
+    draft: str
+    name: str
+    rows: int
+    bytes: int
+    min_ts_ns: int | None
+    max_ts_ns: int | None
+    partition: Mapping[str, str | None]
+
+    @property
+    def as_table_file(self) -> TableFile:
+        return TableFile(
+            self.name, self.bytes, self.rows, self.min_ts_ns, self.max_ts_ns, self.partition
+        )
+
+
+# -- one log into files -------------------------------------------------------------------------
+
+
+class TableWriter:
+    """Makes Parquet files of archives, in the directory ``drafts``.
+
+    ``fields`` are those of bodies to begin with; ``columns`` knows those found since.
+    """
+
+    def __init__(self, plan: TablePlan, drafts: Path, fields: Sequence[pyarrow.Field]) -> None:
+        self.plan = plan
+        self._drafts = drafts
+        self.columns = BodyColumns(fields) if plan.body is BodyKind.json else None
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The columns of the table, those of partitions included."""
+        import pyarrow
+
+        schema = self.columns.schema() if self.columns else message_schema(self.plan.body)
+        kinds = {"date": pyarrow.date32(), "hour": pyarrow.int32()}
+        for name in self.plan.partitions:
+            if name in kinds:
+                schema = schema.append(pyarrow.field(name, kinds[name]))
+        return schema
+
+    def write(self, archive: ArchiveFile, identity: str, topic: str | None = None) -> list[Draft]:
+        """Make the files of a log. ``topic`` is that of bare bodies.
+
+        Raises `NotUploadable` for one that is damaged, ``OSError``, and as `read_batches`.
+        """
+        misfits = self.misfits
+        while (drafts := self._write(archive, identity, topic)) is None:
+            assert self.columns is not None
+            self.columns.misfits = misfits
+        return drafts
+
+    @property
+    def misfits(self) -> int:
+        """How many bodies did not fit."""
+        return self.columns.misfits if self.columns else 0
+
+    def _write(self, archive: ArchiveFile, identity: str, topic: str | None) -> list[Draft] | None:
+        """Make the files; None when the bodies have columns that were not known before."""
+        import pyarrow
+
+        schema = self.schema
+        left = [name for name in schema.names if name not in self.plan.partitions]
+        in_file = pyarrow.schema([schema.field(name) for name in left])
+        writers: dict[tuple[str | None, ...], ParquetWriter] = {}
+        drafts: list[Draft] = []
+        problems: list[str] = []
+        try:
+            for batch in read_batches(
+                archive,
+                lambda _, problem: problems.append(problem),
+                kind=self.plan.body,
+                topic=topic,
+            ):
+                if problems:
+                    break
+                typed = self.columns.add(batch) if self.columns else batch
+                if self.columns and self.schema != schema:
+                    return None
+                for key, part in self._parts(typed, archive):
+                    writer = writers.get(key)
+                    if writer is None:
+                        if len(writers) >= MOST_PARTITIONS:
+                            raise NotUploadable(
+                                errno.EFBIG, "it has too many partitions", archive.shown
+                            )
+                        path = self._drafts / f"{identity}-{len(writers)}.parquet"
+                        named = dict(zip(self.plan.partitions, key, strict=True))
+                        writer = writers[key] = ParquetWriter(
+                            path, in_file, {"log": identity, "partition": named}
+                        )
+                    writer.add(part.select(left))
+                self._bound(writers.values())
+            rows = 0
+            for key, writer in writers.items():
+                written = writer.close()
+                rows += written.rows
+                named = dict(zip(self.plan.partitions, key, strict=True))
+                folder = "/".join(f"{name}={_escaped(value)}" for name, value in named.items())
+                if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
+                    raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
+                drafts.append(
+                    Draft(
+                        str(written.path),
+                        f"{folder}/{identity}.parquet",
+                        written.rows,
+                        written.bytes,
+                        written.min_ts_ns,
+                        written.max_ts_ns,
+                        named,
+                    )
+                )
+            if archive.messages not in (None, rows) and not problems:
+                problems.append(f"it has {rows} messages, and {archive.messages} in its index")
+            if problems:
+                raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
+        finally:
+            for writer in writers.values():
+                writer.__exit__()
+        return drafts
+
+    def _bound(self, writers: Iterable[ParquetWriter]) -> None:
+        """Hold no more than a row group in memory, of all partitions together."""
+        some = list(writers)
+        while sum(writer.held_bytes for writer in some) > ROW_GROUP_BYTES:
+            max(some, key=lambda writer: writer.held_bytes).end_row_group()
+
+    def _parts(
+        self, batch: pyarrow.RecordBatch, archive: ArchiveFile
+    ) -> Iterator[tuple[tuple[str | None, ...], pyarrow.RecordBatch]]:
+        """Cut a batch into partitions; what has no time has that of the file."""
+        from pyarrow import compute
+
+        times = batch["ts_ns"]
+        if times.null_count:
+            times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
+        whole = batch.append_column(_TIMES, times)
+        parts: list[tuple[tuple[str | None, ...], Any]] = [((), whole)]
+        for name in self.plan.partitions:
+            unit_ns, show = _TIME_PARTITIONS.get(name, (0, _plain))
+            parts = [
+                ((*key, show(value)), some)
+                for key, part in parts
+                for value, some in _split(
+                    part, compute.divide(part[_TIMES], unit_ns) if unit_ns else part[name]
+                )
+            ]
+        yield from parts
+
+
+_TIMES = "_partition_ts_ns"
+
+
+def _plain(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
+
+
+_TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
+    "date": (DAY_NS, lambda day: f"{datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"),
+    "hour": (HOUR_NS, lambda hour: str(hour % 24)),
+}
+
+
+def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
+    from pyarrow import compute
+
+    values = keys.unique()
+    if len(values) == 1:
+        yield values[0].as_py(), batch
+        return
+    for value in values:
+        mask = compute.equal(keys, value) if value.is_valid else keys.is_null()
+        yield value.as_py(), batch.filter(mask)
+
+
+def _escaped(value: str | None) -> str:
+    return NULL_PARTITION if value is None else quote(value, safe=" ") or NULL_PARTITION
+
+
+def identity_of(archive: ArchiveFile, host: str) -> str:
+    """Return what the files of an archive are called. Raises ``OSError``."""
+    head = archive.head
+    if head is not None:
+        identity = f"{head.writer[:WRITER_DIGITS]}-{head.number}"
+    else:
+        with archive.open() as file:
+            identity = hashlib.file_digest(file, "sha256").hexdigest()[:32]  # type: ignore[arg-type]
+    return f"{host_token(host)}-{identity}"
+
+
+# -- into the table -----------------------------------------------------------------------------
+
+
+class Table:
+    """Where files land. Raises ``OSError`` and `NsqError`."""
+
+    def __init__(self, plan: TablePlan) -> None:
+        self.plan = plan
+        self.catalog = DeltaCatalog(plan.url, plan.options) if plan.is_delta else None
+        self.storage: Storage = (
+            self.catalog.storage if self.catalog else open_storage(plan.url, plan.options)
+        )
+
+    def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
+        """Return fields of bodies with the types that the table has, and the table's own."""
+        import pyarrow
+
+        fields = {each.name: each.type for each in known}
+        if self.catalog is None or not self.catalog.exists():
+            return [pyarrow.field(name, kind) for name, kind in fields.items()]
+        for each in self.catalog.schema():
+            if each.name not in _OWN:
+                name = each.name.removeprefix("body_")
+                fields[name if name in RESERVED else each.name] = each.type
+        return [pyarrow.field(name, kind) for name, kind in fields.items()]
+
+    def make_ready(self, schema: pyarrow.Schema) -> bool:
+        """Have the table take files of ``schema``; False when a column has another type there."""
+        if self.catalog is None:
+            return True
+        if not self.catalog.exists():
+            self.catalog.create(schema, self.plan.partitions)
+        if self.catalog.partition_columns != list(self.plan.partitions):
+            raise ConfigurationError(
+                f"{self.storage.url} is partitioned by {', '.join(self.catalog.partition_columns)}",
+                hint="Give --partition-by as it was made, or another table.",
+            )
+        self.catalog.add_columns(schema)
+        there = {each.name: each.type for each in self.catalog.schema()}
+        other = [each for each in schema if there.get(each.name) != each.type]
+        if fixed := [each for each in other if each.name in _OWN]:
+            raise ConfigurationError(
+                f"{fixed[0].name} is {there.get(fixed[0].name)} in {self.storage.url}, "
+                f"and {fixed[0].type} here",
+                hint="Give another table, or --body as it was made.",
+            )
+        return not other
+
+    def put(self, drafts: Iterable[Draft]) -> None:
+        """Put files in their place, and their manifests if there is no other catalog."""
+        for each in drafts:
+            path = Path(each.draft)
+            manifest = str(manifest_of(PurePosixPath(each.name)))
+            if self.catalog is None:
+                try:
+                    self.storage.stat(manifest)
+                    continue
+                except FileNotFoundError:
+                    pass
+            self.storage.verify(each.name, path, self.storage.put_file(each.name, path))
+            if self.catalog is None:
+                document = {
+                    "version": 1,
+                    "name": PurePosixPath(each.name).name,
+                    "size": each.bytes,
+                    "sha256": hash_of(path),
+                    "messages": each.rows,
+                    "min_ts": each.min_ts_ns,
+                    "max_ts": each.max_ts_ns,
+                }
+                data = json.dumps(document, indent=1).encode() + b"\n"
+                self.storage.put(manifest, data)
+
+
+def convert(
+    archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
+) -> Iterator[tuple[ArchiveFile, list[Draft], str, int]]:
+    """Bring archives into a table, one after the other; they stay where they are.
+
+    Yields each with its files, or why it cannot be read, and how many bodies did not fit. One that
+    is in the table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
+    """
+    table = Table(plan)
+    known = fields_of(plan.fields or {"properties": {}})
+    for archive in archives:
+        if archive.is_in_progress:
+            yield archive, [], "it is in progress", 0
+            continue
+        identity = identity_of(archive, plan.host)
+        app_id = f"nsqtools-convert-{identity}"
+        catalog = table.catalog
+        if catalog is not None and catalog.exists() and catalog.number_of(app_id):
+            yield archive, [], "", 0
+            continue
+        while True:
+            writer = TableWriter(plan, drafts, table.known_fields(known))
+            try:
+                files = writer.write(archive, identity, topic)
+            except NotUploadable as exc:
+                yield archive, [], str(exc.strerror), 0
+                break
+            if files and not table.make_ready(writer.schema):
+                continue
+            known = writer.columns.fields if writer.columns else known
+            table.put(files)
+            if catalog is not None and files:
+                catalog.commit([each.as_table_file for each in files], app_id=app_id, number=1)
+            for each in files:
+                Path(each.draft).unlink()
+            yield archive, files, "", writer.misfits
+            break

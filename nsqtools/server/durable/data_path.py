@@ -1,0 +1,359 @@
+"""The files of ``--durable`` in a data path, and their way to the files of Go's nsqd and back.
+
+``nsqd.dat`` names the database. It is no JSON, so the Go nsqd ends at once in such a directory, and
+it is replaced in one step: when a database was written anew, and by `export` and `adopt`, which
+lose nothing when they are killed: what is not named is removed, or written again, by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import count, islice
+from pathlib import Path
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.files.durable import replace_file, sync_folder
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable.database import (
+    Database,
+    Queue,
+    Row,
+    all_rows,
+    create,
+    read_queues,
+    wal_damage,
+)
+from nsqtools.server.queues.data_path import (
+    FILE_NAME,
+    TopicMetadata,
+    decode_metadata,
+    encode_metadata,
+    encode_topic,
+    metadata_of_queues,
+)
+from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.queue_files import (
+    AtOnce,
+    CorruptFile,
+    Positions,
+    QueueFiles,
+    QueueSync,
+    RecordReader,
+    queues_with_files,
+)
+from nsqtools.server.queues.queued_message import (
+    BODY_AT,
+    ID_AT,
+    from_record,
+    to_record,
+    with_attempts,
+)
+
+_NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
+_DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
+_DUE_FILE = "nsqd.deferred"
+_MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
+_AT_ONCE = 1000
+
+
+class DurablePath:
+    """The data path of an nsqd that has its lock."""
+
+    def __init__(self, data_path: Path, log: DaemonLog) -> None:
+        self._path = data_path
+        self._log = log
+
+    def describe(self, reason: str) -> str:
+        """Return what is wrong with the database, and where."""
+        return f"{self._path}/nsqd.durable: {reason}"
+
+    # which file
+
+    def current(self) -> Path | None:
+        """Return the database, None without one.
+
+        Raises `ConfigurationError` for the log of an earlier version, or when it is not known
+        which one it is.
+        """
+        if any(self._path.glob("nsqd.durable.*.log")):
+            raise ConfigurationError(
+                f"{self._path} has a log of --durable that nsqtools 0.2 wrote. "
+                "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
+                "`nsq nsqd --recover-only --durable` of this one.",
+            )
+        found = sorted(each for each in self._path.iterdir() if _DATABASE.fullmatch(each.name))
+        try:
+            content = (self._path / FILE_NAME).read_bytes()
+        except FileNotFoundError:
+            content = b""
+        if named := _NAMED.fullmatch(content):
+            path = self._path / named[1].decode()
+        else:
+            with suppress(ValueError, RecursionError):
+                decode_metadata(content)
+                return None
+            if not found:
+                return None
+            path = found[0]
+            if len(found) > 1:
+                raise ConfigurationError(
+                    f"{self._path / FILE_NAME} does not say which database has the messages. "
+                    f"Keep one of {', '.join(each.name for each in found)} in {self._path}.",
+                )
+            self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
+            self._name(path)
+        if not path.exists():
+            raise ConfigurationError(
+                f"{path} is not there, which has the messages. "
+                f"Bring it back, or remove {self._path / FILE_NAME} to begin without any.",
+            )
+        return path
+
+    def refuse(self) -> None:
+        """Raise `ConfigurationError` when the messages are in a database."""
+        if self.current() is not None:
+            raise ConfigurationError(
+                f"the messages in {self._path} are those of an nsqd with --durable. "
+                "Start it with --durable, or run `nsq nsqd --recover-only --data-path="
+                f"{self._path}` first, which writes the files of Go's nsqd.",
+            )
+
+    def _name(self, path: Path) -> None:
+        content = f"nsq nsqd --durable keeps its messages in {path.name}\n"
+        replace_file(self._path / FILE_NAME, content.encode(), 0o600)
+
+    def _next(self) -> Path:
+        found = (_DATABASE.fullmatch(each.name) for each in self._path.iterdir())
+        return self._path / f"nsqd.durable.{max((int(m[1]) for m in found if m), default=0) + 1}.db"
+
+    # opening
+
+    def open(self) -> Database:
+        """Open the database, or begin one. Raises `ConfigurationError`, ``OSError``."""
+        path = self.current()
+        if path is None:
+            if self._has_go_files():
+                raise ConfigurationError(
+                    f"the messages in {self._path} are those of an nsqd without --durable. "
+                    "Run `nsq nsqd --recover-only --durable --data-path="
+                    f"{self._path}` first, which brings them into the database.",
+                )
+            path = self._next()
+            create(path, [], [])
+            self._name(path)
+        self._remove_others(path)
+        if damage := wal_damage(Path(f"{path}-wal")):
+            kept = self._keep(path)
+            self._log.error(
+                f"DURABLE: in {path}-wal {damage}: what was published in them is missing, and what "
+                f"was finished in them comes again; {kept} and {kept.name}-wal are copies of before"
+            )
+        try:
+            return Database(path)
+        except sqlite3.Error as exc:
+            return self._rescue(path, exc)
+
+    def _rescue(self, path: Path, error: sqlite3.Error) -> Database:
+        try:
+            return self._write_anew(path, f"cannot be opened ({error})")
+        except sqlite3.Error:
+            raise ConfigurationError(
+                f"{path} is damaged: {error}. "
+                f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
+                f"{FILE_NAME} away to begin without them.",
+            ) from error
+
+    def renew(self, database: Database) -> Database:
+        """Write a database anew while it is open. Raises ``sqlite3.Error``, ``OSError``."""
+        return self._write_anew(database.path, "")
+
+    def _write_anew(self, old: Path, why: str) -> Database:
+        new = self._next()
+        queues = read_queues(old)
+        create(new, queues, all_rows(old))
+        database = Database(new)
+        expected = sum(each.waiting + each.deferred for each in queues if each.name)
+        found = sum(each.waiting + each.deferred for each in database.queues if each.name)
+        if why or found < expected:
+            kept = self._keep(old)
+            self._log.error(
+                f"DURABLE: {old} {why or 'is damaged'}: {max(0, expected - found)} of {expected} "
+                f"messages cannot be read; {kept} is a copy of it"
+            )
+        self._name(new)
+        return database
+
+    def close_old(self, database: Database) -> None:
+        """Close a database that was written anew, and remove it."""
+        database.close()
+        self._remove(database.path)
+
+    def _keep(self, path: Path) -> Path:
+        kept = next(
+            each
+            for number in count(1)
+            if not (each := path.with_name(f"{path.name}.damaged.{number}")).exists()
+        )
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copy2(f"{path}{suffix}", f"{kept}{suffix}")
+        return kept
+
+    def _remove(self, path: Path) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+    def _remove_others(self, path: Path | None) -> None:
+        """Remove what was being written when it was killed."""
+        for each in self._path.iterdir():
+            if _DATABASE.fullmatch(each.name) and each != path:
+                self._remove(each)
+
+    def _has_go_files(self) -> bool:
+        return bool(self._go_topics()) or bool(queues_with_files(self._path))
+
+    def _go_topics(self) -> list[TopicMetadata]:
+        try:
+            return decode_metadata((self._path / FILE_NAME).read_bytes())
+        except FileNotFoundError:
+            return []
+        except (ValueError, RecursionError) as exc:
+            raise ConfigurationError(
+                f"failed to parse metadata in {self._path / FILE_NAME} - {exc}"
+            ) from exc
+
+    # Go's files
+
+    def export(self, max_bytes_per_file: int) -> None:
+        """Write the messages to the files of Go's nsqd, if there is a database.
+
+        Raises `ConfigurationError`, ``OSError``.
+        """
+        if self.current() is None:
+            return
+        database = self.open()
+        path, queues = database.path, [each for each in database.queues if each.name]
+        database.close()
+        self._remove_queue_files()  # of an export that was killed
+        names = {each.number: each.name or "" for each in queues}
+        files: dict[int, DiskQueue] = {}
+        due: dict[str, dict[str, int]] = {}
+        written = 0
+        rows = (row for row in all_rows(path) if row.queue in names)
+        while some := list(islice(rows, _AT_ONCE)):
+            records: dict[int, list[bytes]] = {}
+            for row in some:
+                record = to_record(with_attempts(row.frame, row.attempts))
+                records.setdefault(row.queue, []).append(record)
+                if row.due_ns:
+                    message_id = row.frame[ID_AT:BODY_AT].decode("latin-1")
+                    due.setdefault(names[row.queue], {})[message_id] = row.due_ns
+            for number, found in records.items():
+                if number not in files:
+                    files[number] = self._disk(names[number], max_bytes_per_file)
+                files[number].put(found)
+            written += len(some)
+        for disk in files.values():
+            disk.sync()
+            disk.close()
+        replace_file(self._path / _DUE_FILE, json.dumps(due).encode(), 0o600)
+        sync_folder(self._path)
+        replace_file(
+            self._path / FILE_NAME, encode_metadata(map(encode_topic, topics_of(queues))), 0o600
+        )
+        self._remove(path)
+        self._log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
+
+    def adopt(self) -> None:
+        """Bring what is in the files of Go's nsqd into a database, if there is none.
+
+        Raises `ConfigurationError`, ``OSError``.
+        """
+        if self.current() is not None:
+            self.open().close()
+            return
+        topics = self._go_topics()
+        paused = {each.name for each in topics if each.is_paused}
+        for each in topics:
+            paused |= {f"{each.name}:{name}" for name, is_paused in each.channels if is_paused}
+        names = {each.name for each in topics} | queues_with_files(self._path, with_meta=True)
+        names |= {f"{each.name}:{name}" for each in topics for name, _ in each.channels}
+        queues = [
+            Queue(number, name, name in paused, 0, 0)
+            for number, name in enumerate(sorted(names), 1)
+        ]
+        path = self._next()
+        create(path, queues, (row for queue in queues for row in self._rows(queue)))
+        self._name(path)
+        self._remove_queue_files()
+        self._log.info(f"DURABLE: brought {len(queues)} queues from files into {path}")
+
+    def _rows(self, queue: Queue) -> Iterator[Row]:
+        try:
+            due = json.loads((self._path / _DUE_FILE).read_bytes()).get(queue.name, {})
+        except (OSError, ValueError, AttributeError):
+            due = {}
+        for turn, record in enumerate(self._records(queue.name or ""), 1):
+            attempts = int.from_bytes(record[8:10], "big")
+            frame = from_record(record[:8] + b"\0\0" + record[10:])
+            due_ns = due.get(record[10:26].decode("latin-1"), 0)
+            yield Row(queue.number, int(due_ns), turn, attempts, frame)
+
+    def _records(self, name: str) -> Iterator[bytes]:
+        """Yield the unread records of a queue. Nothing is removed."""
+        files = QueueFiles(self._path, name, AtOnce(), self._log)
+        no_positions = Positions(0, 0, 0, 0, 0), -1
+        sync = QueueSync(files, AtOnce(), self._log, 0, lambda: no_positions, lambda: None)
+        positions = sync.read()
+        for number in files.numbers():
+            start = 0
+            if positions is not None:
+                if number < positions.read_file:
+                    continue
+                start = positions.read_position if number == positions.read_file else 0
+            reader = RecordReader(files.data(number), start, _MESSAGE_LIMIT)
+            try:
+                while (record := reader.read(None)) is not None:
+                    yield record
+            except CorruptFile as exc:
+                self._log.error(f"DISKQUEUE({name}) reading {files.data(number)} - {exc}")
+                shutil.copy2(files.data(number), f"{files.data(number)}.bad")
+            finally:
+                reader.close()
+
+    def _disk(self, name: str, max_bytes_per_file: int) -> DiskQueue:
+        return DiskQueue(
+            name,
+            self._path,
+            max_bytes_per_file=max_bytes_per_file,
+            max_msg_size=_MESSAGE_LIMIT,
+            sync_every=1 << 62,
+            log=self._log,
+            may_have_files=False,
+        )
+
+    def _remove_queue_files(self) -> None:
+        for name in queues_with_files(self._path, with_meta=True):
+            files = QueueFiles(self._path, name, AtOnce(), self._log)
+            files.remove(files.numbers())
+            files.meta.unlink(missing_ok=True)
+        (self._path / _DUE_FILE).unlink(missing_ok=True)
+
+
+def topics_of(queues: Iterable[Queue]) -> list[TopicMetadata]:
+    """Return topics and their channels, from queues with their names."""
+    is_paused = {each.name: each.is_paused for each in queues if each.name}
+    return [
+        TopicMetadata(
+            topic.name,
+            is_paused.get(topic.name, False),
+            tuple((name, is_paused[f"{topic.name}:{name}"]) for name, _ in topic.channels),
+        )
+        for topic in metadata_of_queues(name for name in is_paused if name)
+    ]

@@ -1,0 +1,464 @@
+"""The database of ``--durable``: two tables, one writer, pages for readers. It knows no loop.
+
+A row is a message of one queue, a topic's or a channel's. What waits has ``due`` 0 and is read in
+the order of ``turn``; what is deferred has the time in ns at which it is due. Each row carries a
+CRC of queue and frame, because SQLite delivers a flipped bit. A table of queues has the counts, so
+that a start reads no message. n channels keep n copies, as the queue files of nsqd do: one tree,
+and so one insert and one delete for a message, against three of each for a shared body.
+
+A statement runs once for all rows of its kind, which go in as JSON: between two calls of SQLite a
+thread takes the interpreter's lock again, and with a busy loop that costs more than the row.
+
+What SQLite does not do by itself: it drops all of a write-ahead log after a flipped bit without a
+word (`wal_damage` looks before it is opened), and after a failed sync nobody knows what a disk has
+(`rewrite` makes a new file out of all rows that are whole).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from struct import iter_unpack, unpack_from
+from typing import NamedTuple
+from zlib import crc32
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.files.durable import sync_folder
+from nsqtools.server.queues.backlog import BackendError
+from nsqtools.server.queues.queued_message import with_attempts
+
+_SCHEMA = """
+CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER, crc INTEGER,
+    waiting INTEGER, deferred INTEGER, total INTEGER);
+CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER, crc INTEGER,
+    frame BLOB, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
+"""
+_SETTINGS = (
+    ("journal_mode", "wal"),
+    ("synchronous", 2),  # FULL: a commit returns after its sync
+    ("fullfsync", 1),  # of macOS
+    ("checkpoint_fullfsync", 1),
+    ("wal_autocheckpoint", 0),  # `Database.checkpoint` says when it fails
+    ("journal_size_limit", 0),  # so that the size of the file shows what is in it
+    ("cell_size_check", 1),
+    ("cache_size", -8192),
+)
+_ADD_QUEUE = "INSERT INTO queue VALUES (?,?,?,?,0,0,0)"
+_RECOUNT = """UPDATE queue SET
+    waiting=(SELECT count(*) FROM message WHERE queue=number AND due=0),
+    deferred=(SELECT count(*) FROM message WHERE queue=number AND due>0)"""
+_INSERT = "INSERT OR IGNORE INTO message VALUES (?,?,?,?,?,?)"
+COME_DUE_AT_ONCE = 1000  # at most, of a queue in one transaction
+_WAL_BYTES = 8 << 20
+
+
+def _columns(count: int) -> str:
+    """The elements of the arrays in a JSON array, as columns a, b, c ... of j."""
+    names = (f"json_extract(value,'$[{at}]') AS {chr(97 + at)}" for at in range(count))
+    return f"(SELECT {', '.join(names)} FROM json_each(?1)) j"
+
+
+_PUBLISH = f"INSERT INTO message SELECT a, b, c, d, e, substr(?2, f, g) FROM {_columns(7)}"
+_FINISH = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, b, c FROM {_columns(3)})"
+_ROW = "queue = j.a AND message.due = 0 AND message.turn = j.b"
+_MOVE = f"UPDATE message SET due = j.c, turn = j.d, attempts = j.e FROM {_columns(5)} WHERE {_ROW}"
+_DELIVER = f"UPDATE message SET attempts = j.c FROM {_columns(3)} WHERE {_ROW}"
+_COUNT = f"""UPDATE queue SET waiting = waiting + j.b, deferred = deferred + j.c,
+    total = total + j.b + j.c FROM {_columns(3)} WHERE number = j.a"""
+_DUE = f"""FROM message WHERE queue=?1 AND due BETWEEN 1 AND ?2
+    ORDER BY due, turn LIMIT {COME_DUE_AT_ONCE}"""
+_COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORDER BY due, turn),
+    attempts, crc, frame FROM (SELECT * {_DUE})"""
+_NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
+_DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
+    (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {COME_DUE_AT_ONCE})"""
+_PAGE = """SELECT turn, attempts, crc, frame FROM message
+    WHERE queue=? AND due=0 AND turn>? ORDER BY turn LIMIT ?"""
+
+Done = Callable[[BackendError | None], None]
+
+
+class Damaged(Exception):
+    """The file does not have what it should."""
+
+
+class Queue(NamedTuple):
+    """A row of the table of queues; one without a name has been dropped."""
+
+    number: int
+    name: str | None
+    is_paused: bool
+    waiting: int
+    deferred: int
+
+
+class Row(NamedTuple):
+    """A message of a queue; ``attempts`` are those made."""
+
+    queue: int
+    due_ns: int
+    turn: int
+    attempts: int
+    frame: bytes
+
+
+class Publish(NamedTuple):
+    """New messages, all or none; ``takes`` are rows that they replace, as (queue, due, turn)."""
+
+    rows: list[Row]
+    takes: list[tuple[int, int, int]]
+    done: Done
+
+
+@dataclass(slots=True)
+class Changes:
+    """What happened in a moment. It is written in the order of the fields."""
+
+    queues: list[tuple[int, str | None, bool]] = field(default_factory=list)  # name, is paused
+    publishes: list[Publish] = field(default_factory=list)
+    moved: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    """(queue, turn, due, new turn, attempts)"""
+    delivered: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(queue, turn) -> attempts"""
+    finished: list[tuple[int, int, int]] = field(default_factory=list)  # queue, due, turn
+    come_due: list[tuple[int, int, int]] = field(default_factory=list)
+    """(queue, until when in ns, the turn before those that are free for the messages)"""
+    size: int = 0  # bytes to publish
+
+    def has_any(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(
+            self.queues
+            or self.publishes
+            or self.moved
+            or self.delivered
+            or self.finished
+            or self.come_due
+        )
+
+
+class Database:
+    """An open file. Raises ``sqlite3.Error``, `ConfigurationError`."""
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        self.path = path
+        self.transactions = 0
+        self._wal = Path(f"{path}-wal")
+        if is_new:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        self._writer = _connect(path)
+        try:
+            if is_new:
+                self._writer.executescript(_SCHEMA)
+            self._reader = _connect(path)
+            self._reader.execute("PRAGMA query_only=1")
+            self.queues = _queues_of(self._reader)
+        except BaseException:
+            self._writer.close()
+            raise
+        self.dropped = [queue.number for queue in self.queues if queue.name is None]
+
+    # writing, on one thread
+
+    def commit(self, steps: Sequence[Changes], *, with_publishes: bool) -> Counter[int]:
+        """Write all or nothing; return how many messages of which queue are not deferred now."""
+        run = self._writer.execute
+        come_due: Counter[int] = Counter()
+        run("BEGIN IMMEDIATE")
+        try:
+            for step in steps:
+                self._write(step, step.publishes if with_publishes else [], come_due)
+            dropping = self.dropped[:1]
+            for number in dropping:
+                if run(_DROP, (number,)).rowcount:
+                    dropping = []
+                else:
+                    run("DELETE FROM queue WHERE number=?", (number,))
+            run("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                run("ROLLBACK")
+            raise
+        for number in dropping:
+            self.dropped.remove(number)
+        self.dropped += [number for step in steps for number, name, _ in step.queues if not name]
+        self.transactions += 1
+        return come_due
+
+    def _write(self, step: Changes, publishes: Iterable[Publish], come_due: Counter[int]) -> None:
+        run = self._writer.execute
+        waiting: Counter[int] = Counter()
+        deferred: Counter[int] = Counter()
+        for number, name, is_paused in step.queues:
+            run(
+                f"{_ADD_QUEUE} ON CONFLICT (number) DO UPDATE SET name=excluded.name, "
+                "paused=excluded.paused, crc=excluded.crc",
+                (number, name, is_paused, _name_crc(number, name)),
+            )
+        rows: list[tuple[int, ...]] = []
+        places: dict[int, int] = {}  # of frames that several queues have
+        frames: list[bytes] = []
+        finished = list(step.finished)
+        end = 1
+        for publish in publishes:
+            finished += publish.takes
+            for queue, due_ns, turn, attempts, frame in publish.rows:
+                at = places.get(id(frame))
+                if at is None:
+                    places[id(frame)] = at = end
+                    frames.append(frame)
+                    end += len(frame)
+                rows.append((queue, due_ns, turn, attempts, crc32(frame, queue), at, len(frame)))
+                (deferred if due_ns else waiting)[queue] += 1
+        if rows:
+            run(_PUBLISH, (json.dumps(rows), b"".join(frames)))
+        for moved in step.moved:
+            if moved[2]:
+                waiting[moved[0]] -= 1
+                deferred[moved[0]] += 1
+        for queue, due_ns, _ in finished:
+            (deferred if due_ns else waiting)[queue] -= 1
+        delivered = [(*key, attempts) for key, attempts in step.delivered.items()]
+        for statement, values in ((_MOVE, step.moved), (_DELIVER, delivered), (_FINISH, finished)):
+            if values:
+                run(statement, (json.dumps(values),))
+        for number, until_ns, turn in step.come_due:
+            run(_COME_DUE, (number, until_ns, turn))
+            count = run(_NOT_DEFERRED, (number, until_ns)).rowcount
+            come_due[number] += count
+            waiting[number] += count
+            deferred[number] -= count
+        counts = [(each, waiting[each], deferred[each]) for each in {*waiting, *deferred}]
+        if counts:
+            run(_COUNT, (json.dumps(counts),))
+
+    def checkpoint_if_due(self) -> None:
+        """Bring the log into the file when it has grown. Raises ``sqlite3.Error``."""
+        with suppress(OSError):
+            if self._wal.stat().st_size >= _WAL_BYTES:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def defer_until(self, latest_ns: int) -> None:
+        """Let no message be due later: the clock may have gone back."""
+        for queue in self.queues:
+            if queue.deferred:
+                self._writer.execute(
+                    "UPDATE message SET due=?1 WHERE queue=?2 AND due>?1", (latest_ns, queue.number)
+                )
+
+    # reading, on another
+
+    def page(self, queue: int, after: int, count: int, max_bytes: int) -> list[tuple[int, bytes]]:
+        """Return up to ``count`` waiting messages with their turns; there must be as many.
+
+        Raises `Damaged` when there are none.
+        """
+        found: list[tuple[int, bytes]] = []
+        try:
+            for turn, attempts, crc, frame in self._reader.execute(_PAGE, (queue, after, count)):
+                if not _is_whole(queue, crc, frame):
+                    break
+                if found and turn <= found[-1][0]:
+                    found.pop()  # one of the two is not what it was
+                    break
+                found.append((turn, with_attempts(frame, attempts)))
+                max_bytes -= len(frame)
+                if max_bytes <= 0:
+                    break
+        except sqlite3.Error as exc:
+            if not found:
+                raise Damaged(str(exc)) from exc
+        if not found:
+            raise Damaged("messages that were counted are not there, or changed")
+        return found
+
+    def deferred(self, queue: int, count: int) -> list[tuple[int, int, bytes]]:
+        """Return the first deferred messages as (due, turn, frame). Raises ``sqlite3.Error``."""
+        select = "SELECT * FROM message WHERE queue=? AND due>0 ORDER BY due LIMIT ?"
+        return [
+            (due, turn, with_attempts(frame, attempts))
+            for _, due, turn, attempts, crc, frame in self._reader.execute(select, (queue, count))
+            if _is_whole(queue, crc, frame)
+        ]
+
+    def next_due_ns(self, queue: int) -> int | None:
+        """Return when the first deferred message is due. Raises ``sqlite3.Error``."""
+        select = "SELECT due FROM message WHERE queue=? AND due>0 ORDER BY due LIMIT 1"
+        found: tuple[int] | None = self._reader.execute(select, (queue,)).fetchone()
+        return found[0] if found else None
+
+    def number(self, what: str, queue: int, after: int = 0) -> int:
+        """Return a number of the messages of a queue that wait. Raises ``sqlite3.Error``."""
+        select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
+        return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
+
+    def spare_bytes(self) -> int:
+        """Return how much of the file is free."""
+        try:
+            [pages] = self._reader.execute("PRAGMA freelist_count").fetchone()
+            [page_size] = self._reader.execute("PRAGMA page_size").fetchone()
+        except sqlite3.Error:
+            return 0
+        return int(pages * page_size)
+
+    def close(self) -> None:
+        """Close; the log goes into the file, unless that fails."""
+        for connection in (self._reader, self._writer):
+            with suppress(sqlite3.Error):
+                connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=0.0,
+    )
+    try:
+        connection.execute("PRAGMA secure_delete=0")
+        for name, wanted in _SETTINGS:
+            connection.execute(f"PRAGMA {name}={wanted}").fetchone()
+            found = connection.execute(f"PRAGMA {name}").fetchone()
+            if found != (wanted,):
+                raise ConfigurationError(
+                    f"cannot keep messages in {path}: SQLite has {name} {found and found[0]}",
+                    hint="--durable needs a local file system, on which a sync is a sync.",
+                )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_whole(queue: int, crc: object, frame: object) -> bool:
+    return type(frame) is bytes and len(frame) >= _SMALLEST and crc32(frame, queue) == crc
+
+
+_SMALLEST = 34  # bytes of a frame with an empty body
+
+
+def _name_crc(number: int, name: str | None) -> int:
+    return crc32((name or "").encode(), number)
+
+
+def _queues_of(connection: sqlite3.Connection) -> list[Queue]:
+    queues = []
+    for number, name, is_paused, crc, *counts in connection.execute("SELECT * FROM queue"):
+        if crc != _name_crc(number, name):
+            raise sqlite3.DatabaseError("the name of a topic or channel is not what was written")
+        waiting, deferred, total = counts
+        if waiting + deferred != total:
+            waiting, deferred = connection.execute(
+                "SELECT count(*) FILTER (WHERE due=0), count(*) FILTER (WHERE due>0) "
+                "FROM message WHERE queue=?",
+                (number,),
+            ).fetchone()
+        queues.append(Queue(number, name, bool(is_paused), waiting, deferred))
+    return queues
+
+
+# -- all messages ----------------------------------------------------------------------------------
+
+
+def read_queues(path: Path) -> list[Queue]:
+    """Return the queues. Raises ``sqlite3.Error``."""
+    with closing(_connect(path)) as connection:
+        return _queues_of(connection)
+
+
+def all_rows(path: Path) -> Iterator[Row]:
+    """Yield every message that is whole, around what is damaged. Raises ``sqlite3.Error``."""
+    with closing(_connect(path)) as connection:
+        for order in ("", " ORDER BY queue DESC, due DESC, turn DESC"):
+            try:
+                for row in connection.execute(f"SELECT * FROM message{order}"):
+                    queue, due_ns, turn, attempts, crc, frame = row
+                    if all(type(each) is int for each in row[:5]) and _is_whole(queue, crc, frame):
+                        yield Row(queue, due_ns, turn, attempts, frame)
+                return
+            except sqlite3.DatabaseError:
+                continue  # from the other end
+
+
+def create(path: Path, queues: Iterable[Queue], rows: Iterable[Row]) -> None:
+    """Write a new file whole. Raises ``sqlite3.Error``, ``OSError``."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    Database(path, is_new=True).close()
+    with closing(_connect(path)) as target:
+        target.executemany(
+            _ADD_QUEUE, [(n, name, p, _name_crc(n, name)) for n, name, p, *_ in queues]
+        )
+        values = ((*row[:4], crc32(row.frame, row.queue), row.frame) for row in rows)
+        while some := list(islice(values, COME_DUE_AT_ONCE)):
+            target.execute("BEGIN")
+            target.executemany(_INSERT, some)
+            target.execute("COMMIT")
+            target.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        target.execute(_RECOUNT)
+        target.execute("UPDATE queue SET total=waiting+deferred")
+        blocked, *_ = target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if blocked:
+            raise sqlite3.OperationalError("the checkpoint of the new file did not end")
+    sync_folder(path.parent)
+
+
+# -- the log that a kill left ----------------------------------------------------------------------
+
+_HEADER = 32
+_FRAME = 24
+_BIG = 0x377F0683
+_WORD = 0xFFFFFFFF
+
+
+def wal_damage(path: Path) -> str:
+    """Return what is wrong with a write-ahead log, ``""`` when nothing is.
+
+    A kill leaves a transaction without its end, a power failure one with holes. A whole commit
+    after the first bad frame is neither. Raises ``OSError``.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ""
+    if len(content) <= _HEADER or not any(content[:_HEADER]):
+        return ""
+    magic, _, page_size = unpack_from(">III", content)
+    order = ">" if magic == _BIG else "<"
+    stored = unpack_from(">II", content, 24)
+    if _checksum(content[:24], (0, 0), order) != stored or page_size < 512:
+        return "its header is damaged"
+    salt = content[16:24]
+    bad = lost = 0
+    size = _FRAME + page_size
+    for number, at in enumerate(range(_HEADER, len(content) - size + 1, size), 1):
+        is_current = content[at + 8 : at + 16] == salt
+        seed, stored = stored, unpack_from(">II", content, at + 16)
+        is_commit = is_current and content[at + 4 : at + 8] != bytes(4)
+        if not is_current and bad:
+            continue
+        checked = content[at : at + 8] + content[at + _FRAME : at + size]
+        is_good = is_current and _checksum(checked, seed, order) == stored
+        if is_good:
+            lost += bad > 0 and is_commit
+        elif not bad:
+            bad = number
+            lost += is_commit
+    return f"frame {bad} is damaged, and {lost} transactions from there on are lost" if lost else ""
+
+
+def _checksum(data: bytes, seed: tuple[int, int], order: str) -> tuple[int, int]:
+    first, second = seed
+    for a, b in iter_unpack(f"{order}II", data):
+        first = first + a + second & _WORD
+        second = second + b + first & _WORD
+    return first, second

@@ -1,0 +1,678 @@
+"""The loop's side of ``--durable``: what happens in a turn of the loop becomes one transaction.
+
+A publish is confirmed when its transaction is committed, and only then is it in a queue.
+Deliveries, answers and delays are written with the next publish, or within `_DELAY_S`, and not
+waited for: a kill before that only delivers a message again.
+
+A queue has at most ``--mem-queue-size`` messages in memory, the older ones; the others are counted,
+and read by page when those are gone. The order is that of their *turns*: the number that is a
+message's id, or, where that is not above all before (it was put together early, or came back), the
+next one. Turns are given in the order of the transactions, so what a page may read was committed.
+What is deferred is in the database only, until its time has come.
+
+When the disk is full publishes are refused, and what else happened is kept and tried again. After
+any other failure of the database it is written anew, whole, and publishes are refused until then.
+Trap: what is written must be in memory in one piece with its commit, moved messages first, or a
+page could take a message for another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import time
+from asyncio import AbstractEventLoop, Future, TimerHandle
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable.data_path import DurablePath, topics_of
+from nsqtools.server.durable.database import (
+    COME_DUE_AT_ONCE,
+    Changes,
+    Damaged,
+    Database,
+    Done,
+    Publish,
+    Row,
+)
+from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo
+from nsqtools.server.queues.data_path import TopicMetadata
+from nsqtools.server.queues.queue_files import Block
+from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, DeferredMessages, attempts_of
+
+if TYPE_CHECKING:
+    from nsqtools.server.queues.channel import Channel
+    from nsqtools.server.queues.topic import Topic
+
+_DELAY_S = 0.02  # for what nobody waits for
+_RETRY_S = 0.5
+_STEP_BYTES = 4 << 20
+_STEP_COUNT = 300  # publishes: their answers are one turn
+_PAGE_COUNT = 256
+_AGAIN_NS = 20_000_000
+_FULL = "the disk is full; consume, or make room"
+
+Moved = Callable[[BackendError | None, list[bytes], float, bool], None]
+"""Gets messages, the delay that they have left, and whether they are the last ones."""
+
+
+class DurableStore:
+    """The database of a running nsqd."""
+
+    def __init__(
+        self,
+        files: DurablePath,
+        topics: Mapping[str, Topic],
+        limits: Limits,
+        loop: AbstractEventLoop,
+        log: DaemonLog,
+    ) -> None:
+        self.database = files.open()
+        self.database.defer_until(time.time_ns() + int(limits.options.max_req_timeout * 1e9))
+        self._files = files
+        self._topics = topics
+        self._limits = limits
+        limits.spare_bytes = lambda: self.database.spare_bytes()
+        self.loop = loop
+        self._log = log
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
+        self._steps = [Changes()]  # not written yet; the last one is open
+        self._is_writing = self._is_due = self._is_over = False
+        self._broken = ""  # why the file has to be written anew
+        self._timer: TimerHandle | None = None
+        self._flushed: list[Future[None]] = []
+        self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
+        self._found = {queue.name: queue for queue in self.database.queues if queue.name}
+        self._last_number = max((queue.number for queue in self.database.queues), default=0)
+        self._backlogs: dict[int, DurableBacklog] = {}
+
+    @property
+    def now_ns(self) -> int:
+        """The time that due times are on."""
+        return self._clock_ns + time.monotonic_ns()
+
+    # queues
+
+    def listed(self) -> list[TopicMetadata]:
+        """Return the topics and channels that were there."""
+        return topics_of(self._found.values())
+
+    def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
+        """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""
+        return DurableBacklog(mem_queue_size, self._limits, self, name)
+
+    def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
+        """Give a backlog its number, and its counts."""
+        found = None if is_new else self._found.pop(backlog.name, None)
+        if found is not None:
+            backlog.number, backlog.is_paused = found.number, found.is_paused
+            backlog.unread, backlog.deferred_count = found.waiting, found.deferred
+            backlog.last_turn = self.database.number("max(turn)", found.number)
+            if self._limits.options.max_queue_bytes:
+                backlog.unread_bytes = self.database.number("sum(length(frame))", found.number)
+        else:
+            self._last_number += 1
+            backlog.number = self._last_number
+            self.note_queue(backlog)
+        self._backlogs[backlog.number] = backlog
+
+    def note_queue(self, backlog: DurableBacklog) -> None:
+        """Write that a queue is there, and whether it is paused."""
+        self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
+        self.soon()
+
+    async def write_pause(self, topic_name: str) -> None:
+        """Write that a topic, or a channel of it, is paused, or not. Raises ``OSError``."""
+        topic = self._topics[topic_name]
+        queues: list[Topic | Channel] = [topic, *topic.channels.values()]
+        for queue in queues:
+            if isinstance(queue.backlog, DurableBacklog):
+                queue.backlog.is_paused = queue.is_paused
+                self.note_queue(queue.backlog)
+        await self.flush()
+
+    def drop(self, backlog: DurableBacklog) -> None:
+        """Write that all of a queue is gone; its rows are removed bit by bit."""
+        del self._backlogs[backlog.number]
+        self.changes.queues.append((backlog.number, None, False))
+        self.soon()
+
+    # changes
+
+    @property
+    def changes(self) -> Changes:
+        """What is being collected; call `soon` after adding to it."""
+        return self._steps[-1]
+
+    def soon(self) -> None:
+        """Write what was collected after a moment."""
+        if self._timer is None and not self._is_over:
+            self._timer = self.loop.call_later(_DELAY_S, self._write)
+
+    def publish(
+        self,
+        backlogs: Sequence[QueueBacklog],
+        messages: Sequence[bytes],
+        due_ns: int,
+        done: Done,
+        takes: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        """Put messages into the queues that are stored, and call back when they are there, or not.
+
+        ``takes`` are rows that go with it, as (queue, due, turn).
+        """
+        rows: list[Row] = []
+        changes = self.changes
+        stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
+        for backlog in stored:
+            number = backlog.number
+            turns = backlog.new_turns(messages)
+            rows += [
+                Row(number, due_ns, turn, attempts_of(message) - 1, message)
+                for turn, message in zip(turns, messages, strict=True)
+            ]
+        changes.publishes.append(Publish(rows, list(takes), done))
+        changes.size += sum(map(len, messages)) * len(stored)
+        if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
+            self._steps.append(Changes())
+        if self._broken:
+            self.soon()  # not at once: a file is not to be written anew for each
+        elif not self._is_due:
+            self._is_due = True
+            self.loop.call_soon(self._write)
+
+    def move(
+        self,
+        source: QueueBacklog,
+        targets: Sequence[QueueBacklog],
+        count: int,
+        max_bytes: int,
+        moved: Moved,
+    ) -> bool:
+        """Put messages of a topic into its channels; return whether there are any.
+
+        ``moved`` gets them back. What fails stays where it was.
+        """
+        stored = source if isinstance(source, DurableBacklog) else None
+        messages = source.get(count, max_bytes)
+        if messages:
+
+            def done(error: BackendError | None) -> None:
+                if error is not None:
+                    source.put_back(messages)
+                elif stored is not None:
+                    stored.forget(messages)
+                moved(error, messages, 0.0, True)
+
+            self.publish(targets, messages, 0, done, stored.places(messages) if stored else [])
+            return True
+        rows = stored.deferred_rows(count) if stored is not None else []
+        for at, (due_ns, turn, message) in enumerate(rows, 1):
+            assert stored is not None
+            number = stored.number
+            each = partial(self._moved, stored, number, due_ns, message, moved, at == len(rows))
+            self.publish(targets, [message], due_ns, each, [(number, due_ns, turn)])
+        return bool(rows)
+
+    def _moved(
+        self,
+        source: DurableBacklog,
+        number: int,
+        due_ns: int,
+        message: bytes,
+        moved: Moved,
+        is_last: bool,
+        error: BackendError | None,
+    ) -> None:
+        if error is None and source.number == number:
+            source.deferred_count -= 1
+        moved(error, [message], max(0.0, (due_ns - self.now_ns) / 1_000_000_000), is_last)
+
+    # transactions
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_writing or self._is_over:
+            return  # what is pending is written next
+        self._is_due = False
+        pending = [step for step in self._steps if step.has_any()]
+        if not (pending or self._flushed or self._broken or self.database.dropped):
+            return
+        size = publishes = count = 0
+        while count < len(pending) and size < _STEP_BYTES and publishes < _STEP_COUNT:
+            size += pending[count].size
+            publishes += len(pending[count].publishes)
+            count += 1
+        self._steps = [*pending[count:], Changes()]
+        if any(step.publishes for step in pending[:count]):
+            self._limits.look_at_disk()
+        refusal = self._limits.health.low
+        self._is_writing = True
+        flushed, self._flushed = ([], self._flushed) if pending[count:] else (self._flushed, [])
+        work = (self.database, pending[:count], refusal, self._broken, flushed)
+        self._executor.submit(self._commit, *work)
+
+    def _commit(
+        self,
+        database: Database,
+        steps: list[Changes],
+        refusal: str,
+        broken: str,
+        flushed: list[Future[None]],
+    ) -> None:
+        """Write changes, on the thread; a checkpoint comes after the answers."""
+        come_due: Counter[int] = Counter()
+        failure = ""
+        try:
+            if broken:
+                database = self._files.renew(database)
+                broken = ""
+            try:
+                come_due = database.commit(steps, with_publishes=not refusal)
+            except sqlite3.Error as exc:
+                if refusal or not _is_full(exc):
+                    raise
+                refusal = _FULL
+                come_due = database.commit(steps, with_publishes=False)
+        except Exception as exc:
+            failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
+            broken = broken or ("" if _is_full(exc) else failure)
+        outcome = _Outcome(database, steps, come_due, refusal, failure, broken, flushed)
+        self.loop.call_soon_threadsafe(self._committed, outcome)
+        if not failure:
+            try:
+                database.checkpoint_if_due()
+            except sqlite3.Error as exc:
+                if not _is_full(exc):
+                    self.loop.call_soon_threadsafe(self.damaged, str(exc))
+
+    def _committed(self, outcome: _Outcome) -> None:
+        if self._is_over:
+            return
+        self._is_writing = False
+        steps, health = outcome.steps, self._limits.health
+        is_new = outcome.database is not self.database
+        if is_new:
+            self._files.close_old(self.database)
+            self.database = outcome.database
+        if is_new or not self._broken:
+            self._broken = outcome.broken
+        publishes = [publish for step in steps for publish in step.publishes]
+        reason = outcome.failure or outcome.refusal
+        if outcome.failure:
+            text = self._files.describe(outcome.failure)
+            if health.error != text:
+                self._log.error(f"DURABLE: {text}; publishes are refused until that is over")
+            health.error = reason = text
+            for step in steps:  # others are written again: later changes refer to them
+                step.publishes, step.size = [], 0
+            self._steps = [*steps, *self._steps]
+            self._timer = self.loop.call_later(_RETRY_S, self._write)
+        else:
+            if publishes or is_new:
+                health.error = reason if reason == _FULL else ""
+            self._apply(outcome, [] if reason else publishes)
+            if is_new:
+                self._log.info(f"DURABLE: {self.database.path} was written anew, and is used now")
+                for backlog in self._backlogs.values():
+                    backlog.recount()
+        for publish in publishes:
+            publish.done(BackendError(reason) if reason else None)
+        for future in outcome.flushed:
+            if outcome.failure and not future.done():
+                future.set_exception(OSError(reason))
+            elif not future.done():
+                future.set_result(None)
+        if not outcome.failure:
+            self._write()
+
+    def _apply(self, outcome: _Outcome, publishes: list[Publish]) -> None:
+        backlogs = self._backlogs
+        for step in outcome.steps:
+            for number, _, due_ns, _, _ in step.moved:
+                if not due_ns and number in backlogs:
+                    backlogs[number].moved()
+        for step in outcome.steps:
+            for number, _, _ in step.come_due:
+                if number in backlogs:
+                    backlogs[number].came_due(outcome.come_due[number])
+        for publish in publishes:
+            for number, rows in groupby(publish.rows, itemgetter(0)):
+                if number in backlogs:  # else it was emptied meanwhile
+                    backlogs[number].committed(list(rows))
+
+    def damaged(self, reason: str) -> None:
+        """Have the database written anew: it cannot be read, or a sync failed."""
+        self._log.error(f"DURABLE: {self._files.describe(reason)}; it will be written anew")
+        self._broken = reason
+        self.soon()
+
+    # the end
+
+    async def flush(self) -> None:
+        """Wait until all that was collected is committed. Raises ``OSError``."""
+        done: Future[None] = self.loop.create_future()
+        self._flushed.append(done)
+        self._write()
+        await done
+
+    def close(self) -> None:
+        """Write what is left, and close."""
+        self._end()
+        try:
+            self.database.commit(self._steps, with_publishes=False)
+        except sqlite3.Error as exc:
+            self._log.error(f"DURABLE: {self._files.describe(str(exc))}; messages come again")
+        self.database.close()
+
+    def abandon(self) -> None:
+        """Close, and write nothing, as after a kill."""
+        if not self._is_over:
+            self._end()
+            self.database.close()
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._executor.shutdown()
+
+
+class _Outcome(NamedTuple):
+    """What became of changes."""
+
+    database: Database
+    steps: list[Changes]
+    come_due: Counter[int]
+    refusal: str  # of publishes
+    failure: str  # of everything
+    broken: str
+    flushed: list[Future[None]]
+
+
+def _is_full(exc: Exception) -> bool:
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or (
+        isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
+
+
+class DurableBacklog(QueueBacklog):
+    """What waits in a topic or a channel, and how many messages of it are deferred."""
+
+    def __init__(self, mem_queue_size: int, limits: Limits, store: DurableStore, name: str) -> None:
+        super().__init__(mem_queue_size, None, limits.health)
+        self.name = name
+        self.number = self.last_turn = self.unread = self.unread_bytes = self.deferred_count = 0
+        self.is_paused = False
+        self._store = store
+        self._owner: Channel | None = None
+        self._cursor = 0  # what waits with a turn up to here has been read
+        self._moving = 0  # to the end of the queue, and not committed
+        self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
+        self._next_due_s: float | None = 0.0  # unknown
+        self._is_coming_due = self._is_unreadable = False
+        store.register(self, is_new=False)
+
+    @property
+    def disk_depth(self) -> int:
+        """How many messages are not in memory."""
+        return self.unread + self._moving
+
+    @property
+    def size(self) -> int:
+        """How many bytes the messages take, about."""
+        return self._memory_bytes + self.unread_bytes
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether `get` has anything to try."""
+        return bool(self._memory) or (self.unread > 0 and not self._is_unreadable)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing overflows: what has no room in memory is not read."""
+        return False
+
+    # in
+
+    def new_turns(self, messages: Sequence[bytes]) -> list[int]:
+        """Return the turns of new messages."""
+        turns = [int(message[ID_AT:BODY_AT], 16) for message in messages]
+        if turns[0] <= self.last_turn or turns != sorted(set(turns)):
+            start = max(self.last_turn, *turns) + 1
+            turns = list(range(start, start + len(turns)))
+        self.last_turn = turns[-1]
+        return turns
+
+    def committed(self, rows: list[Row]) -> None:
+        """Take messages that are in the database now."""
+        if rows[0].due_ns:
+            self.deferred_count += len(rows)
+            self._watch(rows[0].due_ns)
+            return
+        fits = 0
+        if not self.unread:
+            fits = self.mem_queue_size - len(self._memory)
+            if fits < len(rows) and self._owner is not None:
+                fits += self._owner.room()
+            fits = max(0, min(fits, len(rows)))
+        for row in rows[:fits]:
+            self._load(row.turn, row.frame)
+        for row in rows[fits:]:
+            self.unread_bytes += len(row.frame)
+        self.unread += len(rows) - fits
+
+    def _load(self, turn: int, message: bytes) -> None:
+        message_id = message[ID_AT:BODY_AT]
+        if turn != int(message_id, 16):
+            self._turns[message_id] = turn
+        self._memory.append(message)
+        self._memory_bytes += len(message)
+        self._cursor = turn
+
+    def put(
+        self,
+        messages: Sequence[bytes],
+        room: Callable[[], int] = lambda: 0,
+        blocks: Sequence[Block] = (),
+    ) -> Undo:
+        """Take back messages that were delivered: in memory, or else at the end of the queue."""
+        fits = 0 if self.unread or self._moving else self.mem_queue_size + room()
+        fits = max(0, min(len(messages), fits - len(self._memory)))
+        self.put_in_memory(messages[:fits])
+        for message in messages[fits:]:
+            self._move(message, 0)
+            self._moving += 1
+            self.unread_bytes += len(message)
+        return Undo(fits, None)
+
+    def _move(self, message: bytes, due_ns: int) -> None:
+        turn = self._turn(message[ID_AT:BODY_AT])
+        self.last_turn += 1
+        changes = self._store.changes
+        changes.delivered.pop((self.number, turn), None)
+        made = attempts_of(message) - 1 & 0xFFFF
+        changes.moved.append((self.number, turn, due_ns, self.last_turn, made))
+        self._store.soon()
+
+    def _turn(self, message_id: bytes) -> int:
+        return self._turns.pop(message_id, 0) or int(message_id, 16)
+
+    def moved(self) -> None:
+        """A message is at the end of the queue now."""
+        self._moving -= 1
+        self.unread += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._owner is not None:
+            self._owner.wake()
+
+    # out
+
+    def get(self, count: int, max_bytes: int) -> list[bytes]:
+        """Remove and return the oldest messages: at least one, unless the database fails."""
+        if not self._memory and self.has_messages:
+            self._read(count, max_bytes)
+        return super().get(count, max_bytes)
+
+    def _read(self, count: int, max_bytes: int) -> None:
+        count = min(self.unread, max(count, min(self.mem_queue_size, _PAGE_COUNT)))
+        try:
+            rows = self._store.database.page(self.number, self._cursor, count, max_bytes)
+        except Damaged as exc:
+            self._is_unreadable = True  # until it is counted again
+            self._store.damaged(str(exc))
+            return
+        self.unread -= len(rows)
+        for turn, message in rows:
+            self._load(turn, message)
+            self.unread_bytes -= len(message)
+        self.last_turn = max(self.last_turn, self._cursor)
+        self.unread_bytes = max(0, self.unread_bytes) if self.unread else 0
+
+    def delivered(self, messages: Sequence[bytes]) -> None:
+        """Note the attempts of messages that were delivered."""
+        turns, number = self._turns, self.number
+        noted = self._store.changes.delivered
+        for message in messages:
+            message_id = message[ID_AT:BODY_AT]
+            turn = turns.get(message_id) or int(message_id, 16)
+            noted[number, turn] = attempts_of(message)
+        self._store.soon()
+
+    def finished(self, message_ids: Iterable[bytes]) -> None:
+        """Remove messages for good."""
+        changes, number = self._store.changes, self.number
+        forget = changes.delivered.pop
+        for message_id in message_ids:
+            turn = self._turn(message_id)
+            forget((number, turn), None)
+            changes.finished.append((number, 0, turn))
+        self._store.soon()
+
+    def places(self, messages: Sequence[bytes]) -> list[tuple[int, int, int]]:
+        """Return the rows of messages, as (queue, due, turn)."""
+        ids = [message[ID_AT:BODY_AT] for message in messages]
+        return [(self.number, 0, self._turns.get(each) or int(each, 16)) for each in ids]
+
+    def forget(self, messages: Sequence[bytes]) -> None:
+        """Forget the turns of messages that are in other queues now."""
+        for message in messages:
+            self._turns.pop(message[ID_AT:BODY_AT], None)
+
+    def deferred_rows(self, count: int) -> list[tuple[int, int, bytes]]:
+        """Return the first deferred messages, as (due, turn, message); none when it fails."""
+        try:
+            return self._store.database.deferred(self.number, count)
+        except sqlite3.Error as exc:
+            self._store.damaged(str(exc))
+            return []
+
+    def empty(self) -> deque[bytes]:
+        """Drop everything; return what was in memory, which takes a while to free."""
+        self._store.drop(self)
+        self.unread = self.unread_bytes = self.deferred_count = self._moving = self._cursor = 0
+        self._turns.clear()
+        self._next_due_s, self._is_coming_due = None, False
+        self._store.register(self, is_new=True)
+        return super().empty()
+
+    def delete(self) -> deque[bytes]:
+        """Drop everything, for good."""
+        self._store.drop(self)
+        return super().empty()
+
+    def recount(self) -> None:
+        """Count again what a file that was written anew has."""
+        database = self._store.database
+        try:
+            self.unread = database.number("count(*)", self.number, self._cursor)
+            self._is_unreadable = False
+        except sqlite3.Error as exc:
+            self._store.damaged(str(exc))
+        self._next_due_s = 0.0
+        self._wake()
+
+    # deferred
+
+    def deferred_of(self, owner: Channel) -> StoredDeferred:
+        """Return the deferred messages of a channel, which is told of what becomes due."""
+        self._owner = owner
+        return StoredDeferred(self)
+
+    def _watch(self, due_ns: int) -> None:
+        store = self._store
+        due_s = store.loop.time() + (due_ns - store.now_ns) / 1_000_000_000
+        self._next_due_s = due_s if self._next_due_s is None else min(self._next_due_s, due_s)
+        if self._owner is not None:
+            self._owner.watch(due_s)
+
+    def defer(self, message: bytes, due_s: float) -> None:
+        """Keep a message that was delivered until ``due_s``."""
+        store = self._store
+        due_ns = store.now_ns + int((due_s - store.loop.time()) * 1_000_000_000)
+        self._move(message, max(1, due_ns))
+        self.deferred_count += 1
+        self._watch(due_ns)
+
+    def next_due_s(self) -> float | None:
+        """Return when to look at what is deferred, None when that comes by itself."""
+        return None if self._is_coming_due or not self.deferred_count else self._next_due_s
+
+    def come_due(self, now_s: float) -> None:
+        """Have messages wait whose time has come."""
+        due_s = self.next_due_s()
+        if due_s is None or due_s > now_s:
+            return
+        self._is_coming_due, self._next_due_s = True, None
+        store = self._store
+        store.changes.come_due.append((self.number, store.now_ns, self.last_turn))
+        self.last_turn += COME_DUE_AT_ONCE
+        store.soon()
+
+    def came_due(self, count: int) -> None:
+        """Messages wait now that were deferred."""
+        self._is_coming_due = False
+        self.deferred_count -= count
+        self.unread += count
+        try:
+            next_ns = self._store.database.next_due_ns(self.number)
+        except sqlite3.Error as exc:
+            self._store.damaged(str(exc))
+            next_ns = None
+        if next_ns is not None:
+            self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
+        self._wake()
+
+
+class StoredDeferred(DeferredMessages):
+    """The deferred messages of a channel, in the database."""
+
+    def __init__(self, backlog: DurableBacklog) -> None:
+        super().__init__()
+        self._backlog = backlog
+
+    def __len__(self) -> int:
+        return self._backlog.deferred_count
+
+    def add(self, message: bytes, due_s: float) -> None:
+        """Keep the message until ``due_s``."""
+        self._backlog.defer(message, due_s)
+
+    def next_due_s(self) -> float | None:
+        """Return when the next one is due, None when there is none, or some are becoming due."""
+        return self._backlog.next_due_s()
+
+    def take_due(self, now_s: float, limit: int) -> list[bytes]:
+        """Have what is due wait in the backlog, soon."""
+        self._backlog.come_due(now_s)
+        return []

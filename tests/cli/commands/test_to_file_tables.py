@@ -1,0 +1,237 @@
+"""``nsq to-file --store``, and what reads tables: convert, schema, cat, info, verify, replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.archives import Writer, write_archive
+from plugins.cli import RunNsq
+from plugins.daemons import GoNsqd
+from plugins.object_store import Bucket
+
+from nsqtools.archive.body_columns import json_schema
+from nsqtools.archive.columns import BodyKind
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.landing import Lander
+from nsqtools.archive.table import TablePlan
+from nsqtools.protocol.frames import WireMessage
+
+TOPIC, CHANNEL = "clicks", "archive"
+NS = 10**9
+BASE_NS = 1_700_000_000_000_000_123
+BODIES = [b'{"user": 1, "country": "de"}', b'{"user": "x"}', b"text", b"\xff\x00", b'{"new": 2.5}']
+
+
+@pytest.fixture
+def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+    nsqd = go_nsqd()
+    nsqd.create_channel(TOPIC, CHANNEL)
+    return nsqd
+
+
+def to_file(nsqd: GoNsqd, out: Path, *more: str) -> list[str]:
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(out)]
+    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *more]
+
+
+def clicks(*bodies: bytes, at_ns: int = BASE_NS) -> list[WireMessage]:
+    return [
+        WireMessage(at_ns + n, 1, b"%016x" % (at_ns + n), body) for n, body in enumerate(bodies)
+    ]
+
+
+def cat(run_nsq: RunNsq, *args: str) -> list[dict[str, Any]]:
+    result = run_nsq(["archive", "cat", *args])
+    assert (result.status, result.err) == (0, "")
+    return [json.loads(line) for line in result.out.splitlines()]
+
+
+@pytest.mark.parametrize("store", ["parquet", "delta"])
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_what_was_archived_is_in_the_table_before_the_command_ends(
+    nsqd: GoNsqd, tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, store: str, where: str
+) -> None:
+    nsqd.publish(TOPIC, *BODIES)
+    place = str(tmp_path / "out") if where == "directory" else f"{bucket.url}/lake"
+    upload = [] if where == "directory" else ["--upload", place]
+    (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
+    more = ["--body", "json", "--json", "--on-file"]
+    more += [f"sh {tmp_path / 'note'} {{path}}"]
+
+    result = run_nsq(
+        to_file(nsqd, tmp_path / "out", "-n", "5", "--store", store, *upload, *more),
+    )
+
+    assert result.status == 0, result.err
+    document = json.loads(result.out)
+    assert (document["uploaded"], document["not_uploaded"], document["on_file_failures"]) == (
+        1,
+        0,
+        0,
+    )
+    assert document["misfits"] == 3
+    rows = cat(run_nsq, place)
+    assert [row.get("body") for row in rows] == [
+        body.decode() if body != BODIES[3] else None for body in BODIES
+    ]
+    assert rows[3]["body64"] == "/wA="
+    assert {(row["topic"], row["attempts"]) for row in rows} == {(TOPIC, 1)}
+    (info,) = json.loads(run_nsq(["archive", "info", place, "--json"]).out)
+    assert (info["messages"], info["topics"], info["format"]) == (5, TOPIC, "parquet")
+    assert (tmp_path / "paths").read_text() == f"{info['file']}\n"
+    verified = run_nsq(["archive", "verify", place])
+    assert (verified.status, verified.err) == (0, "nsq: 1 file, 5 messages, 0 damaged\n")
+    assert list(tmp_path.rglob("*.log")) == []
+
+
+def test_archives_are_brought_into_a_table_once(tmp_path: Path, run_nsq: RunNsq) -> None:
+    (tmp_path / "in").mkdir()
+    write_archive(tmp_path / "in" / "a.log.gz", clicks(*BODIES))
+    (tmp_path / "in" / "old.log").write_bytes(b"one\ntwo\n")
+    schema = tmp_path / "clicks.json"
+    made = run_nsq(["archive", "schema", str(tmp_path / "in"), "-t", TOPIC])
+    schema.write_bytes(made.out)
+    assert "nsq: 5 messages, 3 did not fit" in made.err
+    assert json.loads(made.out)["properties"] == {
+        "user": {"type": "integer"},
+        "country": {"type": "string"},
+        "new": {"type": "number"},
+    }
+    convert = ["archive", "convert", str(tmp_path / "in"), "-o", str(tmp_path / "table")]
+    convert += ["--store", "delta", "--body", "json", "--schema", str(schema), "-t", "bare"]
+    convert += ["--partition-by", "hour", "--partition-by", ".country"]
+
+    first = run_nsq(convert)
+    again = run_nsq(convert)
+
+    assert (first.status, again.status) == (0, 0), first.err
+    assert first.err == "nsq: 2 archives of 2, 7 messages, 5 did not fit\n"
+    assert again.err == "nsq: 0 archives of 2, 0 messages, 0 did not fit\n"
+    rows = cat(run_nsq, str(tmp_path / "table"))
+    assert sorted(row["topic"] for row in rows) == ["bare"] * 2 + [TOPIC] * 5
+    catalog = DeltaCatalog(str(tmp_path / "table"))
+    assert catalog.partition_columns == ["topic", "date", "hour", "country"]
+    of_germany = [each for each in catalog.files() if each.partition["country"] == "de"]
+    assert [(each.rows, each.partition["hour"]) for each in of_germany] == [(1, "22")]
+
+
+def test_a_table_is_replayed(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.log.gz", clicks(b"1", b"2"), clicks(b"3", at_ns=BASE_NS + NS))
+    run_nsq(["archive", "convert", str(tmp_path / "a.log.gz"), "-o", str(tmp_path / "table")])
+    nsqd.create_channel("again", CHANNEL)
+    args = ["replay", str(tmp_path / "table"), "-t", "again", "--since", "2023-11-14T22:13:21Z"]
+    args += ["--nsqd-tcp-address", nsqd.tcp_address]
+
+    result = run_nsq(args)
+
+    assert result.status == 0, result.err
+    assert nsqd.channel_stats("again", CHANNEL)["depth"] == 1
+
+
+def test_a_table_that_is_cut_short_is_damage(tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.log.gz", clicks(b"1", b"2"))
+    run_nsq(["archive", "convert", str(tmp_path / "a.log.gz"), "-o", str(tmp_path / "table")])
+    (file,) = (tmp_path / "table").rglob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+
+    verified = run_nsq(["archive", "verify", str(tmp_path / "table")])
+
+    assert verified.status == 1
+    assert f"{file}: it is not whole Parquet" in verified.out.decode()
+
+
+def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(clicks(b"1"), clicks(b"2"))
+    damaged = writer.finish()
+    writer.write(clicks(b"3"))
+    good = writer.finish()
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-30] + bytes(30))
+
+    lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
+    drafts, refused = lander.land([damaged, good])
+
+    assert ([each.rows for each in drafts], list(refused)) == ([1], [str(damaged)])
+    assert "it is damaged" in refused[str(damaged)]
+    assert (damaged.exists(), good.exists()) == (True, False)
+
+
+def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+
+    def land(body: bytes) -> None:
+        directory = tmp_path / body.hex()
+        directory.mkdir()
+        writer = Writer(directory)
+        writer.write(clicks(body))
+        plan = TablePlan(table, True, "web1", BodyKind.json)
+        lander = Lander(plan, directory)
+        lander.land([writer.finish()])
+        misfits.append(lander.misfits)
+
+    misfits: list[int] = []
+    for body in (b'{"n": 1}', b'{"n": "one"}', b'{"n": 2, "m": true}'):
+        land(body)
+
+    assert misfits == [0, 1, 0]
+    fields = [each for each in DeltaCatalog(table).schema() if each.name in ("n", "m")]
+    assert json_schema(fields)["properties"] == {"n": {"type": "integer"}, "m": {"type": "boolean"}}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--store", "file", "--body", "json"], "are for tables"),
+        (["--store", "parquet", "--format", "raw"], "a table needs --format jsonl"),
+        (["--store", "delta", "--partition-by", ".country"], "needs the field in the schema"),
+        (["--store", "delta", "--partition-by", "minute"], "--partition-by minute is not known"),
+        (["--store", "parquet", "--upload-hive"], "a table is by topic and date"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(
+    tmp_path: Path, run_nsq: RunNsq, args: list[str], said: str
+) -> None:
+    result = run_nsq(["to-file", "-t", TOPIC, "--output-dir", str(tmp_path), *args])
+    assert result.status == 2
+    assert said in result.err
+
+
+def end_times(tmp_path: Path, env: dict[str, str], count: int) -> None:
+    plan = TablePlan(str(tmp_path / "table"), True, "web1")
+    code = "from nsqtools.archive.landing import main; main()"
+    for number in range(count):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        writer = Writer(directory)
+        writer.write(clicks(b"%d" % number))
+        lines = f"{plan.encode()}\n{json.dumps(str(directory))}\n"
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            input=f"{lines}{json.dumps([str(writer.finish())])}\n",
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert json.loads(ended.stdout)["refused"] == {}
+
+
+def test_the_process_that_lands_ends_cleanly(tmp_path: Path, nsq_env: dict[str, str]) -> None:
+    end_times(tmp_path, nsq_env, 3)
+
+
+@pytest.mark.slow
+def test_the_process_that_lands_ends_cleanly_each_time(
+    tmp_path: Path, nsq_env: dict[str, str]
+) -> None:
+    end_times(tmp_path, nsq_env, 50)

@@ -1,0 +1,210 @@
+"""Landing in a table, killed at every step: each message is there once, and nothing is half there.
+
+The process that lands kills itself before or after the steps that change something, one after the
+other; then it runs again. The long form also kills ``nsq to-file`` under load, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.archives import Writer, unfinished
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.object_store import Bucket
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.landing import DRAFTS, Lander
+from nsqtools.archive.reader import read_messages
+from nsqtools.archive.table import TablePlan
+from nsqtools.protocol.frames import WireMessage
+
+DAY_NS = 86_400 * 10**9
+BASE_NS = 20_000 * DAY_NS
+TOPIC, CHANNEL = "clicks", "archive"
+DEADLINE_S = patience_s(90.0)
+
+KILLED = """
+import os, sys
+from nsqtools.archive import landing, parquet, table
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.storage import LocalStorage
+from nsqtools.archive.storage_objects import ObjectStorage
+
+left = int(sys.argv[1])
+
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+
+def killing(owner, name):
+    real = getattr(owner, name)
+    def call(*args, **options):
+        step()
+        result = real(*args, **options)
+        step()
+        return result
+    setattr(owner, name, call)
+
+for owner, name in [
+    (parquet.ParquetWriter, "close"), (landing, "replace_file"), (landing, "sync_folder"),
+    (DeltaCatalog, "create"), (DeltaCatalog, "commit"),
+    *((each, name) for each in (LocalStorage, ObjectStorage) for name in ("put_file", "put")),
+]:
+    killing(owner, name)
+plan = table.TablePlan.decode(sys.argv[2])
+from pathlib import Path
+landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
+print("landed")
+"""
+
+
+def logs_of(directory: Path) -> list[Path]:
+    """Two logs: one spans two days."""
+    writer, paths = Writer(directory, topic=TOPIC), []
+    for number, times in enumerate([(0, 1), (2, DAY_NS, DAY_NS + 1)]):
+        messages = [
+            WireMessage(BASE_NS + at, 1, b"%016d" % (number * 10 + n), b"%d %d" % (number, n))
+            for n, at in enumerate(times)
+        ]
+        writer.write(messages)
+        paths.append(writer.finish())
+    return paths
+
+
+def bodies_at(place: str) -> list[bytes]:
+    problems: list[tuple[str, str]] = []
+    found = [
+        message.body
+        for archive in find_archives([place])
+        for message in read_messages(archive, lambda *problem: problems.append(problem))
+    ]
+    assert problems == []
+    return sorted(found)
+
+
+ALL = [b"0 0", b"0 1", b"1 0", b"1 1", b"1 2"]
+
+
+@pytest.mark.parametrize(
+    ("is_delta", "where", "every"),
+    [
+        pytest.param(True, "directory", 3, id="delta"),
+        pytest.param(False, "bucket", 5, id="parquet-bucket"),
+        pytest.param(True, "directory", 1, id="delta-all", marks=pytest.mark.slow),
+        pytest.param(True, "bucket", 1, id="delta-bucket-all", marks=pytest.mark.slow),
+        pytest.param(False, "directory", 1, id="parquet-all", marks=pytest.mark.slow),
+        pytest.param(False, "bucket", 1, id="parquet-bucket-all", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_each_step_every_message_lands_once(
+    tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], is_delta: bool, where: str, every: int
+) -> None:
+    for step in range(0, 100, every):
+        place = str(tmp_path / f"table-{step}") if where == "directory" else bucket.url
+        place += f"/{step}"
+        logs = tmp_path / f"logs-{step}"
+        logs.mkdir()
+        paths = logs_of(logs)
+        plan = TablePlan(place, is_delta, "web1")
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, str(step), plan.encode(), str(logs), *map(str, paths)],
+            env=nsq_env,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
+
+        lander = Lander(plan, logs)
+        lander.land([path for path in paths if path.exists()])
+
+        assert bodies_at(place) == ALL, f"killed at step {step}"
+        assert list(logs.rglob("*.log.gz")) == []
+        assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
+        if killed.returncode == 0:
+            assert step > 8
+            return
+    pytest.fail("it never came to its end")
+
+
+def archive_with_kills(
+    go_nsqd: Callable[..., GoNsqd],
+    spawn_nsq: SpawnNsq,
+    out: Path,
+    place: str,
+    *,
+    store: str,
+    kills: int,
+    count: int,
+) -> None:
+    nsqd = go_nsqd("-msg-timeout=2s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    published = [json.dumps({"n": n, "text": "x" * 100}).encode() for n in range(count)]
+    args = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
+    args += ["--output-dir", str(out), "--store", store, "--body", "json"]
+    args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
+    args += [] if place == str(out) else ["--upload", place]
+    logs = out if place != str(out) else out / ".nsq-log"
+    state = logs / DRAFTS / "state.json"
+
+    def landed() -> bytes:
+        return state.read_bytes() if state.exists() else b""
+
+    rng = random.Random(kills)
+    share = -(-count // (kills + 1))
+    for begin in range(0, count, share):
+        nsqd.publish(TOPIC, *published[begin : begin + share])
+        process = spawn_nsq(args)
+        if begin + share >= count:
+            break
+        before = landed()
+        wait_until(lambda before=before: landed() != before, what="a landing", timeout_s=DEADLINE_S)
+        threading.Event().wait(rng.uniform(0, 0.3))  # the random point
+        process.kill()
+        process.wait(DEADLINE_S)
+    wait_until(
+        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
+    )
+    process.send_signal(signal.SIGTERM)  # which finishes a last file, and lands it
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, b"not uploaded" in stderr) == (143, False), stderr.decode()
+    found = Counter(bodies_at(place))
+    assert set(published) - set(found) == set(), "messages are missing"
+    assert [body for body, times in found.items() if times > 1] == [], "messages are doubled"
+    assert list(logs.rglob("*.log")) == []
+
+
+def test_killed_while_it_lands_every_message_is_in_the_table_once(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    archive_with_kills(go_nsqd, spawn_nsq, out, str(out), store="delta", kills=2, count=3000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["parquet", "delta"])
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_killed_ten_times_while_it_lands_every_message_is_in_the_table_once(
+    go_nsqd: Callable[..., GoNsqd],
+    spawn_nsq: SpawnNsq,
+    bucket: Bucket,
+    tmp_path: Path,
+    store: str,
+    where: str,
+) -> None:
+    out = tmp_path / "out"
+    place = str(out) if where == "directory" else f"{bucket.url}/lake"
+    archive_with_kills(go_nsqd, spawn_nsq, out, place, store=store, kills=10, count=40_000)
