@@ -46,7 +46,6 @@ from nsqtools.archive.catalog import (
     parquet_sources,
     sources_of,
 )
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import index_of, manifest_of
 from nsqtools.archive.lease import leased
@@ -60,6 +59,7 @@ from nsqtools.archive.slices import (
     Slice,
     Slot,
     body_kind,
+    body_kind_of,
     create_table,
     run_job,
     unreadable,
@@ -302,7 +302,7 @@ class Compaction:
             self.partitions.append(Partition(slot, state, new))
             there += kept
             present[slot] = there
-        kind = BodyKind.string if self.table is None else body_kind(self.table)
+        kind = body_kind(self.table) if self.table else body_kind_of(present.values())
         work = self.work
         total = sum(source.size for each in work for source in each.sources)
         share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
@@ -396,6 +396,11 @@ class Compaction:
         if descriptor is None:
             raise OutputError(f"another compaction writes to {self.output}")
         try:
+            if list(self.output.glob("_staging/topic=*/date=*.replaced")):
+                raise OutputError(
+                    f"an earlier version was killed while it replaced a day in {self.output}",
+                    hint="Run nsq spark compact of that version once: it puts the day back.",
+                )
             for draft in (self.output / STAGING).glob("*.parquet"):  # of a run that was killed
                 draft.unlink(missing_ok=True)
             yield

@@ -12,7 +12,7 @@ again makes the same file, and another one never takes its name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -288,6 +288,17 @@ def body_kind(table: DeltaCatalog) -> BodyKind:
 
     is_binary = table.exists() and types.is_binary(table.schema().field("body").type)
     return BodyKind.binary if is_binary else BodyKind.string
+
+
+def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind:
+    """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
+    from pyarrow import parquet, types
+
+    for source in (each for some in present for each in some):
+        with source.storage.open(source.name) as opened, parquet.ParquetFile(opened) as file:
+            is_binary = types.is_binary(file.schema_arrow.field("body").type)
+            return BodyKind.binary if is_binary else BodyKind.string
+    return BodyKind.string
 
 
 def create_table(table: DeltaCatalog, others: Iterable[str] = ()) -> None:

@@ -25,7 +25,7 @@ def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> 
     begin = 1_790_000_000 * 10**9
     messages = [WireMessage(begin + n, 1, b"%016x" % n, b"body %d" % n) for n in range(123)]
     write_archive(tmp_path / "a" / "clicks.gz", messages, messages)
-    command = ["archive", "compact", tmp_path / "a", "-o", tmp_path / "lake"]
+    command = ["archive", "compact", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
     assert run_nsq(command).status == 0
     pip = [
         sys.executable,
