@@ -24,7 +24,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,18 +285,9 @@ def get_option(cluster: Cluster, name: str) -> Answers:
     """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
     option = _option(name)
 
-    def get(client: NsqdHTTPClient) -> Any:
-        try:
-            return client.config(option)
-        except HTTPError as exc:
-            if exc.code == "INVALID_OPTION":
-                raise ConfigurationError(
-                    f"{client.url} has no option {option}",
-                    hint="Names are those of nsqd's configuration file, such as max_rdy_count.",
-                ) from exc
-            raise
-
-    return cluster.ask_nsqds(get)
+    refusal = "has no option " + option
+    hint = "Names are those of nsqd's configuration file, such as max_rdy_count."
+    return _ask(cluster, lambda nsqd: nsqd.config(option), "INVALID_OPTION", refusal, hint)
 
 
 def set_option(cluster: Cluster, name: str, value: str) -> Answers:
@@ -313,18 +304,25 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers:
     if option == ADDRESSES:
         value = json.dumps([text.strip() for text in value.split(",") if text.strip()])
 
-    def put(client: NsqdHTTPClient) -> Any:
+    refusal = f"does not take {value!r} for {option}"
+    hint = "log_level is debug, info, warn, error or fatal."
+    return _ask(
+        cluster, lambda nsqd: nsqd.set_config(option, value), "INVALID_VALUE", refusal, hint
+    )
+
+
+def _ask(
+    cluster: Cluster, question: Callable[[NsqdHTTPClient], Any], code: str, refusal: str, hint: str
+) -> Answers:
+    def ask(nsqd: NsqdHTTPClient) -> Any:
         try:
-            return client.set_config(option, value)
+            return question(nsqd)
         except HTTPError as exc:
-            if exc.code == "INVALID_VALUE":
-                raise ConfigurationError(
-                    f"{client.url} does not take {value!r} for {option}",
-                    hint="log_level is debug, info, warn, error or fatal.",
-                ) from exc
+            if exc.code == code:
+                raise ConfigurationError(f"{nsqd.url} {refusal}", hint=hint) from exc
             raise
 
-    return cluster.ask_nsqds(put)
+    return cluster.ask_nsqds(ask)
 
 
 def _option(name: str) -> str:

@@ -182,24 +182,28 @@ class BodiesReader:
         limit = self._max_msg_size
         unpack = _SIZE.unpack_from
         have = len(data)
-        for index in range(len(bodies), self._count):
-            body_at = position + 4
-            if have < body_at:
-                text = f"MPUB failed to read message({index}) body size"
+        last_size_at = have - 4
+        for _ in range(self._count - len(bodies)):
+            if position > last_size_at:
+                text = f"MPUB failed to read message({len(bodies)}) body size"
                 raise Incomplete(position, 4, RequestError("E_BAD_MESSAGE", text))
             size = unpack(data, position)[0]
-            if size <= 0:
-                text = f"MPUB invalid message({index}) body size {size}"
-                raise RequestError("E_BAD_MESSAGE", text)
-            if size > limit:
-                raise RequestError("E_BAD_MESSAGE", f"MPUB message too big {size} > {limit}")
-            after = body_at + size
-            if have < after:
-                text = "MPUB failed to read message body"
-                raise Incomplete(position, size + 4, RequestError("E_BAD_MESSAGE", text))
-            bodies.append(data[body_at:after])
+            after = position + 4 + size
+            if not 0 < size <= limit or after > have:
+                raise self._fault(position, size)
+            bodies.append(data[position + 4 : after])
             position = after
         return position
+
+    def _fault(self, position: int, size: int) -> RequestError | Incomplete:
+        text = "MPUB failed to read message body"
+        if size <= 0:
+            text = f"MPUB invalid message({len(self.bodies)}) body size {size}"
+        elif size > self._max_msg_size:
+            text = f"MPUB message too big {size} > {self._max_msg_size}"
+        error = RequestError("E_BAD_MESSAGE", text)
+        is_cut = 0 < size <= self._max_msg_size
+        return Incomplete(position, size + 4, error) if is_cut else error
 
 
 def read_multi_publish_size(data: bytes, position: int, start: int, max_body_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.queue_files import Behind, Done, Work
 
 RECORD = b"r" * 26  # the smallest that is allowed
 ON_DISK = len(RECORD) + 4
@@ -22,7 +24,13 @@ def record(number: int) -> bytes:
     return b"%026d" % number
 
 
-def queue(path: Path, *, max_bytes: int = 10 * ON_DISK, sync_every: int = 2500) -> DiskQueue:
+def queue(
+    path: Path,
+    *,
+    max_bytes: int = 10 * ON_DISK,
+    sync_every: int = 2500,
+    behind: Behind | None = None,
+) -> DiskQueue:
     return DiskQueue(
         "t:ch",
         path,
@@ -30,7 +38,29 @@ def queue(path: Path, *, max_bytes: int = 10 * ON_DISK, sync_every: int = 2500) 
         max_msg_size=100,
         sync_every=sync_every,
         log=DaemonLog(None, ""),
+        behind=behind,
     )
+
+
+class Later:
+    """Does the work of the disk thread when it is told to."""
+
+    is_ending = False
+
+    def __init__(self) -> None:
+        self._given: list[tuple[Work, Done]] = []
+
+    def run(self, work: Work, done: Done) -> None:
+        self._given.append((work, done))
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def catch_up(self) -> None:
+        while self._given:
+            work, done = self._given.pop(0)
+            work()
+            done(None)
 
 
 def meta(path: Path) -> str:
@@ -187,13 +217,13 @@ def test_nothing_is_lost_through_reopening(
 def test_the_positions_name_only_records_that_are_on_disk(
     tmp_path: Path, disk_calls: DiskCalls, on_a_thread: bool
 ) -> None:
-    disk = queue(tmp_path)
+    later = Later()
+    disk = queue(tmp_path, behind=later)
     disk.put([RECORD])
     disk_calls.seen.clear()
     if on_a_thread:
-        work, done = disk.begin_sync()
-        work()
-        done()
+        disk.syncing.start()
+        later.catch_up()
     else:
         disk.sync()
 
@@ -207,27 +237,28 @@ def test_the_positions_name_only_records_that_are_on_disk(
 
 
 def test_a_sync_on_a_thread_never_writes_older_positions_over_newer(tmp_path: Path) -> None:
-    disk = queue(tmp_path)
+    later = Later()
+    disk = queue(tmp_path, behind=later)
     disk.put([record(1)])
-    work, _ = disk.begin_sync()
+    disk.syncing.start()
     disk.put([record(2)])
     disk.sync()
-    work()
+    later.catch_up()
     assert meta(tmp_path).startswith("2\n")
 
-    late, _ = disk.begin_sync()
+    disk.syncing.start()
     disk.delete()
-    late()
+    later.catch_up()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_happens_during_a_sync_on_a_thread_is_still_to_be_synced(tmp_path: Path) -> None:
-    disk = queue(tmp_path)
+    later = Later()
+    disk = queue(tmp_path, behind=later)
     disk.put([record(1)])
-    work, done = disk.begin_sync()
+    disk.syncing.start()
     disk.put([record(2)])
-    work()
-    done()
+    later.catch_up()
     assert disk.needs_sync
     disk.close()
     assert meta(tmp_path).startswith("2\n")
@@ -259,6 +290,8 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
         disk = queue(tmp_path, max_bytes=4 * ON_DISK)
         found = disk.get(99, ALL)
         disk.abandon()
+        first = f"t:ch.diskqueue.{disk.positions.read_file:06d}.dat"
+        assert all(name >= first for name in data_files(tmp_path)), "what was read is removed"
         assert found == sorted(found), "nothing comes twice, and in its order"
         assert set(found) <= set(put)
         if promised:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, Translation, translate
+from nsqtools.cli.options.connection import option_of
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 from nsqtools.cli.running.runtime import Runtime, report_error, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 Given = Mapping[str, Any]
 
 HEADER_EVERY = 25
-
-
-def option_of(text: str) -> tuple[str, str]:
-    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
-    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
-    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
 
 
 def connection_of(given: Given) -> ConnectionSettings:

@@ -208,11 +208,11 @@ def _check_topics(given: Given) -> None:
         raise GoFatal("--topic is required")
 
 
-def _check_source(given: Given) -> None:
-    if not given["nsqd-tcp-address"] and not given["lookupd-http-address"]:
-        raise GoFatal("--nsqd-tcp-address or --lookupd-http-address required")
-    if given["nsqd-tcp-address"] and given["lookupd-http-address"]:
-        raise GoFatal("use --nsqd-tcp-address or --lookupd-http-address not both")
+def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
+    if not given[nsqd] and not given["lookupd-http-address"]:
+        raise GoFatal(f"--{nsqd} or --lookupd-http-address required")
+    if given[nsqd] and given["lookupd-http-address"]:
+        raise GoFatal(f"use --{nsqd} or --lookupd-http-address not both")
 
 
 def _source(given: Given) -> list[str]:
@@ -288,10 +288,7 @@ def _stat(given: Given) -> Translation:
     _check_timeouts(given)
     if given["count"] < 0:
         raise GoFatal("--count should be positive")
-    if not given["nsqd-http-address"] and not given["lookupd-http-address"]:
-        raise GoFatal("--nsqd-http-address or --lookupd-http-address required")
-    if given["nsqd-http-address"] and given["lookupd-http-address"]:
-        raise GoFatal("use --nsqd-http-address or --lookupd-http-address not both")
+    _check_source(given, "nsqd-http-address")
     if any(
         address.startswith(("http://", "https://"))
         for address in (*given["nsqd-http-address"], *given["lookupd-http-address"])

@@ -348,13 +348,15 @@ def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
         context.obj.tell(f"nsq: warning: {problem}")
 
 
+def option_of(text: str) -> tuple[str, str]:
+    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
+    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
+    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
+
+
 def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Iterator[GivenOption]:
-    latest = {}
-    for value in values:
-        end = min((value.index(mark) for mark in ",=" if mark in value), default=len(value))
-        latest[value[:end].strip().replace("-", "_")] = value[end + 1 :].strip()
     speaker = "--" + name.replace("_", "-")
-    for key, text in latest.items():
+    for key, text in dict(map(option_of, values)).items():
         yield GivenOption(key, text, origin, f"{speaker} {key}", place=place)
 
 

@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
@@ -40,7 +41,9 @@ BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
-_LOCAL = re.compile(r"[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(.*\.)?localhost\.?", re.IGNORECASE)
+_LOCAL = re.compile(
+    r"(?:[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(?:.*\.)?localhost\.?)(?::\d*)?", re.IGNORECASE
+)
 
 
 class HTTPRefusal(Exception):
@@ -60,40 +63,28 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
+Handler = Callable[["Call"], Reply | Awaitable[Reply]]
+
+
+@dataclass(slots=True, eq=False)
 class Call:
     """A request; ``option`` is the route's parameter, ``path`` has no escapes any more.
 
     ``body`` is None if the request's has more than the ``limit`` that its handler reads.
     """
 
-    __slots__ = (
-        "body",
-        "closes",
-        "handler",
-        "headers",
-        "is_old",
-        "limit",
-        "method",
-        "option",
-        "path",
-        "query_string",
-        "started_s",
-        "target",
-    )
-
-    def __init__(self, method: str, target: str, path: str, headers: dict[str, str]) -> None:
-        self.method = method
-        self.target = target
-        self.path = path
-        self.query_string = target.partition("?")[2]
-        self.headers = headers
-        self.option = ""
-        self.body: bytes | None = b""
-        self.handler: Handler = _not_found
-        self.limit = 0
-        self.is_old = False  # of HTTP/1.0
-        self.closes = False  # the last one of its connection
-        self.started_s = time.monotonic()
+    method: str
+    target: str
+    path: str
+    query_string: str
+    headers: dict[str, str]
+    is_old: bool  # of HTTP/1.0
+    closes: bool  # the last one of its connection
+    option: str = ""
+    body: bytes | None = b""
+    handler: Handler = lambda call: _not_found(call)
+    limit: int = 0
+    started_s: float = field(default_factory=time.monotonic)
 
     def query(self) -> dict[str, str]:
         """Return the parameters of the query string, the first of each name.
@@ -101,12 +92,15 @@ class Call:
         Raises `HTTPRefusal` 400 INVALID_REQUEST when it does not parse.
         """
         text = self.query_string
-        if ";" in text or BAD_ESCAPE.search(text):
+        is_plain = "%" not in text and "+" not in text  # as most are
+        if ";" in text or (not is_plain and BAD_ESCAPE.search(text)):
             raise HTTPRefusal(400, "INVALID_REQUEST")
         query: dict[str, str] = {}
         for pair in text.split("&"):
             key, _, value = pair.partition("=")
-            if pair:
+            if is_plain and pair:
+                query.setdefault(key, value)
+            elif pair:
                 query.setdefault(unquote_plus(key), unquote_plus(value))
         return query
 
@@ -116,7 +110,6 @@ class Call:
         return int(self.headers.get("content-length", -1))
 
 
-Handler = Callable[[Call], Reply | Awaitable[Reply]]
 Handlers = Mapping[tuple[str, str], Handler]
 
 
@@ -193,19 +186,15 @@ class ForeignCalls:
     def __init__(self, names: Collection[str] | None) -> None:
         self._names = None if names is None else {name.lower() for name in names}
 
-    def _is_own_host(self, host: str) -> bool:
-        if self._names is None:
-            return True
-        name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
-        return _LOCAL.fullmatch(name) is not None or name.lower() in self._names
-
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
         """Return the code to refuse a call with, ``""`` when it may pass."""
         if method in _SAFE_METHODS:
             return ""
         host = headers.get("host", "")
-        if not self._is_own_host(host):
-            return "FOREIGN_HOST"
+        if self._names is not None and not _LOCAL.fullmatch(host):
+            name = re.sub(r":\d*$", "", host).lower()
+            if name not in self._names:
+                return "FOREIGN_HOST"
         if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
             return "FOREIGN_ORIGIN"
         origin = headers.get("origin")

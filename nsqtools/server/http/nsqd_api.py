@@ -237,13 +237,22 @@ class NsqdHTTP:
         topic = self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if topic.started.is_set():
-            return self._put(topic, topic.new_messages([body]), delay_s)
+            return self._publish_one(topic, body, delay_s)
         return self._publish_to_new(topic, body, delay_s)
 
     async def _publish_to_new(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
         await topic.started.wait()
-        reply = self._put(topic, topic.new_messages([body]), delay_s)
+        reply = self._publish_one(topic, body, delay_s)
         return reply if isinstance(reply, Reply) else await reply
+
+    def _publish_one(self, topic: Topic, body: bytes, delay_s: float) -> Reply | Awaitable[Reply]:
+        if delay_s or topic.store is not None:
+            return self._put(topic, topic.new_messages([body]), delay_s)
+        try:
+            topic.publish_one(body)
+        except BackendError:
+            raise HTTPRefusal(503, "EXITING") from None
+        return _PUBLISHED
 
     def _put(
         self,

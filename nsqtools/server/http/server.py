@@ -26,6 +26,7 @@ _FINISH_S = 1.0  # for requests that are being answered at the end
 _LINGER_S = 0.5  # a client that still sends can read the answer before the reset
 _MAX_HEAD = (1 << 20) + 4096
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
+_HOST = re.compile(r"[^\s/@\\]+")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {
     200: b"OK",
@@ -179,7 +180,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
         target = self._target.decode("latin-1")
-        path = target.partition("?")[0]
+        path, _, query_string = target.partition("?")
         if not path.startswith("/"):  # to a proxy
             parts = urlsplit(target)
             path = parts.path
@@ -189,12 +190,19 @@ class _Connection(asyncio.Protocol):
             if BAD_ESCAPE.search(path):
                 raise _Refused(400)
             path = unquote(path)
-        call = Call(parser.get_method().decode(), target, path, headers)
-        call.is_old = parser.get_http_version() == "1.0"
-        call.closes = not parser.should_keep_alive() or parser.should_upgrade()
-        if not call.is_old and not re.fullmatch(r"[^\s/@\\]+", headers.get("host", "")):
+        call = Call(
+            parser.get_method().decode(),
+            target,
+            path,
+            query_string,
+            headers,
+            is_old=parser.get_http_version() == "1.0",
+            closes=not parser.should_keep_alive() or parser.should_upgrade(),
+        )
+        if not call.is_old and not _HOST.fullmatch(headers.get("host", "")):
             raise _Refused(400)
-        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+        is_chunked = "transfer-encoding" in headers
+        if is_chunked and headers["transfer-encoding"].lower() != "chunked":
             raise _Refused(501, b"Unsupported transfer encoding")
         self._call = call
         self._api.find(call)
@@ -205,7 +213,7 @@ class _Connection(asyncio.Protocol):
             if headers["expect"].lower() != "100-continue":
                 call.handler = lambda call: Reply(417, b"")
                 self._do_not_read(call)
-            if length > 0 or "transfer-encoding" in headers:
+            if length > 0 or is_chunked:
                 if not 0 < max(length, 1) <= call.limit:
                     self._do_not_read(call)
                 if not self._calls and self._task is None:
@@ -233,7 +241,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         call = cast(Call, self._call)
         if call.body is not None:
-            call.body = b"".join(self._chunks)
+            call.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._calls.append(call)
         self._is_last = call.closes
         self._call = None

@@ -35,7 +35,6 @@ from nsqtools.server.queues.queue_files import (
     QueueFiles,
     QueueSync,
     RecordReader,
-    Work,
     count_records,
     encode_block,
 )
@@ -90,10 +89,6 @@ class DiskQueue:
     def needs_sync(self) -> bool:
         """Whether anything happened since the last sync."""
         return self.syncing.is_due
-
-    def begin_sync(self) -> tuple[Work, Callable[[], None]]:
-        """See `QueueSync.begin`."""
-        return self.syncing.begin()
 
     @property
     def positions(self) -> Positions:
@@ -245,6 +240,7 @@ class DiskQueue:
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
         self._write_file, self._write_position = write_file, write_position = found[3:]
+        self._files.remove(self._files.below(self._read_file))  # a power failure brought them back
         size = self._files.size(write_file)
         if write_position != size:  # less: a kill; more: a power failure
             self._log.warn(

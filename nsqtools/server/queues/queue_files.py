@@ -149,6 +149,13 @@ class QueueFiles:
         except OSError:
             return 0
 
+    def below(self, number: int) -> list[int]:
+        """Return the numbers of the data files just below one, without a listing."""
+        start = number
+        while start and self.data(start - 1).exists():
+            start -= 1
+        return list(range(start, number))
+
     def numbers(self) -> list[int]:
         """Return the numbers of the data files that are there."""
         try:
@@ -386,8 +393,9 @@ class QueueSync:
 
     def start(self, then: Done = lambda _: None) -> None:
         """Have what was put and read until now made durable; a failure is logged."""
+        data, operations = self._snapshot()[1], self._operations
         try:
-            work, done = self.begin()
+            work = self._work(os.dup(data) if data >= 0 else -1, is_open=True)
         except OSError as exc:  # no descriptor left
             self.report(exc)
             then(exc)
@@ -397,28 +405,14 @@ class QueueSync:
         def finished(error: OSError | None) -> None:
             self._is_syncing = False
             self.report(error)
-            if error is None:
-                done()
+            if error is None:  # what happened meanwhile belongs to the next one
+                self._operations = max(0, self._operations - operations)
                 self._start_if_due()
             if self._operations:
                 self._on_dirty()
             then(error)
 
         self._behind.run(work, finished)
-
-    def begin(self) -> tuple[Work, Callable[[], None]]:
-        """Return what another thread has to do for a sync, and what to call here once it is done.
-
-        The first is called exactly once, and may raise ``OSError``. Everything up to now is durable
-        then; the queue may be used meanwhile.
-        """
-        data = self._snapshot()[1]
-        operations = self._operations
-
-        def done() -> None:
-            self._operations = max(0, self._operations - operations)
-
-        return self._work(os.dup(data) if data >= 0 else -1, is_open=True), done
 
     def leave_file(self, data: int) -> None:
         """Sync and close a file (-1: none) that is not written or read any more."""

@@ -188,19 +188,24 @@ BODY_AT = ID_AT + ID_LENGTH
 _SIZE_OVERHEAD = 4 + MIN_MESSAGE_SIZE  # what the size counts besides the body
 
 
+class _Sizes(dict[int, bytes]):
+    """The first field of a frame, by the length of the body."""
+
+    def __missing__(self, length: int) -> bytes:
+        size = (length + _SIZE_OVERHEAD).to_bytes(4, "big")
+        if length < 1 << 12:
+            self[length] = size
+        return size
+
+
+_SIZES = _Sizes()
+
+
 def new_messages(bodies: Iterable[bytes], ids: Iterable[bytes], timestamp_ns: int) -> list[bytes]:
     """Return one frame a body."""
     middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
-    return [
-        b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
-        for body, id_ in zip(bodies, ids, strict=False)
-    ]
-
-
-def new_message(body: bytes, id_: bytes, timestamp_ns: int) -> bytes:
-    """Return one frame."""
-    middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
-    return b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
+    sizes = _SIZES
+    return [sizes[len(body)] + middle + id_ + body for body, id_ in zip(bodies, ids, strict=False)]
 
 
 def message_ids(messages: list[bytes]) -> list[bytes]:

@@ -23,7 +23,6 @@ from nsqtools.server.queues.queued_message import (
     BODY_AT,
     MessageIds,
     message_ids,
-    new_message,
     new_messages,
 )
 
@@ -105,7 +104,7 @@ class Topic:
     def publish_one(self, body: bytes) -> None:
         """Queue one new message. Raises `BackendError`."""
         now_ns = time.time_ns()
-        message = new_message(body, self._ids.take_one(now_ns), now_ns)
+        [message] = new_messages([body], [self._ids.take_one(now_ns)], now_ns)
         is_simple = not (self._flows or self.is_ephemeral or self._limits.are_set)
         if is_simple and self.backlog.put_one_in_memory(message):
             self.message_count += 1

@@ -167,9 +167,9 @@ class ProtocolV2(ConnectionProtocol):
             b"AUTH": self._auth,
             b"SUB": self._subscribe,
             b"RDY": self._ready,
-            b"FIN": self._finish,
-            b"REQ": self._requeue,
-            b"TOUCH": self._touch,
+            b"FIN": self._answer,
+            b"REQ": self._answer,
+            b"TOUCH": self._answer,
             b"CLS": self._close,
             b"NOP": self._nop,
             b"PUB": self.publishing.publish,
@@ -336,8 +336,13 @@ class ProtocolV2(ConnectionProtocol):
         self._subscribed("RDY").set_ready_count(count)
         return request.position
 
-    def _finish(self, request: Request) -> int:
-        self._answered(self._subscribed("FIN"), b"FIN", [message_id(request.words)], [])
+    def _answer(self, request: Request) -> int:
+        """Run one FIN, TOUCH or REQ that is not in a plain run."""
+        command = request.words[0]
+        subscription = self._subscribed(command.decode())
+        delays = request.words[2:3] if command == b"REQ" else []
+        id_ = message_id(request.words, 3 if command == b"REQ" else 2)
+        self._answered(subscription, command, [id_], delays)
         return request.position
 
     def _answered(
@@ -366,22 +371,12 @@ class ProtocolV2(ConnectionProtocol):
             data = b"E_%b_FAILED %b %b failed %b" % (command, command, each, reason)
             self.connection.send(encode_frame(ERROR, data))
 
-    def _requeue(self, request: Request) -> int:
-        subscription = self._subscribed("REQ")
-        given_back = message_id(request.words, 3)
-        self._answered(subscription, b"REQ", [given_back], [request.words[2]])
-        return request.position
-
     def _delay_s(self, word: bytes) -> float:
         try:
             delay_ns = as_int64(parse_uint64(word) * 1_000_000)
         except ValueError:
             raise RequestError("E_INVALID", b"REQ could not parse timeout " + word) from None
         return min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
-
-    def _touch(self, request: Request) -> int:
-        self._answered(self._subscribed("TOUCH"), b"TOUCH", [message_id(request.words)], [])
-        return request.position
 
     def _close(self, request: Request) -> int:
         self._check_state("CLS", STATE_SUBSCRIBED)
