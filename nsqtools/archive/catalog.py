@@ -285,11 +285,7 @@ def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
         with storage.open(name) as opened, parquet.ParquetFile(opened) as file:
             names, rows = file.schema_arrow.names, file.metadata.num_rows
             if missing := [each for each in NEEDED if each not in names]:
-                raise ConfigurationError(
-                    f"{shown} is Parquet without the columns {', '.join(missing)}",
-                    hint="What nsq to-file, nsq archive compact and nsq spark ingest write has "
-                    "them.",
-                )
+                raise without_columns(shown, missing)
             low, high, untimed = _times_of(file)
             partition = partition_of(name)
             topics = [partition.get("topic")]
@@ -302,6 +298,14 @@ def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
     for topic in topics if rows else ():
         others, is_timed = _others(partition), not untimed and topic is not None
         yield Source(storage, name, shown, size, topic, (span,), others, is_timed, damage=damage)
+
+
+def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:
+    """Return the error for Parquet of something else."""
+    return ConfigurationError(
+        f"{shown} is Parquet without the columns {', '.join(missing)}",
+        hint="What nsq to-file, nsq archive compact and nsq spark ingest write has them.",
+    )
 
 
 def _times_of(file: Any) -> tuple[int, int, int]:

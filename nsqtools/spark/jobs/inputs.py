@@ -14,7 +14,15 @@ from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from nsqtools.archive.catalog import DAY_NS, Inputs, Partition, begin_ns, table_files
+from nsqtools.archive.catalog import (
+    DAY_NS,
+    NEEDED,
+    Inputs,
+    Partition,
+    begin_ns,
+    table_files,
+    without_columns,
+)
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.archive.reader import EVER, TimeRange
@@ -152,12 +160,18 @@ def read_files(
 
     So no jar of Delta is needed, and every version of Spark will do. Without a ``ddl`` there are
     all columns that some file has; a topic may be called 2026, so the values of partitions are
-    text, and only the date is one. Raises `NotFoundError` where there is nothing.
+    text, and only the date is one. Raises `NotFoundError` where there is nothing, and
+    `ConfigurationError` for Parquet of something else.
     """
     reader = spark.read.option("basePath", spark_url(root)).option("mergeSchema", ddl is None)
     urls = [f"{spark_url(root)}/{name}" for name in names]
     if ddl is not None:
-        return reader.schema(ddl).parquet(*urls) if urls else spark.createDataFrame([], ddl)
+        if not urls:
+            return spark.createDataFrame([], ddl)
+        known = spark.read.parquet(urls[0]).columns
+        if missing := [name for name in NEEDED if name not in known]:
+            raise without_columns(f"{root}/{names[0]}", missing)
+        return reader.schema(ddl).parquet(*urls)
     if not urls:
         raise NotFoundError(f"{root} has no rows yet")
     before = spark.conf.get(INFERENCE) or "true"
