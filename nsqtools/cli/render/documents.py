@@ -607,6 +607,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "archive-verify": ("What is damaged", Verified),
     "archive-compact": ("What a compaction did", Compacted),
     "archive-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),
+    "spark-compact": ("What a compaction did", Compacted),
     "spark-doctor": ("What was checked", list[Checked]),
     "spark-ingest": ("What a run of ingestion has taken", Ingested),
     "spark-replay": (
