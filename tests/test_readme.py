@@ -75,6 +75,7 @@ INSTALL = "Install"
 TLS_AND_AUTH = "TLS and auth"
 REPLAY = "Replaying an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
+LAKE_GUIDE = "nsq-lake.7.md"  # tests/archive/test_lake_guide.py runs it
 SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
 # An editable install may be older than the entry point of the plugin, so it is named.
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {python} -m pytest -q -p nsqtools.testing.pytest_plugin"
@@ -91,7 +92,7 @@ def places() -> list[tuple[str, str]]:
             if block.language not in EXCERPTS
             and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
             and block.heading not in (INSTALL, "Spark")
-            and block.document not in (SPARK_GUIDE, "nsq-config.5.md")
+            and block.document not in (SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
         )
     )
 

@@ -355,8 +355,11 @@ def read_batches(
     delimiter: bytes = b"\n",
     topic: str | None = None,
     within: TimeRange = EVER,
+    on_rows: Callable[[int], object] = lambda count: None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over a file of messages or of bare bodies, in the columns of `message_schema`.
+
+    ``on_rows`` is told how many messages were read, those out of the range included.
 
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
@@ -382,6 +385,7 @@ def read_batches(
             number += len(lines)
         else:
             number += len(columns["body"])
+        on_rows(len(columns["body"]))
         arrays = [columns[name] for name in schema.names]
         batch = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
         mask = wanted_rows(columns, within, {})

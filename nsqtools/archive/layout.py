@@ -16,6 +16,10 @@ lowest and highest time of publishing, in nanoseconds since 1970 (0 where that i
 is durable when its line ends in a newline: the data was fsynced before. Members follow each other
 without a gap, and `read_index` stops at the first line for which that does not hold.
 
+The *total* ends the index of a finished file: ``total members messages bytes min_ts max_ts``. It is
+the file's commit record: who plans reads its last line, not thousands. Files of earlier versions
+have none, and who reads members stops at it. In an object store the manifest says the same.
+
 The *head* is the first line, ``writer <32 hex digits> <number>``: it identifies the file for as
 long as it exists, under any name and in any place. Files of early archivers have none.
 """
@@ -81,7 +85,9 @@ def finished_below(directory: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-_LINE = re.compile(rb"(\d{1,18}) (\d{1,18}) (\d{1,18}) (-?\d{1,19}) (-?\d{1,19})")
+_LINES = re.compile(rb"(?:\d{1,18} \d{1,18} \d{1,18} -?\d{1,19} -?\d{1,19}\n)*+")
+_TOTAL = re.compile(rb"\ntotal (\d{1,18}) (\d{1,18}) (\d{1,18}) (-?\d{1,19}) (-?\d{1,19})\n\Z")
+LONGEST_TOTAL = 128
 _HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d{1,18})\n")
 
 
@@ -115,6 +121,38 @@ class Member(NamedTuple):
         return b"%d %d %d %d %d\n" % self
 
 
+class Total(NamedTuple):
+    """What a finished file holds. Times are 0 where those of some member are unknown."""
+
+    members: int
+    messages: int
+    end: int
+    min_ts: int
+    max_ts: int
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        return b"total %d %d %d %d %d\n" % self
+
+
+def total_of(members: list[Member]) -> Total:
+    """Return the sum of all members of a file."""
+    is_timed = bool(members) and all(member.max_ts for member in members)
+    return Total(
+        len(members),
+        sum(member.messages for member in members),
+        members[-1].end if members else 0,
+        min(member.min_ts for member in members) if is_timed else 0,
+        max(member.max_ts for member in members) if is_timed else 0,
+    )
+
+
+def decode_total(data: bytes) -> Total | None:
+    """Return the total that the end of an index says; None for an index without one."""
+    match = _TOTAL.search(data)
+    return Total(*map(int, match.groups())) if match else None
+
+
 class Index(NamedTuple):
     """All that an index says."""
 
@@ -139,17 +177,13 @@ def decode_index(data: bytes, end: int = 0) -> list[Member]:
 
     A head before them is skipped.
     """
-    members = []
-    *lines, _torn = split_head(data)[1].split(b"\n")
-    for line in lines:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            break
-        member = Member(*map(int, match.groups()))
+    lines = _LINES.match(split_head(data)[1])
+    numbers = map(int, lines[0].split() if lines else ())
+    members = list(map(Member._make, zip(*[numbers] * 5, strict=True)))
+    for at, member in enumerate(members):
         if member.offset != end:
-            break
-        members.append(member)
-        end = member.end
+            return members[:at]
+        end += member.length
     return members
 
 

@@ -18,6 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -120,6 +121,8 @@ class ParquetWriter:
 
     def __exit__(self, *exc: object) -> None:
         if not self._is_closed:
+            with suppress(Exception):  # it ends a file that goes
+                self._writer.close()
             self._file.close()
             self.path.unlink(missing_ok=True)
 

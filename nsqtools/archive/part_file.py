@@ -43,6 +43,7 @@ from nsqtools.archive.layout import (
     load_index,
     owner_of,
     part_of,
+    total_of,
 )
 from nsqtools.archive.members import scan_members
 from nsqtools.files.durable import (
@@ -250,6 +251,7 @@ def finish(path: Path, directories: Directories) -> Path:
     It must be durable, cut to its index, and not be written any more. Raises ``OSError``.
     """
     part, index = part_of(path), index_of(path)
+    _add_total(index)
     wanted = directories.final(path)
     make_folders(directories.output, wanted.parent, directories.folder_mode)
     for rev in itertools.count():
@@ -270,6 +272,20 @@ def finish(path: Path, directories: Directories) -> Path:
     return final
 
 
+def _add_total(index: Path) -> None:
+    """End an index with its total. It is derived: torn, or lost in a crash, it is missing."""
+    found = load_index(index)
+    if found is None or not found.members:
+        return
+    total = total_of(found.members).encode()
+    if not index.read_bytes().endswith(b"\n" + total):
+        descriptor = open_to_write(index, os.O_WRONLY | os.O_APPEND)
+        try:
+            write_all(descriptor, total)
+        finally:
+            os.close(descriptor)
+
+
 def _is_same(part: Path, index: Path, final: Path) -> bool:
     """Return whether ``final`` is the finished file already: a crash or error came before the end.
 
@@ -282,7 +298,7 @@ def _is_same(part: Path, index: Path, final: Path) -> bool:
     return (
         part.stat().st_size == final.stat().st_size
         and part.stat().st_size > 0
-        and index.read_bytes() == index_of(final).read_bytes()
+        and load_index(index) == load_index(index_of(final))
     )
 
 

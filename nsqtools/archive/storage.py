@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
@@ -96,6 +96,10 @@ class Storage(ABC):
 
         In no particular order. A place that is not there is empty, as on an object store.
         """
+
+    @abstractmethod
+    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        """Return the objects directly in a folder, and the folders in it, by their whole names."""
 
     @abstractmethod
     def stat(self, name: str) -> Entry:
@@ -252,6 +256,13 @@ class LocalStorage(Storage):
                     yield self._entry(path.relative_to(self.root).as_posix(), path)
                 except FileNotFoundError:  # removed meanwhile
                     continue
+
+    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        path = self._path(prefix)
+        names = sorted(os.listdir(path)) if path.is_dir() else []
+        found = [(str(PurePosixPath(prefix, name)), path / name) for name in names]
+        entries = [self._entry(*each) for each in found if each[1].is_file()]
+        return entries, [name for name, each in found if each.is_dir()]
 
     @staticmethod
     def _entry(name: str, path: Path) -> Entry:

@@ -27,7 +27,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -118,6 +118,13 @@ class ObjectStorage(Storage):
         with self._blaming(prefix):
             for chunk in self._store.list(prefix.strip("/") or None, chunk_size=LIST_SIZE):
                 yield from map(_entry, chunk)
+
+    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        """Return the objects directly in a folder, and the folders in it, by their whole names."""
+        with self._blaming(prefix):
+            found = self._store.list_with_delimiter(prefix.strip("/") or None)
+            folders = [str(each).strip("/") for each in found["common_prefixes"]]
+            return [_entry(each) for each in found["objects"]], folders
 
     def stat(self, name: str) -> Entry:
         with self._blaming(name):

@@ -108,6 +108,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."
                 ),
+                "compact": Command(
+                    "compact:archive_compact",
+                    "Turn archives and tables into few Parquet files by topic and date, each "
+                    "message once.",
+                ),
             },
             "nsq archive info /var/nsq",
             "nsq archive cat /var/nsq/clicks.*.log.gz",
@@ -258,12 +263,12 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             {
                 "ingest": Command(
                     "spark_ingest:ingest",
-                    "Stream a topic or an archive into Parquet by topic and date, each message "
+                    "Stream topics or an archive into Parquet by topic and date, each message "
                     "once.",
                 ),
                 "compact": Command(
-                    "spark_compact:compact",
-                    "Turn archives into Parquet by topic and date, with each message once.",
+                    "compact:spark_compact",
+                    "Do what nsq archive compact does, in the tasks of Spark.",
                 ),
                 "report": Command(
                     "spark_report:report",

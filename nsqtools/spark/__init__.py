@@ -47,12 +47,20 @@ def register(spark: SparkSession) -> None:
 
     Raises `ConfigurationError` when Spark's workers would run a Python without nsqtools.
     """
+    from pyspark.errors import AnalysisException
+
     from nsqtools.spark.archive_format import ArchiveFormat, SQLArchiveFormat
     from nsqtools.spark.nsq_format import NsqFormat
+    from nsqtools.spark.table_format import TableFormat
 
     check_worker_python(spark)
-    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat):
-        spark.dataSource.register(source)
+    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat, TableFormat):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # before 4.2 what Spark has found by itself, by a module's name, is not replaced
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def check_worker_python(spark: SparkSession) -> None:

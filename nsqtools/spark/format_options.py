@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from nsqtools.archive.location import SHARED, Location, parse_location, parse_place
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -38,7 +39,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.text import parse_duration
 from nsqtools.records.units import parse_size, parse_time
-from nsqtools.spark.location import SHARED, Location, parse_location, parse_place
 
 Value = TypeVar("Value")
 

@@ -16,14 +16,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage_objects import S3Settings, s3_settings
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file
-from nsqtools.spark.location import Location, StoredPlace
 
 JARS, PACKAGES = "spark.jars", "spark.jars.packages"
 CLASS_PATH = "spark.driver.extraClassPath"
@@ -31,19 +30,10 @@ CLASS_PATH = "spark.driver.extraClassPath"
 HADOOP_AWS = ("org.apache.hadoop:hadoop-aws:{hadoop}", "software.amazon.awssdk:bundle:{sdk}")
 HADOOP_AZURE = ("org.apache.hadoop:hadoop-azure:{hadoop}",)
 SDK_OF_HADOOP = {"3.5.0": "2.35.4"}
-DELTA_OF_SPARK = {"4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
-DELTA_LOG = "_delta_log"
-"""The directory in a table of Delta that makes it one."""
-
-DELTA_EXTRA = "pip install 'nsqtools[spark-delta]'"
-DELTA_CONF = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 
 
-def needed_packages(places: Iterable[Location], home: Path, *, delta: bool) -> list[str]:
-    """Return the Maven coordinates for some places, and for Delta, that ``home`` has no jars for.
+def needed_packages(places: Iterable[Location], home: Path) -> list[str]:
+    """Return the Maven coordinates for some places that ``home`` has no jars for.
 
     Raises `ConfigurationError` for what does not run with this version of Spark.
     """
@@ -66,21 +56,7 @@ def needed_packages(places: Iterable[Location], home: Path, *, delta: bool) -> l
             "Spark needs Google's connector for gs:// places",
             hint="Name its jar: --conf spark.jars=gcs-connector-hadoop3-latest.jar.",
         )
-    if delta and not _has(jars, "delta-spark"):
-        needed.append(delta_package(metadata.version("pyspark")))
     return needed
-
-
-def delta_package(pyspark: str) -> str:
-    """Return the coordinates of Delta for a version of PySpark. Raises `ConfigurationError`."""
-    found = DELTA_OF_SPARK.get(".".join(pyspark.split(".")[:2]))
-    if found is None:
-        known = " and ".join(DELTA_OF_SPARK)
-        raise ConfigurationError(
-            f"Delta runs on pyspark {known}, not on {pyspark}, which is installed",
-            hint=f"Install what fits, in an environment of its own: {DELTA_EXTRA}",
-        )
-    return found
 
 
 def known_jars(needed: Sequence[str]) -> list[str]:

@@ -15,12 +15,32 @@ from collections.abc import Callable, Mapping
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.errors import NsqError
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-OLDEST, BEYOND = (4, 2, 1), (4, 4)
-"""OLDEST is the first with read limits and availableNow for Python data sources."""
+OLDEST, STREAMS, BEYOND = (4, 0), (4, 2, 1), (4, 4)
+"""OLDEST is the first with data sources in Python, STREAMS with read limits and availableNow."""
+
+
+def version_of_pyspark() -> tuple[int, ...]:
+    """Return the version that is installed, as numbers. Raises ``ImportError``."""
+    import pyspark
+
+    return tuple(int(part) for part in pyspark.__version__.split(".")[:3] if part.isdigit())
+
+
+def need_streams() -> None:
+    """Raise `NsqError` where PySpark is too old for streams."""
+    if (found := version_of_pyspark()) < STREAMS:
+        needed, here = (".".join(map(str, each)) for each in (STREAMS, found))
+        raise NsqError(
+            f"streams need pyspark {needed} or newer, and this is {here}",
+            hint="Batches and compaction run on it: nsq spark compact, sql, report, replay.",
+        )
+
 
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers that write JSON to stderr and take fields that no other logger takes."""

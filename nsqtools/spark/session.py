@@ -50,6 +50,7 @@ from nsqtools.spark.pyspark_internals import (
     kill_group,
     launch,
     redirect_accumulator_errors,
+    version_of_pyspark,
 )
 from nsqtools.spark.spark_settings import (
     SparkSettings,
@@ -136,8 +137,7 @@ def require_pyspark() -> None:
         import pyspark
     except ImportError as error:
         raise NsqError(f"Spark needs the package {error.name}", hint=install) from error
-    parts = pyspark.__version__.split(".")[:3]
-    if tuple(int(part) for part in parts if part.isdigit()) < OLDEST:
+    if version_of_pyspark() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise NsqError(
             f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install

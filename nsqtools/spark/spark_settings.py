@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from nsqtools.archive.location import Location
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.location import Location
 from nsqtools.spark.packages import (
     CLASS_PATH,
-    DELTA_CONF,
     JARS,
     PACKAGES,
     beside_sparks_own,
@@ -55,9 +54,9 @@ class SparkSettings:
     started beside this process, as Java has it: ``2g``, ``800m``. ``conf`` holds any of Spark's own
     settings and wins over ours. ``local_dir`` is where Spark puts its temporary files, in a
     directory of the session that is removed at the end (default: ``$SPARK_LOCAL_DIRS``, else the
-    system's). ``places`` are what the session reads and writes, as far as it needs jars for it, and
-    ``delta`` whether that is tables of Delta. ``python_places`` need only credentials: no JVM
-    reads or writes them. ``inherited`` are descriptors, of locks, that the JVM keeps open while it
+    system's). ``places`` are what the session reads and writes, as far as it needs jars for it.
+    ``python_places`` need only credentials: no JVM reads or writes them. ``inherited`` are
+    descriptors, of locks, that the JVM keeps open while it
     lives: it may outlive this process for a moment.
 
     Raises `ConfigurationError`.
@@ -70,7 +69,6 @@ class SparkSettings:
     log_file: Path | None = None
     local_dir: Path | None = None
     places: tuple[Location, ...] = ()
-    delta: bool = False
     python_places: tuple[Location, ...] = ()
     inherited: tuple[int, ...] = ()
 
@@ -182,13 +180,11 @@ def spark_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
     }
     if (s3 := stores(os.environ, settings.places)) is not None:
         conf |= store_conf(s3)
-    if settings.delta:
-        conf |= DELTA_CONF
     if settings.is_local:  # any user of this machine could reach Spark's ports
         conf["spark.authenticate"] = "true"
     conf.update(settings.conf)
     if JARS not in settings.conf:
-        needed = needed_packages(settings.places, spark_home(), delta=settings.delta)
+        needed = needed_packages(settings.places, spark_home())
         if given := settings.conf.get(PACKAGES):
             needed.append(given)
         if settings.is_local and (jars := beside_sparks_own(known_jars(needed), spark_home())):

@@ -317,12 +317,13 @@ def test_a_finished_file_is_named_after_its_index_and_its_hidden_names_go_last(
     disk_calls.seen.clear()
     writer.finish()
 
-    assert disk_calls.seen[:3] == [
+    assert disk_calls.seen[:4] == [
+        ("write", f".{final.name}.index"),  # the total
         ("link", f".{final.name}.index"),  # there already, in the same directory
         ("link", final.name),
         ("fsync", tmp_path.name),
     ]
-    assert disk_calls.seen.index(("unlink", part_of(final).name)) > 2
+    assert disk_calls.seen.index(("unlink", part_of(final).name)) > 3
 
 
 def test_a_file_from_another_file_system_is_on_disk_before_it_has_its_name(

@@ -33,13 +33,12 @@ import nsqtools
 TIMEOUT_S = patience_s(180.0)
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools-tests/ivy")
-"""Where the jars for object stores and Delta are kept, fetched once."""
+"""Where the jars for object stores are kept, fetched once."""
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 SMALL = {
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.shuffle.readHostLocalDisk": "false",  # executors have one host, and different disks
 }
 
@@ -157,7 +156,7 @@ from pathlib import Path
 from plugins.in_process import run_in_process
 from nsqtools.spark import session
 from nsqtools.spark.failures import spark_errors
-from nsqtools.spark.location import parse_place
+from nsqtools.archive.location import parse_place
 from nsqtools.spark.spark_settings import SparkSettings
 
 timeout_s, given = json.loads(sys.argv[1])
@@ -190,7 +189,6 @@ class SparkDriver:
         *,
         places: tuple[str, ...] = (),
         python_places: tuple[str, ...] = (),
-        delta: bool = False,
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.log = directory / "spark.log"
@@ -203,7 +201,6 @@ class SparkDriver:
             "log_file": str(self.log),
             "places": places,
             "python_places": python_places,
-            "delta": delta,
         }
         path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
         self._complaints = (directory / "driver.err").open("w+")

@@ -10,10 +10,13 @@ import pytest
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.reader import TimeRange
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.damage import ArchiveDamage
+from nsqtools.spark.archives.partitions import plan_batch
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 MESSAGE = WireMessage(10**18, 1, b"%016x" % 1, b"x")
 
@@ -136,3 +139,41 @@ def test_a_directory_that_cannot_be_listed_is_told(
 
     assert paths(listing_of(tmp_path), told) == ["a.log"]
     assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
+
+
+def test_files_of_other_topics_and_times_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    decode = archive_files.decode_index
+    monkeypatch.setattr(
+        archive_files,
+        "decode_index",
+        lambda data, *rest: decoded.append(data) or decode(data, *rest),
+    )
+    for topic in ("clicks", "orders"):
+        (tmp_path / f"topic={topic}").mkdir()
+        for hour in range(5):
+            at = [
+                WireMessage(10**18 + (3600 * hour + n) * 10**9, 1, b"%016x" % n, b"x")
+                for n in range(200)
+            ]
+            write_archive(
+                tmp_path / f"topic={topic}" / f"{hour}.gz", *([each] for each in at), topic=topic
+            )
+    hour_3 = TimeRange(10**18 + 3 * 3600 * 10**9, 10**18 + 3 * 3600 * 10**9 + 10**9)
+    settings = ReadSettings((str(tmp_path),), topics=frozenset(["clicks"]), within=hour_3)
+
+    [partition] = plan_batch(settings)
+
+    [wanted] = partition.ranges
+    assert (wanted.shown, len(wanted.members)) == (str(tmp_path / "topic=clicks" / "3.gz"), 1)
+    assert sum(len(data) > 1000 for data in decoded) == 1
+
+
+def test_a_file_that_grew_after_its_total_is_read(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log.gz", [MESSAGE])
+    path.write_bytes(2 * path.read_bytes())
+    late = ReadSettings((str(tmp_path),), within=TimeRange(MESSAGE.timestamp_ns + 1))
+
+    assert [len(each.ranges) for each in plan_batch(late)] == [1]

@@ -368,7 +368,7 @@ def test_a_line_that_is_no_message_costs_only_itself(tmp_path: Path) -> None:
 def test_an_index_that_counts_otherwise_is_damage(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.log.gz", messages(0, 10))
     index = index_of(path).read_bytes().split()
-    index_of(path).write_bytes(b" ".join([*index[:2], b"11", *index[3:]]) + b"\n")
+    index_of(path).write_bytes(b" ".join([*index[:2], b"11", *index[3:5]]) + b"\n")
 
     with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
         bodies(tmp_path)

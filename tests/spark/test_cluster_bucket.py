@@ -9,7 +9,6 @@ import json
 import os
 import random
 import time
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ from nsqtools.protocol.frames import WireMessage
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, MEMBERS, PER_MEMBER = 4, 5, 50
 KINDS = [b"plain", b"a\nb\0", b"\xff\xfe\x80", "ü".encode(), b'{"a": 1}']
-
-HAS_DELTA = metadata.version("pyspark").startswith("4.2.")
 
 
 def messages(padding: int = 1000) -> list[WireMessage]:
@@ -61,7 +58,7 @@ def driver_env(bucket: Bucket, spark_env: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", *(["delta"] if HAS_DELTA else [])])
+@pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_bucket_is_all_that_driver_and_executors_share(
     spark_cluster: SparkCluster,
     driver_env: dict[str, str],
@@ -75,10 +72,9 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
     lake = f"{bucket.url}/lake"
     expected = sorted(message.body for message in messages())
     conf = {"spark.jars.ivy": str(IVY)}
-    is_delta = format == "delta"
 
     with SparkDriver(
-        spark_cluster, driver_env, tmp_path, places=(archive, lake), delta=is_delta, conf=conf
+        spark_cluster, driver_env, tmp_path, places=(archive, lake), conf=conf
     ) as driver:
         compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
         made = driver.run(*compact, "--delete-archives", "--yes")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from plugins.object_store import Bucket
 
+from nsqtools.archive.location import parse_place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
@@ -18,7 +19,6 @@ from nsqtools.spark.jobs.ingestion import (
     held_directories,
     mark_directories,
 )
-from nsqtools.spark.location import parse_place
 
 SOURCE = "the topic clicks, channel spark"
 

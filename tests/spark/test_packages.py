@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from nsqtools.errors import ConfigurationError
-from nsqtools.spark.packages import beside_sparks_own, delta_package
+from nsqtools.spark.packages import beside_sparks_own
 
 FETCHED = [
     "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",
@@ -23,10 +20,3 @@ def test_of_what_spark_has_itself_its_own_version_counts(tmp_path: Path) -> None
         (tmp_path / "jars" / name).touch()
 
     assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
-
-
-def test_where_delta_does_not_run_the_error_says_where_it_does() -> None:
-    assert delta_package("4.2.1") == "io.delta:delta-spark_4.2_2.13:4.4.0"
-    with pytest.raises(ConfigurationError, match=r"runs on pyspark 4\.2, not on 4\.3\.0") as caught:
-        delta_package("4.3.0")
-    assert "nsqtools[spark-delta]" in (caught.value.hint or "")

@@ -77,7 +77,7 @@ def test_a_worker_that_runs_this_python_or_cannot_be_tried_is_taken(worker: str)
 
     nsqtools.spark.register(spark)
 
-    assert spark.dataSource.register.call_count == 3
+    assert spark.dataSource.register.call_count == 4
 
 
 def test_a_spark_connect_session_has_no_context_to_ask() -> None:
@@ -86,7 +86,7 @@ def test_a_spark_connect_session_has_no_context_to_ask() -> None:
 
     nsqtools.spark.register(spark)
 
-    assert spark.dataSource.register.call_count == 3
+    assert spark.dataSource.register.call_count == 4
 
 
 def directory_of_modules() -> Path:

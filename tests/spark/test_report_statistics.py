@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs import reporting
-from nsqtools.spark.jobs.inputs import Choice, find_inputs, read_messages
+from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.jobs.reporting import (
     Gap,
     collect_figures,

@@ -165,9 +165,9 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pyspark = pytest.importorskip("pyspark")
-    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    monkeypatch.setattr(pyspark, "__version__", "3.5.4")
 
-    with pytest.raises(NsqError, match=r"pyspark 4\.1\.4 is too old: 4\.2\.1 or newer"):
+    with pytest.raises(NsqError, match=r"pyspark 3\.5\.4 is too old: 4\.0 or newer"):
         require_pyspark()
 
 

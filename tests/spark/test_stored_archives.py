@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.archives import Writer, write_archive
 from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive.layout import index_of
+from nsqtools.archive.location import StoredPlace, parse_place
+from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
@@ -30,7 +33,6 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
-from nsqtools.spark.location import StoredPlace, parse_place
 
 BEGIN = 1_790_000_000_000_000_000
 
@@ -157,14 +159,15 @@ def read_on(
 def test_a_file_uploaded_while_it_is_listed_is_read_once(
     tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
 ) -> None:
-    plan = UploadPlan(tmp_path, bucket.storage, "host")
-    clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
+    plan = UploadPlan(tmp_path, bucket.storage, "host", by_topic_and_date=True)
+    clicks, other = Writer(tmp_path), Writer(tmp_path)
+    other.number = 100  # whose names come after the others
     for number in range(5):
         uploaded(clicks, plan, 10 * number)
     settings = ReadSettings((bucket.url,))
     stream = ArchiveStream(settings, StreamSettings())
     _, offset = read_on(stream, stream.initial(), settings)
-    between_pages(lambda: uploaded(ads, plan, 100))
+    between_pages(lambda: uploaded(other, plan, 100))
 
     found, offset = read_on(stream, offset, settings)
     more, again = read_on(stream, offset, settings)
@@ -236,3 +239,56 @@ def test_what_is_known_of_an_object_is_not_asked_for_again(
     monkeypatch.setattr(ObjectStorage, "read_range", refuse)
 
     assert len(listing.files(lambda damage: None)) == 5
+
+
+def requests_of(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
+) -> tuple[list[str], list[str]]:
+    """What is listed and what is read while something is asked for."""
+    seen: tuple[list[str], list[str]] = ([], [])
+    with monkeypatch.context() as patch:
+        for number, name in ((0, "list"), (0, "children"), (1, "read"), (1, "read_range")):
+            original = getattr(ObjectStorage, name)
+
+            def noted(
+                storage: ObjectStorage,
+                key: str = "",
+                *rest: Any,
+                to: Any = number,
+                do: Any = original,
+            ) -> Any:
+                seen[to].append(key)
+                return do(storage, key, *rest)
+
+            patch.setattr(ObjectStorage, name, noted)
+        ask()
+    return seen
+
+
+def test_other_topics_and_times_cost_no_requests(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = UploadPlan(tmp_path, bucket.storage, "host", by_topic_and_date=True)
+    writers = [Writer(tmp_path, topic=topic) for topic in ("clicks", "orders")]
+    for hour in range(20):
+        for writer in writers:
+            moments = [
+                WireMessage(3600 * 10**9 * (hour + 1) + n, 1, b"%016x" % (100 * hour + n), b"x")
+                for n in range(3)
+            ]
+            writer.write(moments)
+            upload_file(writer.finish(), plan)
+    hour_5 = TimeRange(5 * 3600 * 10**9, 6 * 3600 * 10**9)
+    settings = ReadSettings((bucket.url,), topics=frozenset(["clicks"]), within=hour_5)
+
+    listed, read = requests_of(monkeypatch, lambda: plan_batch(settings))
+    listed_again, read_again = requests_of(monkeypatch, lambda: plan_batch(settings))
+
+    assert listed == ["", "topic=clicks"] == listed_again
+    assert len(read) == 20 + 2  # the manifests, and index and beginning of one file
+    assert len(read_again) == 3  # the catalog in place of the manifests
+    assert len(ids(settings)) == 3
+    late = [WireMessage(hour_5.since_ns or 0, 1, b"f" * 16, b"late")]
+    writers[0].write(late)
+    upload_file(writers[0].finish(), plan)
+    assert len(ids(settings)) == 4  # which no catalog has

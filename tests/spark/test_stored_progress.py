@@ -15,12 +15,12 @@ from plugins.object_store import Bucket
 from plugins.servers import Serve
 
 from nsqtools import ClientOptions
+from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.location import StoredPlace, parse_place
 from nsqtools.spark.publishing.ledger import (
     AHEAD_ROWS,
     LedgerEntry,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,10 +36,10 @@ from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
+    from nsqtools.archive.location import Location
     from nsqtools.cli.render.documents import Ingested
     from nsqtools.spark.archives.damage import ArchiveDamage
     from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
-    from nsqtools.spark.location import Location
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
@@ -50,7 +50,10 @@ ArchiveDir = Annotated[
         parser=place, metavar="ARCHIVE_DIR", help="An archive that nsq to-file writes, not a topic."
     ),
 ]
-Topic = Annotated[str | None, opt("--topic -t TOPIC", "A live topic, not an archive.")]
+LiveTopics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Live topics, not an archive.")]
+Pattern = Annotated[
+    str | None, opt("--topic-pattern REGEX", "All live topics that match, also later ones.")
+]
 Checkpoint = Annotated[
     Any,  # a Location
     opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
@@ -70,8 +73,7 @@ Trigger = Annotated[
     opt("--trigger DURATION", "Time between batches; 0s for none.", STREAM, parser=parse_span),
 ]
 MaxRows = Annotated[
-    int | None,
-    opt("--max-rows-per-trigger N", "At most about N messages in a batch.", STREAM, min=1),
+    int, opt("--max-rows-per-trigger N", "At most about N messages in a batch.", STREAM, min=1)
 ]
 MetricsFile = Annotated[
     Path | None,
@@ -93,12 +95,13 @@ def ingest(
     checkpoint: Checkpoint,
     format: OutputFormat = TableFormat.parquet,
     archive_dir: ArchiveDir = None,
-    topic: Topic = None,
+    topic: LiveTopics = None,
+    topic_pattern: Pattern = None,
     channel: Channel = None,
     once: Once = False,
     for_: For = None,
     trigger: Trigger = "10s",  # type: ignore[assignment]
-    max_rows_per_trigger: MaxRows = None,
+    max_rows_per_trigger: MaxRows = 1_000_000,
     spool_dir: SpoolDir = None,
     raw: Raw = False,
     work_dir: WorkDir = None,
@@ -112,7 +115,7 @@ def ingest(
     spark: SparkOptions,
     runtime: Session,
 ) -> int:
-    """Stream a topic or an archive into Parquet by topic and date, each message once.
+    """Stream topics or an archive into Parquet by topic and date, each message once.
 
     Runs until it is interrupted, and ends after the batch that is being written; or, with --once,
     takes what is there and ends, for cron. Run again with the same checkpoint it continues where it
@@ -121,8 +124,10 @@ def ingest(
 
     Examples:
         nsq spark ingest -t clicks --output /data/clicks --checkpoint /data/clicks.checkpoint
+        nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.format_options import hand_on_secret
     from nsqtools.spark.jobs.ingestion import (
@@ -132,15 +137,16 @@ def ingest(
         start_query,
     )
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
-    from nsqtools.spark.location import absolute
 
-    common = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
+    common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
         common["failOnDataLoss"] = "false"
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"
-    if (archive_dir is None) == (topic is None):
-        raise ConfigurationError("give either a topic (-t TOPIC) or a directory of archives")
+    if sum(map(bool, (archive_dir, topic, topic_pattern))) != 1:
+        raise ConfigurationError(
+            "give topics (-t TOPIC), or a --topic-pattern, or a directory of archives"
+        )
     if archive_dir is not None:
         if channel is not None or spool_dir is not None:
             raise ConfigurationError("--channel and --spool-dir are for topics, not for archives")
@@ -154,21 +160,21 @@ def ingest(
         }
         source = archive_source(archive_dir, options)
     else:
-        assert topic is not None
         channel = channel or CHANNEL
-        look_before([topic], channel, connection, runtime, create=create, force=True)
+        if topic:
+            look_before(topic, channel, connection, runtime, create=create, force=True)
         spool = spool_dir or checkpoint / "spool"
         if not isinstance(spool, Path):
             raise ConfigurationError(
                 f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
                 hint="Give a local or shared directory with --spool-dir.",
             )
-        source = topic_source(topic, channel, spool, connection, common)
+        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secret(connection, os.environ)
     is_delta = format is TableFormat.delta
     sink = IngestSink(output, checkpoint, None if once else trigger, is_delta)
     places = [each for each in (archive_dir, output, checkpoint) if each is not None]
-    settings = spark.settings(f"nsq spark ingest: {source.name}", places, delta=is_delta)
+    settings = spark.settings(f"nsq spark ingest: {source.name}", places)
     reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint, is_delta=is_delta) as held,
@@ -191,8 +197,8 @@ def ingest(
 
 def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.jobs.ingestion import IngestSource
-    from nsqtools.spark.location import absolute
 
     directory = absolute(directory)
     if isinstance(directory, Path) and not directory.exists():
@@ -202,18 +208,21 @@ def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSou
 
 
 def topic_source(
-    topic: str,
+    topics: Sequence[str],
+    pattern: str | None,
     channel: str,
     spool: Path,
     connection: ConnectionSettings,
     options: Mapping[str, str],
 ) -> IngestSource:
-    """The source for a live topic."""
+    """The source for live topics, or for those of a pattern."""
     from nsqtools.spark.format_options import as_options
     from nsqtools.spark.jobs.ingestion import IngestSource
 
-    place = {"topic": topic, "channel": channel, "spoolDir": str(spool.absolute())}
-    name = f"the topic {topic}, channel {channel}"
+    chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
+    place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
+    names = ", ".join(sorted(topics)) if pattern is None else f"pattern {pattern}"
+    name = f"the topic{'s' if len(topics) > 1 else ''} {names}, channel {channel}"
     return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
 
 

@@ -108,10 +108,10 @@ def replay(
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
+    from nsqtools.archive.catalog import find_inputs
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.format_options import as_options, hand_on_secret
-    from nsqtools.spark.jobs.inputs import find_inputs
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing, ReplayRequest
-    from nsqtools.spark.location import absolute
     from nsqtools.spark.session import scratch_directory
 
     request = ReplayRequest(
@@ -133,7 +133,6 @@ def replay(
     settings = spark.settings(
         "nsq spark replay",
         (*inputs.parquet, *inputs.delta),
-        delta=bool(inputs.delta),
         python_places=(*inputs.archives, *progress),
     )
     with ExitStack() as stack:

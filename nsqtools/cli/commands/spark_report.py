@@ -89,15 +89,16 @@ def report(
         nsq spark report /data/nsq -t clicks --by day --json
         nsq spark report /data/nsq --by 10m --gap 1m --html report.html
     """
+    from nsqtools.archive.catalog import find_inputs
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.jobs.inputs import Choice, find_inputs
+    from nsqtools.spark.jobs.inputs import Choice
     from nsqtools.spark.jobs.reporting import make_report, require_plotly
 
     inputs = find_inputs(paths)
     if html is not None:
         require_plotly()
         check_page(html)
-    settings = spark.settings("nsq spark report", inputs.places, delta=bool(inputs.delta))
+    settings = spark.settings("nsq spark report", inputs.places)
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:

@@ -89,7 +89,7 @@ def sql(
     """
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.format_options import read_place
-    from nsqtools.spark.jobs.sql import DELTA, QueryRows, named_views, places_of, plan_query
+    from nsqtools.spark.jobs.sql import QueryRows, named_views, places_of, plan_query
 
     bare = list(paths or ())
     if file is not None and query is not None:
@@ -102,9 +102,7 @@ def sql(
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
-    settings = spark.settings(
-        "nsq spark sql", places_of(views), delta=any(view.kind == DELTA for view in views)
-    )
+    settings = spark.settings("nsq spark sql", places_of(views))
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:

@@ -29,7 +29,7 @@ from nsqtools.cli.running.runtime import SIGNALS, Runtime, StopSignals, stopping
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 
 if TYPE_CHECKING:
-    from nsqtools.spark.location import Location
+    from nsqtools.archive.location import Location
     from nsqtools.spark.session import SparkSession
     from nsqtools.spark.spark_settings import SparkSettings
 
@@ -45,14 +45,14 @@ class TableFormat(Enum):
 
 def location(text: str) -> Path:
     """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
-    from nsqtools.spark.location import parse_location
+    from nsqtools.archive.location import parse_location
 
     return parse_location(text)
 
 
 def place(text: str) -> Location:
     """Read a path, or a place in an object store. Raises ``ValueError`` for any other."""
-    from nsqtools.spark.location import parse_place
+    from nsqtools.archive.location import parse_place
 
     return parse_place(text)
 
@@ -205,7 +205,6 @@ class SparkChoice:
         app_name: str = "nsqtools",
         places: Iterable[Location] = (),
         *,
-        delta: bool = False,
         python_places: Iterable[Location] = (),
     ) -> SparkSettings:
         """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
@@ -218,7 +217,6 @@ class SparkChoice:
             self.conf,
             self.log_file,
             places=tuple(places),
-            delta=delta,
             python_places=tuple(python_places),
         )
 

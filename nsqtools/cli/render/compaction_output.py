@@ -1,145 +1,115 @@
-"""What ``nsq spark compact`` shows and asks: the plan, what was made, what is to be deleted."""
+"""What a compaction shows and asks: the plan, what was made, what is to be deleted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime
 
 if TYPE_CHECKING:
-    from nsqtools.spark.jobs.compaction.compaction_job import Compaction, Deletable
-    from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot
+    from nsqtools.archive.compaction import Compaction, Partition
 
-PLANNED = ("topic", "date", "state", "files", "messages", "reason")
+PLANNED = ("topic", "date", "state", "files", "messages")
 MADE = ("topic", "date", "state", "files", "read", "duplicates", "rows", "bytes")
-STATE_AFTER = {"new": "compacted", "merge": "merged"}
 MOST_NAMES = 20
 
 
-def show_plan(
-    runtime: Runtime, compaction: Compaction, *, delete_archives: bool, json: bool
-) -> ExitStatus:
+def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitStatus:
     """Print what a run would do."""
     rows: list[Sequence[Cell]] = [
-        (
-            *_name(partition.slot),
-            partition.state.value,
-            len(partition.contents),
-            partition.messages,
-            partition.reason or None,
-        )
-        for partition in compaction.partitions
-        if partition.state.value != "done"
+        (*_name(each), each.state, len(each.sources), each.messages)
+        for each in compaction.partitions
+        if each.state != "done"
     ]
-    deletable = compaction.deletable(assume_done=True) if delete_archives else None
     if json:
-        document: dict[str, Any] = {"partitions": _documents(PLANNED, rows)}
-        if deletable is not None:
-            document["delete"] = [str(content.path) for content in deletable.contents]
-        write_json(runtime, document, indent=2)
+        write_json(runtime, {"partitions": _documents(PLANNED, rows)}, indent=2)
     else:
         write_listing(runtime, PLANNED, rows, json=False)
-        if deletable is not None:
-            tell_deletable(runtime, deletable, "all of it would be in verified Parquet")
-    return tell_changed(runtime, compaction)
+    return ExitStatus.DONE
 
 
 def show_results(
-    runtime: Runtime, compaction: Compaction, deleted: Sequence[CountedFile], *, json: bool
+    runtime: Runtime, compaction: Compaction, deleted: Sequence[str], *, json: bool
 ) -> None:
     """Print what was made."""
     rows: list[Sequence[Cell]] = [
         (
-            *_name(result.partition.slot),
-            STATE_AFTER[result.partition.state.value],
-            len(result.partition.contents),
-            result.rows_read,
-            result.duplicates_removed,
-            result.manifest.rows_written,
-            sum(result.manifest.files.values()),
+            *_name(each),
+            each.state,
+            len(each.files),
+            sum(done.read for done in each.done),
+            sum(done.duplicates for done in each.done),
+            sum(file.rows or 0 for file in each.files),
+            sum(file.bytes for file in each.files),
         )
-        for result in compaction.results
+        for each in compaction.work
     ]
     if json:
-        names = [str(content.path) for content in deleted]
-        write_json(runtime, {"partitions": _documents(MADE, rows), "deleted": names}, indent=2)
+        document = {"partitions": _documents(MADE, rows), "deleted": list(deleted)}
+        write_json(runtime, document, indent=2)
     elif rows:
         write_listing(runtime, MADE, rows, json=False)
 
 
-def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Sequence[CountedFile]:
+def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:
     """Show which archives can go, ask, and delete them; return those that are gone."""
-    from nsqtools.spark.jobs.compaction.compaction_job import delete
+    from nsqtools.archive.compaction import delete_archive
 
-    for path, reason in deletable.kept.items():
+    sources, kept = compaction.deletable()
+    for path, reason in kept.items():
         runtime.tell(f"nsq: {path} stays: {reason}")
-    if not deletable.contents:
+    if not sources:
         runtime.tell("nsq: no archive can be deleted")
-        return ()
-    tell_deletable(runtime, deletable, "all of it is in verified Parquet")
+        return []
+    for source in sources[:MOST_NAMES]:
+        runtime.insist(f"delete {source.shown} ({source.messages} messages)")
+    if (more := len(sources) - MOST_NAMES) > 0:
+        runtime.insist(f"and {more} more")
+    runtime.insist(
+        f"{len(sources)} archives with {sum(each.messages for each in sources)} messages, "
+        f"{sum(each.size for each in sources)} bytes: all of it is in verified Parquet"
+    )
     if not yes and not runtime.confirm("Delete them?"):
         runtime.tell("nsq: nothing was deleted")
-        return ()
-    changed = delete(deletable.contents)
-    for path in changed:
-        runtime.tell(f"nsq: {path} stays: it changed meanwhile")
-    gone = [content for content in deletable.contents if str(content.path) not in changed]
+        return []
+    gone = []
+    for source in sources:
+        if delete_archive(source):
+            gone.append(source.shown)
+        else:
+            runtime.tell(f"nsq: {source.shown} stays: it changed meanwhile")
     runtime.tell(f"nsq: {len(gone)} archives deleted")
     return gone
 
 
-def tell_deletable(runtime: Runtime, deletable: Deletable, why: str) -> None:
-    """Name the archives that can go; it is part of a question, and so said even with --quiet."""
-    for content in deletable.contents[:MOST_NAMES]:
-        runtime.insist(f"delete {content.path} ({content.total} messages)")
-    if (more := len(deletable.contents) - MOST_NAMES) > 0:
-        runtime.insist(f"and {more} more")
-    runtime.insist(
-        f"{len(deletable.contents)} archives with {deletable.messages} messages, "
-        f"{deletable.bytes} bytes: {why}"
-    )
-
-
 def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     """Tell what was done and what was not; return the exit status."""
-    status = tell_changed(runtime, compaction)
-    results = compaction.results
-    status = report_damages(runtime, compaction.damages) or status
-    open_days = Counter(
-        (partition.slot.day, partition.reason)
-        for partition in compaction.partitions
-        if partition.state.value == "open"
-    )
-    for (day, reason), topics in open_days.items():
-        runtime.tell(f"nsq: {day} ({topics} topics) is left out: {reason}")
-    bare = sum(result.rows_read for result in results if result.partition.slot.day is None)
+    done = [each for partition in compaction.work for each in partition.done]
+    damages = sorted({damage for each in done for damage in each.damages})
+    for shown, problem in damages:
+        runtime.insist(f"nsq: {shown}: {problem}")
+    opened = Counter(each.slot.day for each in compaction.partitions if each.state == "open")
+    for day, topics in opened.items():
+        runtime.tell(f"nsq: {day} ({topics} topics) is left out: it is not over, see --grace")
+    bare = sum(each.read for each in done if each.slot.day is None)
     if bare:
         runtime.tell(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )
-    read = sum(result.rows_read for result in results)
-    removed = sum(result.duplicates_removed for result in results)
+    read, removed = sum(each.read for each in done), sum(each.duplicates for each in done)
+    files = sum(each.file is not None for each in done)
     runtime.tell(
-        f"nsq: {read} messages read, {removed} duplicates removed, {len(results)} partitions "
-        "written and verified"
+        f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
+        "verified"
     )
-    return status
+    return ExitStatus.PARTLY_DONE if damages else ExitStatus.DONE
 
 
-def tell_changed(runtime: Runtime, compaction: Compaction) -> ExitStatus:
-    """Name the files of bare bodies that changed after they were taken."""
-    for path in compaction.changed:
-        runtime.tell(
-            f"nsq: {path} changed after its bodies were taken: what is new in it is left out"
-        )
-    return ExitStatus.PARTLY_DONE if compaction.changed else ExitStatus.DONE
-
-
-def _name(slot: Slot) -> tuple[str | None, str | None]:
+def _name(partition: Partition) -> tuple[str | None, str | None]:
+    slot = partition.slot
     return slot.topic, slot.day.isoformat() if slot.day else None
 
 

@@ -365,22 +365,23 @@ class ConvertedDocument(TypedDict):
 class PlannedPartitionDocument(TypedDict):
     topic: str | None
     date: Date | None
-    state: Literal["new", "merge", "open"]
+    state: Annotated[
+        Literal["new", "late", "open", "small"],
+        "What there is to do: all of it, what is new, nothing yet, or to replace small files.",
+    ]
     files: int
-    messages: int
-    reason: str | None
+    messages: Annotated[int, "About how many; of a file that spans days by the time it spans."]
 
 
 class CompactionPlan(TypedDict):
     partitions: list[PlannedPartitionDocument]
-    delete: NotRequired[list[str]]
 
 
 class MadePartition(TypedDict):
     topic: str | None
     date: Date | None
-    state: Literal["compacted", "merged"]
-    files: AtLeastOne
+    state: Literal["new", "late", "small"]
+    files: Annotated[int, "Files written; none when all messages were there."]
     read: int
     duplicates: int
     rows: int
@@ -604,8 +605,9 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "archive-repair": ("What was finished and repaired", Repaired),
     "archive-convert": ("What was brought into a table", ConvertedDocument),
     "archive-verify": ("What is damaged", Verified),
+    "archive-compact": ("What a compaction did", Compacted),
+    "archive-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),
     "spark-compact": ("What a compaction did", Compacted),
-    "spark-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),
     "spark-doctor": ("What was checked", list[Checked]),
     "spark-ingest": ("What a run of ingestion has taken", Ingested),
     "spark-replay": (

@@ -10,10 +10,16 @@ What was learned is kept for the next listing, because a stream lists ten times 
 in progress only the new lines of the index are read. A directory is read again when its
 modification time has changed, or is so recent that another change could have the same one.
 
-In an object store are finished files, each with its index beside it; files in progress stay on the
-disk of their archiver. A listing brings names, sizes and versions of everything in a few requests.
-What is learned of a file takes two more, of its index and of its beginning: they are made for many
-files at a time, and once for each version.
+Who plans does not read members of files that cannot have what is asked for. A folder ``topic=x`` is
+not entered for other topics. Then the commit record of a file decides, which has its times: locally
+the total at the end of its index, in an object store its manifest. Only then is an index read.
+
+In an object store are finished files, each with index and manifest beside it; files in progress
+stay on the disk of their archiver. A listing brings names, sizes and versions in a few requests.
+Manifests are read many at a time, once for each version; what many of them said is kept in a
+`CATALOG` object of their topic's folder for the next reader, if this one may write there. It is a
+cache: each of its lines counts for one version of one object, and who finds no line reads the
+manifest.
 
 Trap: a listing is no snapshot. Between its pages a file may be uploaded, index first, and be listed
 while its index is not: the names of indexes come before those of data. By its name it would not be
@@ -24,42 +30,59 @@ the index itself, after the listing; and a file that is deleted meanwhile is not
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
+from urllib.parse import unquote
 
 from nsqtools.archive.codecs import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.finding import ArchiveFile, why_foreign
 from nsqtools.archive.layout import (
     INDEX,
+    LONGEST_TOTAL,
+    MANIFEST,
     PART,
     Head,
     Member,
+    Total,
     decode_index,
+    decode_total,
     encode_members,
     index_of,
     is_hidden,
     owner_of,
     split_head,
 )
-from nsqtools.archive.reader import is_message, read_lines
+from nsqtools.archive.location import StoredPlace
+from nsqtools.archive.reader import EVER, TimeRange, is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.location import StoredPlace
 
 SETTLED_NS = 2_000_000_000
 
 CannotList = Callable[[Path, str], None]
 """Told a directory and why."""
+
+
+Topics = frozenset[str] | None
+"""The topics that are read; None for all."""
+
+
+def is_for(folder: str, topics: Topics) -> bool:
+    """Whether a folder may hold messages of some topics, by its name."""
+    name, equals, value = folder.partition("=")
+    return topics is None or name != "topic" or not equals or unquote(value) in topics
 
 
 class Folder(NamedTuple):
@@ -76,8 +99,9 @@ class Folder(NamedTuple):
 class Folders:
     """Remembers the directories that it has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: Topics = None) -> None:
         self._known: dict[Path, Folder] = {}
+        self._topics = topics
 
     def walk(self, root: Path, cannot_list: CannotList) -> Iterator[Folder]:
         """Iterate over a directory and those below that are not hidden; or over a single file."""
@@ -95,7 +119,9 @@ class Folders:
             except OSError as exc:
                 cannot_list(path, exc.strerror or str(exc))
                 continue
-            waiting += reversed(folder.folders)
+            waiting += [
+                each for each in reversed(folder.folders) if is_for(each.name, self._topics)
+            ]
             yield folder
 
     def _folder(self, path: Path) -> Folder:
@@ -147,21 +173,6 @@ class FileContent(NamedTuple):
     codec: Codec
     topic: str = ""
     foreign: str = ""
-
-
-def read_content(archive: ArchiveFile, delimiter: bytes, name: str) -> FileContent:
-    """Read as much as it takes to know what a file is. ``name`` is as `why_foreign` takes it.
-
-    Raises ``OSError``, `OutputError`.
-    """
-    with open_to_read(archive.path) as file:
-        data = file.read(LOOK_SIZE)
-        if codec_of(data) is Codec.ZSTD:
-            data += file.read(ZSTD_BLOCK_SIZE)
-    codec, text = beginning_of(data)
-    if archive.members is None and (why := why_foreign(name, data)):
-        return FileContent(LineKind.bodies, codec, foreign=why)
-    return message_content(text, codec) or _look_well(archive, delimiter, codec)
 
 
 def beginning_of(data: bytes) -> tuple[Codec, bytes]:
@@ -221,6 +232,8 @@ class ListedFile:
         self._index_read = 0
         self._index_lines: bytes | None = None  # all of a short one, until they are asked for
         self._members: list[Member] = []
+        self.total: Total | None = None
+        """The commit record of a finished file; None where only its members are known."""
         self.head: Head | None = None
         self.first_ts = 0  # of the first member, if there is an index
         self.has_index = self._begin()
@@ -229,9 +242,13 @@ class ListedFile:
     def _begin(self) -> bool:
         try:
             with open_to_read(self._index) as file:
-                text = file.read(LOOK_SIZE)
+                text = end = file.read(LOOK_SIZE)
+                if self.is_finished and len(text) == LOOK_SIZE:
+                    file.seek(-LONGEST_TOTAL, os.SEEK_END)
+                    end = file.read()
         except FileNotFoundError:
             return False
+        self.total = decode_total(end) if self.is_finished else None
         head_line, newline, rest = text.partition(b"\n")
         self.head = split_head(head_line + newline)[0]
         lines = rest if self.head else text
@@ -311,24 +328,53 @@ class ListedFile:
             return [*members, Member(end, size - end, UNKNOWN, 0, 0)]
         return members
 
+    def has_none_within(self, within: TimeRange) -> bool:
+        """Whether its commit record says that no message is in a range of time."""
+        total = self.total
+        if total is None or within == EVER or within.may_have(Member(0, 0, 0, *total[-2:])):
+            return False
+        return self.size() == total.end  # else something was added to it
+
+    def amount(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Return messages and bytes between two positions, and about the time of the oldest."""
+        if not begin and self.total is not None and self.total.end == end:
+            return self.total.messages, end, self.total.min_ts
+        members = [each for each in self.members() if begin <= each.offset and each.end <= end]
+        oldest_ns = min((each.min_ts for each in members if each.min_ts), default=0)
+        rows = sum(max(0, each.messages) for each in members)
+        return rows, sum(each.length for each in members), oldest_ns
+
     def content(self, delimiter: bytes) -> FileContent:
-        """Return what kind of lines it holds."""
+        """Return what kind of lines it holds. Raises `OutputError`."""
         if self._content is None or self._content.kind is LineKind.nothing:
-            members = self.members() if self.has_index else None
-            archive = ArchiveFile.at(self.path, members, self.head)
-            is_named = self.name == str(self.path)
-            below = self.name if self.is_finished and not is_named else ""
-            self._content = read_content(archive, delimiter, below)
+            self._content = self._read_content(delimiter)
         return self._content
+
+    def _read_content(self, delimiter: bytes) -> FileContent:
+        with open_to_read(self.path) as file:
+            data = file.read(LOOK_SIZE)
+            if codec_of(data) is Codec.ZSTD:
+                data += file.read(ZSTD_BLOCK_SIZE)
+        codec, text = beginning_of(data)
+        if not self.has_index:
+            is_named = self.name == str(self.path)
+            if why := why_foreign("" if is_named or not self.is_finished else self.name, data):
+                return FileContent(LineKind.bodies, codec, foreign=why)
+        if found := message_content(text, codec):
+            return found
+        members = self.members() if self.has_index else None
+        return _look_well(ArchiveFile.at(self.path, members, self.head), delimiter, codec)
 
 
 class Listing:
     """Lists the archives at some places; ``work_dir`` is where files in progress are besides."""
 
-    def __init__(self, roots: Callable[[], list[Path]], work_dir: Path | None) -> None:
+    def __init__(
+        self, roots: Callable[[], list[Path]], work_dir: Path | None, topics: Topics = None
+    ) -> None:
         self._roots = roots
         self._work_dir = work_dir
-        self._folders = Folders()
+        self._folders = Folders(topics)
         self._known: dict[Path, _Known] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -449,29 +495,55 @@ def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
 AT_A_TIME = 32
 
 
+class Recorded(NamedTuple):
+    """What a manifest, or a line of a catalog, says of an object of a ``version``."""
+
+    version: str
+    head: Head | None
+    total: Total
+
+
 class StoredArchive(ListedFile):
-    """A finished file in an object store, with all of its index and its first bytes."""
+    """A finished file in an object store: its commit record, and more when it is asked for."""
 
     def __init__(
-        self, place: StoredPlace, name: str, entry: Entry, *, is_indexed: bool, is_named: bool
+        self,
+        place: StoredPlace,
+        name: str,
+        entry: Entry,
+        *,
+        is_named: bool,
+        recorded: Recorded | None,
+        has_listed_index: bool,
     ) -> None:
         self.place = place
         self.entry = entry
         self.shown = str(place)
         self.name = name
         self.is_finished = True
-        index = _read_index(place, is_indexed=is_indexed)
+        self.recorded = recorded
+        self._is_named = is_named
+        self._lines: bytes | None = None
+        self._beginning: bytes | None = None
+        self._content = None
+        if recorded is not None:
+            self.has_index, self.head, self.total = True, recorded.head, recorded.total
+            self.first_ts = recorded.total.min_ts
+            return
+        index = _read_index(place, is_indexed=has_listed_index)
         self.has_index = index is not None
         self.head, self._lines = split_head(index or b"")
+        self.total = decode_total(index or b"")
         members = self.members()
         self.first_ts = members[0].min_ts if members else 0
-        self._beginning = place.storage.read_range(place.key, 0, LOOK_SIZE, entry.version)
-        if codec_of(self._beginning) is Codec.ZSTD:
-            size = LOOK_SIZE + ZSTD_BLOCK_SIZE
-            self._beginning = place.storage.read_range(place.key, 0, size, entry.version)
-        self._foreign = ""
-        if not self.has_index:
-            self._foreign = why_foreign("" if is_named else name, self._beginning)
+        self._beginning = self._read_beginning()  # of what is listed and deleted nothing is known
+
+    def _read_beginning(self) -> bytes:
+        read, version = self.place.storage.read_range, self.entry.version
+        data = read(self.place.key, 0, LOOK_SIZE, version)
+        if codec_of(data) is Codec.ZSTD:
+            data = read(self.place.key, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
+        return data
 
     @property
     def location(self) -> str:
@@ -481,18 +553,25 @@ class StoredArchive(ListedFile):
         return True
 
     def members(self) -> list[Member]:
+        if self._lines is None:
+            self._lines = split_head(_read_index(self.place, is_indexed=True) or b"")[1]
         return decode_index(self._lines)
 
     def forget_members(self) -> None:
-        """Its index lines are all that is kept."""
+        """Its index can be read again, where there is a commit record."""
+        if self.recorded is not None:
+            self._lines = None
 
     def size(self) -> int:
         return self.entry.size
 
-    def content(self, delimiter: bytes) -> FileContent:
-        codec, text = beginning_of(self._beginning)
-        if self._foreign:
-            return FileContent(LineKind.bodies, codec, foreign=self._foreign)
+    def _read_content(self, delimiter: bytes) -> FileContent:
+        data = self._beginning
+        if data is None:
+            data = self._read_beginning()
+        codec, text = beginning_of(data)
+        if not self.has_index and (why := why_foreign("" if self._is_named else self.name, data)):
+            return FileContent(LineKind.bodies, codec, foreign=why)
         if found := message_content(text, codec):
             return found
         if not text:
@@ -503,11 +582,17 @@ class StoredArchive(ListedFile):
         return FileContent(kind, codec)
 
 
+CATALOG = ".nsq-catalog"
+LEAST_NEW = 16
+"""So many manifests that no catalog had are worth an object that has them."""
+
+
 class StoredListing:
     """Lists the archives at some places of object stores; remembers what it has seen."""
 
-    def __init__(self, places: Iterable[StoredPlace]) -> None:
+    def __init__(self, places: Iterable[StoredPlace], topics: Topics = None) -> None:
         self._places = list(places)
+        self._topics = topics
         self._known: dict[StoredPlace, StoredArchive] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -516,10 +601,12 @@ class StoredListing:
         Raises `NotFoundError` for a place with nothing below it, and `OutputError`.
         """
         found: dict[Key, ListedFile] = {}
+        learned: list[StoredArchive] = []
         try:
             with ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
-                wanted = [each for place in self._places for each in _finished(place)]
-                learned = list(filter(None, threads.map(lambda each: self._learn(*each), wanted)))
+                for place in self._places:
+                    for folder, entries in self._folders(place):
+                        learned += self._learn(threads, place, folder, entries)
         except OSError as exc:
             raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
         self._known = {file.place: file for file in learned}
@@ -531,42 +618,76 @@ class StoredListing:
                 on_damage(ArchiveDamage(file.location, 0, problem))
         return found
 
+    def _folders(self, place: StoredPlace) -> Iterator[tuple[str, dict[str, Entry]]]:
+        """Iterate over the folders of topics at a place, and all else as one: names are whole."""
+        direct, folders = place.children()
+        if not direct and not folders:
+            try:
+                direct = [place.entry()._replace(name="")] if place.key else []
+            except FileNotFoundError:
+                pass
+        if not direct and not folders:
+            raise NotFoundError(f"there is no archive in {place}")
+        rest = {entry.name: entry for entry in direct}
+        for folder in folders:
+            if folder.startswith(".") or not is_for(folder, self._topics):
+                continue
+            below = {f"{folder}/{each.name}": each for each in (place / folder).below()}
+            if folder.startswith("topic="):
+                yield f"{folder}/", below
+            else:
+                rest |= below
+        yield "", rest
+
     def _learn(
-        self, place: StoredPlace, name: str, entry: Entry, is_indexed: bool
-    ) -> StoredArchive | None:
-        known = self._known.get(place)
-        if known is not None and known.entry == entry and (known.has_index or not is_indexed):
-            return known
-        is_named = place in self._places
-        try:
-            return StoredArchive(place, name, entry, is_indexed=is_indexed, is_named=is_named)
-        except FileNotFoundError:
-            return None
+        self, threads: Executor, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
+    ) -> list[StoredArchive]:
+        wanted = [name for name in entries if name == "" or _is_shown(name)]
+        known = {name: self._known.get(place / name if name else place) for name in wanted}
+        new = []
+        for name in wanted:
+            file = known[name]
+            is_same = file is not None and file.entry.version == entries[name].version
+            if not is_same or (not file.has_index and _beside(name, INDEX) in entries):  # type: ignore[union-attr]
+                new.append(name)
+        catalog = place / f"{folder}{CATALOG}"
+        has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
+        recorded = _read_catalog(catalog) if has_catalog else {}
+
+        def learn(name: str) -> StoredArchive | None:
+            entry, at = entries[name], place / name if name else place
+            record = recorded.get(name.removeprefix(folder))
+            try:
+                if record is None or record.version != entry.version:
+                    record = None
+                    if _beside(name, MANIFEST) in entries:
+                        record = _read_manifest(at, entry)
+                return StoredArchive(
+                    at,
+                    name or at.name,
+                    entry,
+                    is_named=not name,
+                    recorded=record,
+                    has_listed_index=_beside(name, INDEX) in entries,
+                )
+            except FileNotFoundError:
+                return None
+
+        learned = dict(zip(new, threads.map(learn, new), strict=True))
+        files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
+        told = [each for each in learned.values() if each and each.recorded]
+        if sum(each.recorded not in recorded.values() for each in told) >= LEAST_NEW:
+            _write_catalog(catalog, folder, files)
+        return files
 
 
-def _finished(place: StoredPlace) -> list[tuple[StoredPlace, str, Entry, bool]]:
-    """Return each finished file at a place: where, its name below the place, and whether an index
-    is listed."""
-    entries = {entry.name: entry for entry in place.below()}
-    if not entries:
-        try:
-            entries = {"": place.entry()} if place.key else {}
-        except FileNotFoundError:
-            pass
-    if not entries:
-        raise NotFoundError(f"there is no archive in {place}")
-    if "" in entries:  # the place is a file itself
-        return [(place, place.name, entries[""], False)]
-    return [
-        (place / name, name, entry, _index_name(name) in entries)
-        for name, entry in entries.items()
-        if not any(part.startswith(".") for part in PurePosixPath(name).parts)
-    ]
+def _is_shown(name: str) -> bool:
+    return not any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
-def _index_name(name: str) -> str:
+def _beside(name: str, suffix: str) -> str:
     folder, slash, base = name.rpartition("/")
-    return f"{folder}{slash}.{base}{INDEX}"
+    return f"{folder}{slash}.{base}{suffix}"
 
 
 def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
@@ -579,6 +700,43 @@ def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
         if is_indexed:
             raise
         return None
+
+
+def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
+    """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
+    try:
+        document = json.loads(place.storage.read(place.beside(f".{place.name}{MANIFEST}").key))
+        if document["size"] != entry.size:
+            return None
+        writer, number = document["writer"], document["number"]
+        head = Head(writer, int(number)) if writer else None
+        times = (document["min_ts"] or 0, document["max_ts"] or 0)
+        total = Total(0, int(document["messages"]), entry.size, *times)
+        return Recorded(entry.version, head, total)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_catalog(place: StoredPlace) -> dict[str, Recorded]:
+    """Return what a catalog says, by names below its folder; nothing for one that is not whole."""
+    try:
+        rows = [json.loads(line) for line in place.storage.read(place.key).splitlines()]
+        return {
+            name: Recorded(version, Head(*head) if head else None, Total(*total))
+            for name, version, head, total in rows
+        }
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _write_catalog(place: StoredPlace, folder: str, files: Iterable[StoredArchive]) -> None:
+    lines = [
+        json.dumps([each.name.removeprefix(folder), *each.recorded])
+        for each in files
+        if each.recorded is not None
+    ]
+    with suppress(OSError):  # this reader may not write there
+        place.storage.put(place.key, "\n".join(lines).encode())
 
 
 class UnitedListing:
@@ -597,9 +755,10 @@ class UnitedListing:
 
 def listing_of(settings: ReadSettings) -> Listing | StoredListing | UnitedListing:
     """Return what lists the archives that are to be read."""
-    stored = settings.stored()
+    stored, topics = settings.stored(), settings.wanted_topics
+    local = Listing(settings.roots, settings.work_dir, topics)
     if not stored:
-        return Listing(settings.roots, settings.work_dir)
+        return local
     if len(stored) == len(settings.paths):
-        return StoredListing(stored)
-    return UnitedListing([Listing(settings.roots, settings.work_dir), StoredListing(stored)])
+        return StoredListing(stored, topics)
+    return UnitedListing([local, StoredListing(stored, topics)])

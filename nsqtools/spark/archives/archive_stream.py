@@ -208,10 +208,8 @@ class ArchiveStream:
         """Return how many messages and bytes follow an offset."""
 
         def count() -> tuple[int, int]:
-            files = self._unread(start, self._files(), None)
-            members = [member for file in files for member in file.members()]
-            rows = sum(max(0, member.messages) for member in members)
-            return rows, sum(member.length for member in members)
+            amounts = self._amounts(start, self._files(), None)
+            return sum(rows for rows, _, _ in amounts), sum(size for _, size, _ in amounts)
 
         return planned_again(count)
 
@@ -222,16 +220,25 @@ class ArchiveStream:
         count bytes only.
         """
         try:
-            files = self._unread(reached, self._listed, self._frozen)
-            members = [member for file in files for member in file.members()]
+            amounts = self._amounts(reached, self._listed, self._frozen)
         except OSError:  # a file is moving
             return None
-        oldest_ns = min((member.min_ts for member in members if member.min_ts), default=0)
+        oldest_ns = min((time for _, _, time in amounts if time), default=0)
         return {
-            "rows_behind": sum(max(0, member.messages) for member in members),
-            "bytes_behind": sum(member.length for member in members),
+            "rows_behind": sum(rows for rows, _, _ in amounts),
+            "bytes_behind": sum(size for _, size, _ in amounts),
             "seconds_behind": max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0,
         }
+
+    def _amounts(
+        self,
+        start: Offset,
+        files: Mapping[Key, ListedFile],
+        frozen: Mapping[Key, _Extent] | None,
+    ) -> list[tuple[int, int, int]]:
+        """Return messages, bytes and the time of the oldest of each file that is not read."""
+        unread = self._unread(start, files, frozen)
+        return [files[each.key].amount(each.begin, each.end) for each in unread]
 
     def has_only_younger(self, timestamp_ns: int) -> bool:
         """Whether each writer's last member has only messages published since a time."""

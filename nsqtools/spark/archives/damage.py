@@ -13,9 +13,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file
-from nsqtools.spark.location import Location, StoredPlace
 
 log = logging.getLogger("nsqtools")
 

@@ -26,6 +26,7 @@ from nsqtools.archive.columns import (
     whole_lines,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
+from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import DamagedError, unpack_members
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member
 from nsqtools.errors import OutputError
@@ -35,7 +36,6 @@ from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
 from nsqtools.spark.archives.message_columns import archived_schema
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.location import parse_place
 
 if TYPE_CHECKING:
     import pyarrow

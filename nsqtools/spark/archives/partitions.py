@@ -274,6 +274,8 @@ def _parts(
     files: Iterable[ListedFile], settings: ReadSettings, tell: ReportDamage
 ) -> Iterator[Part]:
     for file in files:
+        if file.has_none_within(settings.within):
+            continue
         if is_read(file, settings, tell):
             yield file, file.content(settings.delimiter), file.readable()
             file.forget_members()

@@ -11,12 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict, cast
 
+from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape
 from nsqtools.spark.format_options import Options, read_place
-from nsqtools.spark.location import Location, StoredPlace, parse_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
@@ -75,6 +75,11 @@ class ReadSettings:
         """The values that rows may have, by column; other columns may have any."""
         names = {"topic": self.topics} if self.topics else {}
         return names if self.queried_nsqds is None else names | {"nsqd": self.queried_nsqds}
+
+    @property
+    def wanted_topics(self) -> frozenset[str] | None:
+        """The topics that are read; None for all."""
+        return _both(self.queried_topics, self.topics) if self.topics else self.queried_topics
 
     def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
         """Return what is left to read for a query that keeps only rows of ``column <op> value``.

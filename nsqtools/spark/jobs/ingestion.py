@@ -34,22 +34,27 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS, SINK_LOG, committed
 from nsqtools.archive.columns import IDENTITY
+from nsqtools.archive.delta import LOG as DELTA_LOG
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.lease import leased
+from nsqtools.archive.location import Location, StoredPlace, absolute, contains, spark_url
+from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.slices import (
+    create_table,
+)
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import lock_file
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
-from nsqtools.spark.jobs.compaction.inventory import DAY_NS
-from nsqtools.spark.lease import leased
-from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
-from nsqtools.spark.packages import DELTA_LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -190,10 +195,6 @@ def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
         raise OutputError(f"another nsq spark ingest has begun to use {place.url}") from None
 
 
-SINK_LOG = "_spark_metadata"
-SINK_LOG_VERSION = "v1"
-
-
 def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
     """Refuse to go on in another format: what was written before would be missing there."""
     place = open_storage(str(absolute(output)))
@@ -209,7 +210,6 @@ def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
         raise failure_of(exc, "use", output) from exc
 
 
-_BATCH = re.compile(r"\d+(\.compact)?")
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
@@ -233,28 +233,6 @@ def remove_leftovers(output: Location) -> int:
         return len(left)
     except OSError as exc:
         raise failure_of(exc, "clean up", output) from exc
-
-
-def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
-    """Return the names of the files that count; None before the first batch.
-
-    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
-    without its directory. Raises ``OSError``, and `OutputError`.
-    """
-    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
-    if not logs:
-        return None
-    known: set[str] = set()
-    for name in logs:
-        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
-            version, *lines = output.read(name).decode().splitlines()
-            try:
-                if version != SINK_LOG_VERSION:
-                    raise ValueError(f"it is of version {version}")
-                known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
-            except (ValueError, KeyError, TypeError) as exc:
-                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
-    return known
 
 
 POLL_S = 0.2
@@ -427,8 +405,7 @@ def _has_run(progress: Any) -> bool:
     return METRICS in progress["observedMetrics"] and "addBatch" in progress["durationMs"]
 
 
-PARTITIONS = ("topic", "date")
-FILE_BYTES = 64 << 20  # of bodies
+MOST_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,39 +416,46 @@ class DeltaSink:
     checkpoint: Location
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Append what is new of a batch. Raises what Spark raises, and `OutputError`."""
+        """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
+        table, query = DeltaCatalog(str(self.output)), self._query()
+        create_table(table)
+        if table.number_of(query) > number:
+            return
         kept = batch.persist()  # it is read twice, and must be counted once
         try:
             if slots := _slots(kept):
-                self._append(self._new(kept, slots), number)
+                rows = self._new(kept, slots)
+                placed = rows.repartition(min(len(slots), MOST_TASKS), *PARTITIONS)
+                writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
+                writer = writer.options(app=query, number=str(number + 1))
+                writer.mode("append").save(str(self.output))
         finally:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        tasks = 1 + sum(slot.body_bytes for slot in slots) // FILE_BYTES
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
-        named = named.repartition(tasks, *IDENTITY).dropDuplicates(list(IDENTITY))
-        dated = [slot for slot in slots if slot.first_ns is not None]
-        if dated and self._has_table():
-            table = rows.sparkSession.read.format("delta").load(spark_url(self.output))
-            first, last = min(each.first_ns for each in dated), max(each.last_ns for each in dated)
-            there = table.where(
-                F.col("topic").isin([each.topic for each in dated])
-                & F.col("date").isin([each.date for each in dated])
-                & F.col("ts_ns").between(first, last)
+        named = named.dropDuplicates(list(IDENTITY))
+        ranges = {
+            (str(each.topic), str(each.date)): TimeRange(each.first_ns, each.last_ns + 1)
+            for each in slots
+            if each.first_ns is not None
+        }
+        there = [
+            file.path
+            for file in DeltaCatalog(str(self.output)).files()
+            if (within := ranges.get((str(file.partition["topic"]), str(file.partition["date"]))))
+            and (file.min_ts_ns is None or within.meets(file.min_ts_ns, file.max_ts_ns or 0))
+        ]
+        if there:
+            root = spark_url(self.output)
+            reader = rows.sparkSession.read.option("basePath", root)
+            known = reader.schema("topic string, nsqd string, id string").parquet(
+                *(f"{root}/{path}" for path in there)
             )
-            named = named.join(there.select(*IDENTITY), list(IDENTITY), "left_anti")
-        return named.unionByName(bare.coalesce(tasks)).select(*rows.columns)
-
-    def _append(self, rows: DataFrame, number: int) -> None:
-        writer = rows.write.format("delta").mode("append").partitionBy(*PARTITIONS)
-        writer = writer.option("txnAppId", self._query()).option("txnVersion", number)
-        writer.option("compression", "zstd").save(spark_url(self.output))
-
-    def _has_table(self) -> bool:
-        return next(iter(open_storage(str(self.output)).list(DELTA_LOG)), None) is not None
+            named = named.join(known, list(IDENTITY), "left_anti")
+        return named.unionByName(bare).select(*rows.columns)
 
     def _query(self) -> str:
         place = open_storage(str(absolute(self.checkpoint)))

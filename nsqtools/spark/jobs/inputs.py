@@ -8,44 +8,31 @@ wrote.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.archive.catalog import (
+    DAY_NS,
+    NEEDED,
+    Inputs,
+    Partition,
+    begin_ns,
+    table_files,
+    without_columns,
+)
 from nsqtools.archive.columns import filtered_columns
-from nsqtools.archive.finding import PARQUET_MAGIC
-from nsqtools.archive.layout import PART, is_hidden
+from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.archive.reader import EVER, TimeRange
-from nsqtools.archive.storage import failure_of
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL
-from nsqtools.spark.jobs.compaction.inventory import day_of
-from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
-from nsqtools.spark.packages import DELTA_LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-NEEDED = ("ts_ns", "body")
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Where messages are. Made by `find_inputs`."""
-
-    archives: tuple[Location, ...]
-    parquet: tuple[Location, ...]
-    delta: tuple[Location, ...] = ()
-
-    @property
-    def places(self) -> tuple[Location, ...]:
-        """All of them."""
-        return (*self.archives, *self.parquet, *self.delta)
+INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,47 +50,15 @@ class Choice:
     min_partitions: int = 0
     """Of archives; 0 leaves it to the format."""
 
-
-def find_inputs(paths: Sequence[Location]) -> Inputs:
-    """Separate archives from Parquet and Delta.
-
-    Raises `NotFoundError`, and as `failure_of` says.
-    """
-    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
-    for path in map(absolute, paths):
-        try:
-            kind = _stored_kind(path) if isinstance(path, StoredPlace) else _kind(path)
-        except OSError as exc:
-            raise failure_of(exc, "read", path) from exc
-        found[kind].append(path)
-    return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
-
-
-def _kind(path: Path) -> str:
-    if not path.exists():
-        raise NotFoundError(f"there is no {path}")
-    if (path / DELTA_LOG).is_dir():
-        return "delta"
-    return "parquet" if is_parquet(path) else "archives"
-
-
-def _stored_kind(place: StoredPlace) -> str:
-    """What lies in an object store: the first object with data decides, in order of names."""
-    entries = {entry.name: entry for entry in place.below()}
-    if not entries:
-        try:
-            entries = {"": place.entry()}
-        except FileNotFoundError:
-            raise NotFoundError(f"there is nothing in {place}") from None
-    if any(name.startswith(f"{DELTA_LOG}/") for name in entries):
-        return "delta"
-    for name in sorted(entries):
-        is_data = entries[name].size and not any(part[:1] in "._" for part in name.split("/"))
-        if name == "" or is_data:
-            first = place / name if name else place
-            magic = first.storage.read_range(first.key, 0, len(PARQUET_MAGIC))
-            return "parquet" if magic == PARQUET_MAGIC else "archives"
-    return "archives"
+    def is_wanted(self, partition: Partition) -> bool:
+        """Whether files of a partition have to be read."""
+        topic, day = partition.get("topic"), partition.get("date")
+        if self.topics and topic is not None and topic not in self.topics:
+            return False
+        if day is None:
+            return True
+        begin = begin_ns(date.fromisoformat(day))
+        return self.within.meets(begin, begin + DAY_NS - 1)
 
 
 def refuse_nested(option: str, folder: Location, archives: Location) -> None:
@@ -118,26 +73,6 @@ def refuse_nested(option: str, folder: Location, archives: Location) -> None:
         )
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether the first bytes are those of Parquet. Raises ``OSError``."""
-    if path.is_dir():
-        first = _first_file(path)
-        return first is not None and is_parquet(first)
-    with open_to_read(path) as file:
-        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
-
-
-def _first_file(directory: Path) -> Path | None:
-    """The first file that has data; of archives those in progress too."""
-    for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(name for name in folders if name[0] not in "._")
-        for name in sorted(names):
-            path = Path(folder, name)
-            if (name[0] not in "._" or is_hidden(name, PART)) and path.stat().st_size:
-                return path
-    return None
-
-
 MESSAGE_COLUMNS = tuple(column.split()[0] for column in MESSAGE_DDL.split(", "))
 
 
@@ -148,14 +83,16 @@ def read_messages(
 
     Of archives only the ``used`` columns are read, and those that the choice is made by.
     """
-    datasets: dict[Location, list[Location]] = {}
-    for path in inputs.parquet:
-        if isinstance(path, StoredPlace):
-            datasets.setdefault(_stored_root(path), []).extend(parquet_objects(path))
-        else:
-            datasets.setdefault(_dataset_root(path), []).append(path)
-    frames = [_read_parquet(spark, root, paths, choice) for root, paths in datasets.items()]
-    frames += [_read_delta(spark, place, choice) for place in inputs.delta]
+    from pyspark.sql import functions as F
+
+    tables = table_files((*inputs.parquet, *inputs.delta), choice.is_wanted)
+    ddl = f"{MESSAGE_DDL}, body_bytes binary, date date"
+    frames = [
+        read_files(spark, root, names, ddl)
+        .withColumn("body", F.coalesce(F.col("body"), F.col("body_bytes")))
+        .select(*MESSAGE_COLUMNS)
+        for root, names in tables.items()
+    ]
     if inputs.archives:
         read = {*used, *filtered_columns(choice.within, ["topic"] if choice.topics else [])}
         frames.append(_read_archives(spark, inputs.archives, choice, read))
@@ -216,74 +153,35 @@ def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
     return moment.isoformat()
 
 
-def _read_delta(spark: SparkSession, place: Location, choice: Choice) -> DataFrame:
-    rows = spark.read.format("delta").load(spark_url(place))
-    return _of_days(rows, choice.within).select(*MESSAGE_COLUMNS)
-
-
-def parquet_objects(place: StoredPlace, *, as_files: bool = False) -> list[StoredPlace]:
-    """Return what of the Parquet at a place counts: what compaction published, or all of it.
-
-    All of it is the place itself, or ``as_files`` each of them. Raises as `failure_of` says.
-    """
-    from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
-
-    published = StoredOutput(place, is_delta=False).published()
-    if published is not None:
-        return [place / name for name in published]
-    if not as_files:
-        return [place]
-    try:
-        found = [place / each.name if each.name else place for each in place.below()]
-        return [each for each in found if each.name.endswith(".parquet")] or [place]
-    except OSError as exc:
-        raise failure_of(exc, "list", place) from exc
-
-
-def _stored_root(place: StoredPlace) -> StoredPlace:
-    """The place above the partitions that a place leads into."""
-    parts = place.key.split("/")
-    at = next((at for at, part in enumerate(parts) if "=" in part), None)
-    return place if at is None else StoredPlace(place.bucket, "/".join(parts[:at]))
-
-
-def _read_parquet(
-    spark: SparkSession, root: Location, paths: Sequence[Location], choice: Choice
+def read_files(
+    spark: SparkSession, root: Location, names: Sequence[str], ddl: str | None = None
 ) -> DataFrame:
-    """The rows of one dataset: all of it, or those of its directories and files that are given."""
-    reader = spark.read
-    urls = [spark_url(path) for path in paths]
-    if list(paths) != [root]:
-        reader = reader.option("basePath", spark_url(root))
-    known = {field.name for field in reader.parquet(*urls).schema.fields}
-    if missing := [name for name in NEEDED if name not in known]:
-        raise ConfigurationError(
-            f"{paths[0]} is Parquet without the columns {', '.join(missing)}",
-            hint="What nsq spark compact and nsq spark ingest write has them.",
-        )
-    # given, not inferred: a topic may be called 2026
-    rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(*urls)
-    return _of_days(rows, choice.within).drop("date")
+    """The rows of Parquet files below a root. They are named, by a log where there is one.
 
-
-def _dataset_root(path: Path) -> Path:
-    """The directory above the partitions that a path leads into; of a lone file its own."""
-    folders = [folder for folder in (path, *path.parents) if "=" in folder.name]
-    if folders:
-        return folders[-1].parent
-    return path if path.is_dir() else path.parent
-
-
-def _of_days(rows: DataFrame, within: TimeRange) -> DataFrame:
-    """Let Spark leave out whole partitions."""
-    from pyspark.sql import functions as F
-
-    day = F.col("date")
-    if within.since_ns is not None:
-        rows = rows.where(day.isNull() | (day >= F.lit(day_of(within.since_ns))))
-    if within.until_ns is not None:
-        rows = rows.where(day.isNull() | (day <= F.lit(day_of(within.until_ns))))
-    return rows
+    So no jar of Delta is needed, and every version of Spark will do. Without a ``ddl`` there are
+    all columns that some file has; a topic may be called 2026, so the values of partitions are
+    text, and only the date is one. Raises `NotFoundError` where there is nothing, and
+    `ConfigurationError` for Parquet of something else.
+    """
+    reader = spark.read.option("basePath", spark_url(root)).option("mergeSchema", ddl is None)
+    urls = [f"{spark_url(root)}/{name}" for name in names]
+    if ddl is not None:
+        if not urls:
+            return spark.createDataFrame([], ddl)
+        known = spark.read.parquet(urls[0]).columns
+        if missing := [name for name in NEEDED if name not in known]:
+            raise without_columns(f"{root}/{names[0]}", missing)
+        return reader.schema(ddl).parquet(*urls)
+    if not urls:
+        raise NotFoundError(f"{root} has no rows yet")
+    before = spark.conf.get(INFERENCE) or "true"
+    spark.conf.set(INFERENCE, "false")
+    try:
+        frame = reader.parquet(*urls)
+    finally:
+        spark.conf.set(INFERENCE, before)
+    is_text = dict(frame.dtypes).get("date") == "string"
+    return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
 
 
 def _chosen(rows: DataFrame, choice: Choice) -> DataFrame:

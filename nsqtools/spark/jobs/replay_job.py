@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
+from nsqtools.archive.catalog import Inputs, find_inputs, table_files
+from nsqtools.archive.lease import leased
+from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
 from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
@@ -30,9 +32,7 @@ from nsqtools.spark.archives.archive_files import LineKind, ListedFile, listing_
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
-from nsqtools.spark.jobs.inputs import Choice, Inputs, find_inputs, parquet_objects, read_messages
-from nsqtools.spark.lease import leased
-from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
+from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.publishing.ledger import (
     LOCK,
     LedgerEntry,
@@ -120,16 +120,10 @@ def listed(paths: Sequence[Location]) -> list[ListedFile]:
     return list(listing.files(lambda damage: None).values())
 
 
-def parquet_files(spark: SparkSession, paths: Sequence[Location]) -> dict[str, int]:
-    """The files that Spark reads at some paths, with their sizes. Raises `OutputError`."""
-    found: list[str] = []
-    for path in paths:
-        if isinstance(path, StoredPlace):
-            found += sorted(map(str, parquet_objects(path, as_files=True)))
-        else:
-            urls = sorted(spark.read.parquet(spark_url(path)).inputFiles())
-            found += [unquote(urlsplit(url).path) for url in urls]
-    return {path: size_of(path) for path in found}
+def parquet_files(paths: Sequence[Location]) -> dict[str, int]:
+    """The files of tables at some paths, with their sizes. Raises `OutputError`."""
+    found = table_files(paths)
+    return {path: size_of(path) for root in found for path in (f"{root}/{n}" for n in found[root])}
 
 
 def partition_bytes(size: int, slots: int) -> int:
@@ -323,12 +317,7 @@ class ReplayJob:
                 archives[file.location] = size_of(file.location)
             else:
                 self.left_out.append(file.location)
-        if self._inputs.delta:
-            raise ConfigurationError(
-                "a replay with a ledger reads archives and Parquet, not Delta",
-                hint="Its files would not be the same in a later run.",
-            )
-        parquet = parquet_files(spark, self._inputs.parquet)
+        parquet = parquet_files((*self._inputs.parquet, *self._inputs.delta))
         slots = spark.sparkContext.defaultParallelism
         return ReplayPlan(
             request.job(),

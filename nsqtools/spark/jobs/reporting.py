@@ -25,9 +25,10 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.catalog import Inputs
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.jobs.inputs import Choice, Inputs, read_messages
+from nsqtools.spark.jobs.inputs import Choice, read_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,16 +16,16 @@ from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.catalog import find_inputs, table_files
+from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.jobs.inputs import (
     damage_options,
-    find_inputs,
     load_columns,
-    parquet_objects,
+    read_files,
 )
-from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
 from nsqtools.spark.pyspark_internals import stand_in, used_columns
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
 
 ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
-INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 Plain = str | int | float | bool | None
 
@@ -160,25 +159,9 @@ def _read(
 
 
 def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
-    if view.kind == DELTA:
-        tables = (spark.read.format("delta").load(url) for url in map(spark_url, places_of([view])))
-        return reduce(lambda one, other: one.unionByName(other), tables)
-    # A topic may be called 007: directories are text. Only the date is one.
-    before = spark.conf.get(INFERENCE) or "true"
-    spark.conf.set(INFERENCE, "false")
-    try:
-        reader, urls = spark.read, []
-        for place in places_of([view]):
-            if isinstance(place, StoredPlace):
-                reader = reader.option("basePath", spark_url(place))
-                urls += [spark_url(each) for each in parquet_objects(place)]
-            else:
-                urls.append(spark_url(place))
-        frame = reader.parquet(*urls)
-    finally:
-        spark.conf.set(INFERENCE, before)
-    is_text = dict(frame.dtypes).get("date") == "string"
-    return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
+    tables = table_files(places_of([view]))
+    frames = (read_files(spark, root, names) for root, names in tables.items())
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
 class QueryRows:

@@ -38,13 +38,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nsqtools.archive.lease import StoredNumbers
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import lock_file, open_to_write, try_lock
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.lease import StoredNumbers
-from nsqtools.spark.location import Location, StoredPlace
 from nsqtools.spark.publishing.row_outcomes import DeadLetters, dead_letter, row_of
 
 VERSION = 1

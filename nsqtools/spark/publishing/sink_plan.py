@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.publication import PublishMode
@@ -32,7 +33,6 @@ from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.names import check_topic, parse_address
 from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 from nsqtools.spark.format_options import Options, producer_connection
-from nsqtools.spark.location import Location, StoredPlace
 
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19

@@ -73,6 +73,13 @@ class StoredPlace:
         """Return size and version of the object. Raises ``OSError``."""
         return self.storage.stat(self.key)
 
+    def children(self) -> tuple[list[Entry], list[str]]:
+        """Return the objects directly below this prefix, and the names of the folders."""
+        begin = len(self.key) + 1 if self.key else 0
+        entries, folders = self.storage.children(self.key)
+        direct = [entry._replace(name=entry.name[begin:]) for entry in entries]
+        return direct, [folder[begin:] for folder in folders]
+
     def below(self) -> Iterable[Entry]:
         """Iterate over the objects below this prefix, their names relative to it."""
         begin = len(self.key) + 1 if self.key else 0

@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.storage import failure_of
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.spark.location import StoredPlace
 
 SUFFIX = ".json"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.spark.location import parse_location, parse_place, spark_url
+from nsqtools.archive.location import parse_location, parse_place, spark_url
 
 REMOTE = "hdfs://name/lake"
 

@@ -1,0 +1,414 @@
+"""What lies at some places, and what each file there holds: archives, Parquet and Delta tables.
+
+Each kind has a catalog that says which files count, how many messages each has and of which times:
+the indexes of archives, the footers of Parquet, the log of a Delta table. A folder in which Spark's
+file sink keeps a log has what that log names; what lies below ``_`` or ``.`` is of other programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from nsqtools.archive.delta import LOG as DELTA_LOG
+from nsqtools.archive.delta import DeltaCatalog, is_table
+from nsqtools.archive.finding import PARQUET_MAGIC, ArchiveFile, find_archives
+from nsqtools.archive.layout import PART, is_hidden
+from nsqtools.archive.location import Location, StoredPlace, absolute
+from nsqtools.archive.reader import look_at
+from nsqtools.archive.storage import LocalStorage, Storage, failure_of
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.files.opening import open_to_read
+from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import NS
+
+DAY_NS = 86_400 * NS
+_EPOCH = date(1970, 1, 1).toordinal()
+NEEDED = ("ts_ns", "body")
+PARTITIONS = ("topic", "date")
+
+
+def day_of(timestamp_ns: int) -> date:
+    """Return the day of a time (UTC). Every 64-bit number is one: from 1677 to 2262."""
+    return date.fromordinal(_EPOCH + timestamp_ns // DAY_NS)
+
+
+def begin_ns(day: date) -> int:
+    """Return the first nanosecond of a day."""
+    return (day.toordinal() - _EPOCH) * DAY_NS
+
+
+# -- of what kind a place is --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Where messages are. Made by `find_inputs`."""
+
+    archives: tuple[Location, ...] = ()
+    parquet: tuple[Location, ...] = ()
+    delta: tuple[Location, ...] = ()
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """All of them."""
+        return (*self.archives, *self.parquet, *self.delta)
+
+
+def find_inputs(paths: Sequence[Location]) -> Inputs:
+    """Separate archives from Parquet and Delta: the first file with data decides.
+
+    Raises `NotFoundError`, and as `failure_of` says.
+    """
+    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
+    for path in map(absolute, paths):
+        try:
+            kind = _stored_kind(path) if isinstance(path, StoredPlace) else _kind(path)
+        except OSError as exc:
+            raise failure_of(exc, "read", path) from exc
+        found[kind].append(path)
+    return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
+
+
+def _kind(path: Path) -> str:
+    if not path.exists():
+        raise NotFoundError(f"there is no {path}")
+    if (path / DELTA_LOG).is_dir():
+        return "delta"
+    return "parquet" if is_parquet(path) else "archives"
+
+
+def _stored_kind(place: StoredPlace) -> str:
+    """What lies in an object store: the first object with data decides, in order of names."""
+    entries = {entry.name: entry for entry in place.below()}
+    if not entries:
+        try:
+            entries = {"": place.entry()}
+        except FileNotFoundError:
+            raise NotFoundError(f"there is nothing in {place}") from None
+    if any(name.startswith(f"{DELTA_LOG}/") for name in entries):
+        return "delta"
+    for name in sorted(entries):
+        if name == "" or (entries[name].size and not _is_of_others(name)):
+            first = place / name if name else place
+            magic = first.storage.read_range(first.key, 0, len(PARQUET_MAGIC))
+            return "parquet" if magic == PARQUET_MAGIC else "archives"
+    return "archives"
+
+
+def _is_of_others(name: str) -> bool:
+    return any(part[:1] in "._" for part in name.split("/"))
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the first bytes are those of Parquet. Raises ``OSError``."""
+    if path.is_dir():
+        first = _first_file(path)
+        return first is not None and is_parquet(first)
+    with open_to_read(path) as file:
+        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+
+
+def _first_file(directory: Path) -> Path | None:
+    """The first file that has data; of archives those in progress too."""
+    for folder, folders, names in os.walk(directory):
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        for name in sorted(names):
+            path = Path(folder, name)
+            if (name[0] not in "._" or is_hidden(name, PART)) and path.stat().st_size:
+                return path
+    return None
+
+
+# -- the files of a place -----------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """A part of a file: its range of times, how many messages it has, and bytes of the file."""
+
+    min_ts: int
+    max_ts: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file with messages of one topic; None for one of bare bodies, which have no times either.
+
+    ``key`` identifies its content: the head of an archive, which stays when the file moves, else
+    where it is. ``archive`` is None for Parquet. ``damage`` is what could not be read of it.
+    """
+
+    storage: Storage
+    name: str
+    key: str
+    size: int
+    topic: str | None
+    spans: tuple[Span, ...]
+    others: tuple[tuple[str, str | None], ...] = ()
+    """The columns of partitions beside topic and date, with their values."""
+    is_timed: bool = True
+    archive: ArchiveFile | None = None
+    damage: str = ""
+
+    @property
+    def shown(self) -> str:
+        return self.storage.where(self.name)
+
+    @property
+    def messages(self) -> int:
+        return sum(span.messages for span in self.spans)
+
+    @property
+    def days(self) -> set[date]:
+        """The days of its messages; none where they have no times."""
+        return {
+            date.fromordinal(_EPOCH + number)
+            for span in (self.spans if self.is_timed else ())
+            for number in range(span.min_ts // DAY_NS, span.max_ts // DAY_NS + 1)
+        }
+
+    @property
+    def slot_days(self) -> set[date | None]:
+        """The days of the partitions that it belongs to: None where its messages have no times."""
+        return {*self.days} or {None}
+
+    def between(self, since_ns: int, until_ns: int) -> list[Span]:
+        """Return the spans that may have messages of a range of times."""
+        return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
+
+
+Partition = Mapping[str, str | None]
+"""The values in the names of folders, or in the log of a table."""
+
+Wanted = Callable[[Partition], bool]
+"""Says whether a file in a partition has to be looked at."""
+
+
+def all_of(_: Partition) -> bool:
+    """Want every file."""
+    return True
+
+
+def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
+    """Return all finished files of some places, each once. Raises `NsqError`."""
+    found = list(archive_sources(inputs.archives, wanted))
+    for place in inputs.parquet:
+        found += parquet_sources(place, wanted)
+    for place in inputs.delta:
+        found += delta_sources(DeltaCatalog(str(place)), wanted)
+    return list({(source.key, source.topic): source for source in reversed(found)}.values())[::-1]
+
+
+def archive_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterator[Source]:
+    """Iterate over the finished archives at some places. Raises `NsqError`."""
+    for archive in find_archives([str(place) for place in places]):
+        if archive.is_in_progress or not wanted(_topic_of(archive.name)):
+            continue
+        scan = look_at(archive)
+        size = scan.size
+        known = replace(archive, members=scan.members)
+        head = archive.head
+        key = f"{head.writer} {head.number}" if head else archive.shown
+        source = Source(
+            archive.storage, archive.name, key, size, None, (), (), True, known, scan.damage
+        )
+        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
+        if wrong := sorted(topic for topic in scan.topics if not is_valid_name(topic)):
+            problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
+            source = replace(source, damage=source.damage or problem)
+        topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
+        topics = topics or ([] if wrong else [None])
+        for topic in topics:
+            yield replace(source, topic=topic, spans=spans, is_timed=topic is not None)
+
+
+def _topic_of(name: str) -> Partition:
+    """What the folders of an archive say: its date is only that of its first message."""
+    return {key: value for key, value in partition_of(name).items() if key == "topic"}
+
+
+def parquet_sources(place: Location, wanted: Wanted = all_of) -> Iterator[Source]:
+    """Iterate over the Parquet files at a place that count. Raises `NsqError`."""
+    storage, names = _parquet_names(place)
+    try:
+        for name, size in names.items():
+            if wanted(partition_of(name)):
+                yield from _parquet_source(storage, name, size)
+    except OSError as exc:
+        raise failure_of(exc, "read", place) from exc
+
+
+def _parquet_names(place: Location) -> tuple[Storage, dict[str, int]]:
+    if isinstance(place, Path) and place.is_file():
+        return LocalStorage(place.parent), {place.name: place.stat().st_size}
+    storage = open_storage(str(place))
+    try:
+        sizes = {entry.name: entry.size for entry in storage.list()}
+        counting = committed(storage, sizes)
+    except OSError as exc:
+        raise failure_of(exc, "list", place) from exc
+    return storage, {
+        name: size
+        for name, size in sorted(sizes.items())
+        if name.endswith(".parquet")
+        and not _is_of_others(name)
+        and (counting is None or name.rpartition("/")[2] in counting)
+    }
+
+
+def partition_of(name: str) -> dict[str, str | None]:
+    """Return the values in the names of a path's folders, as Hive and Spark write them."""
+    parts = (part.partition("=") for part in name.split("/")[:-1])
+    values = {key: unquote(value) for key, equals, value in parts if equals}
+    return {key: None if value == NULL else value for key, value in values.items()}
+
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
+    """Read the footer of a file, and as much more as it does not say."""
+    from pyarrow import ArrowException, parquet
+
+    shown = storage.where(name)
+    try:
+        with storage.open(name) as opened, parquet.ParquetFile(opened) as file:
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+            if missing := [each for each in NEEDED if each not in names]:
+                raise without_columns(shown, missing)
+            low, high, untimed = _times_of(file)
+            partition = partition_of(name)
+            topics = [partition.get("topic")]
+            if "topic" in names and "topic" not in partition:
+                topics = sorted(file.read(["topic"])["topic"].unique().to_pylist(), key=str)
+    except ArrowException as exc:
+        raise OutputError(f"cannot read {shown} ({str(exc).splitlines()[0]})") from exc
+    damage = "it has messages with and without a time" if 0 < untimed < rows else ""
+    span = Span(low, high, rows, size)
+    for topic in topics if rows else ():
+        others, is_timed = _others(partition), not untimed and topic is not None
+        yield Source(storage, name, shown, size, topic, (span,), others, is_timed, damage=damage)
+
+
+def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:
+    """Return the error for Parquet of something else."""
+    return ConfigurationError(
+        f"{shown} is Parquet without the columns {', '.join(missing)}",
+        hint="What nsq to-file, nsq archive compact and nsq spark ingest write has them.",
+    )
+
+
+def _times_of(file: Any) -> tuple[int, int, int]:
+    """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
+    from pyarrow import compute
+
+    column = file.schema_arrow.names.index("ts_ns")
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    found = [group.column(column).statistics for group in groups]
+    if all(each is not None and each.has_min_max and each.has_null_count for each in found):
+        untimed = sum(each.null_count for each in found)
+        times = [(each.min, each.max) for each in found]
+        return min((t[0] for t in times), default=0), max((t[1] for t in times), default=0), untimed
+    values = file.read(["ts_ns"])["ts_ns"]
+    bounds = compute.min_max(values).as_py()
+    return bounds["min"] or 0, bounds["max"] or 0, values.null_count
+
+
+def _others(partition: Partition) -> tuple[tuple[str, str | None], ...]:
+    return tuple((name, value) for name, value in partition.items() if name not in PARTITIONS)
+
+
+def delta_sources(table: DeltaCatalog, wanted: Wanted = all_of) -> Iterator[Source]:
+    """Iterate over the files of a table, by its log. Raises `NsqError`."""
+    for file in table.files():
+        if not wanted(file.partition):
+            continue
+        topic = file.partition.get("topic")
+        if file.min_ts_ns is None or file.max_ts_ns is None or file.rows is None or topic is None:
+            yield from _parquet_source(table.storage, file.path, file.bytes)
+            continue
+        span = Span(file.min_ts_ns, file.max_ts_ns, file.rows, file.bytes)
+        shown = table.storage.where(file.path)
+        others = _others(file.partition)
+        yield Source(table.storage, file.path, shown, file.bytes, topic, (span,), others)
+
+
+def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Location, list[str]]:
+    """Return the files that count of Parquet and Delta tables, by the root that they are below.
+
+    A place may lead into partitions, or be a file. Raises `NsqError`.
+    """
+    found: dict[Location, list[str]] = {}
+    for place in places:
+        root = _root_of(place)
+        inside = "" if root == place else str(place)[len(str(root)) + 1 :]
+        names = found.setdefault(root, [])
+        if inside.endswith(".parquet"):
+            names += [inside] if wanted(partition_of(inside)) else []
+            continue
+        storage = open_storage(str(root))
+        try:
+            is_delta = is_table(storage)
+        except OSError as exc:
+            raise failure_of(exc, "read", place) from exc
+        if is_delta:
+            files = ((each.path, each.partition) for each in DeltaCatalog(str(root)).files())
+        else:
+            files = ((name, partition_of(name)) for name in _parquet_names(root)[1])
+        folder = f"{inside}/" if inside else ""
+        names += [name for name, at in files if name.startswith(folder) and wanted(at)]
+    return found
+
+
+def _root_of(place: Location) -> Location:
+    """The place above the partitions that a place leads into; of a lone file its folder."""
+    if isinstance(place, StoredPlace):
+        parts = place.key.split("/")
+        at = next((at for at, part in enumerate(parts) if "=" in part), None)
+        if at is None and parts[-1].endswith(".parquet"):
+            at = len(parts) - 1
+        return place if at is None else StoredPlace(place.bucket, "/".join(parts[:at]))
+    folders = [folder for folder in (place, *place.parents) if "=" in folder.name]
+    if folders:
+        return folders[-1].parent
+    return place.parent if place.name.endswith(".parquet") and not place.is_dir() else place
+
+
+# -- Spark's file sink --------------------------------------------------------------------------
+
+SINK_LOG = "_spark_metadata"
+SINK_LOG_VERSION = "v1"
+_BATCH = re.compile(r"\d+(\.compact)?")
+
+
+def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
+    """Return the names of the files that count; None where Spark's sink keeps no log.
+
+    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
+    without its directory. Raises ``OSError``, and `OutputError`.
+    """
+    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
+    if not logs:
+        return None
+    known: set[str] = set()
+    for name in logs:
+        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
+            version, *lines = output.read(name).decode().splitlines()
+            try:
+                if version != SINK_LOG_VERSION:
+                    raise ValueError(f"it is of version {version}")
+                rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+                known |= {row["path"].rpartition("/")[2] for row in rows}
+            except (ValueError, KeyError, TypeError) as exc:
+                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
+    return known

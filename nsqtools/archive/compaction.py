@@ -1,0 +1,586 @@
+"""Compaction: archives and tables into few Parquet files by topic and date, each message once.
+
+Catalogs say where to cut a partition into slices of time (`slices`), and which of these become one
+file. All files of all partitions are made independently, in processes of this machine
+(`in_processes`) or in the tasks of Spark.
+
+What is late becomes a file of its own: of what is in the output already only the identities are
+read, for the times concerned, and a message that is there is left out. So a run that was killed at
+any point is simply repeated, and nothing that is there is written again. What was taken is noted
+for each partition when its files are in place (``_compaction/topic=x/date=y.json``); the note
+spares work and allows the deletion of archives, and nothing else depends on it.
+
+    a directory, a bucket    a file appears whole under its name, which says what is in it
+    a Delta table            one commit for each partition; within a table the small files of a
+                             partition are replaced in the same commit
+
+Bare bodies have neither identity nor time: each file of them becomes one file of Parquet, whose
+name is made of the file's identity, so that it is taken once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from multiprocessing import get_context
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from nsqtools.archive.catalog import (
+    DAY_NS,
+    Inputs,
+    Source,
+    begin_ns,
+    delta_sources,
+    parquet_sources,
+    sources_of,
+)
+from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
+from nsqtools.archive.layout import index_of, manifest_of
+from nsqtools.archive.lease import leased
+from nsqtools.archive.location import Location, StoredPlace, absolute, contains
+from nsqtools.archive.parquet import need_pyarrow
+from nsqtools.archive.slices import (
+    NOTES,
+    STAGING,
+    Done,
+    Job,
+    Slice,
+    Slot,
+    body_kind,
+    body_kind_of,
+    create_table,
+    run_job,
+    unreadable,
+)
+from nsqtools.archive.storage import failure_of
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.files.opening import lock_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TARGET_BYTES = 256 << 20
+LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
+SLICE_ROWS = 400_000
+SLICE_TEXT = 128 << 20
+PACKED = 6  # about how much larger text is than what it is compressed to
+
+
+# -- what is to be done -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the user chose: topics (empty: all), days from ``first`` to ``last``.
+
+    A day is closed ``grace_s`` after its end; with ``open_days`` others are taken, too.
+    """
+
+    topics: frozenset[str] = frozenset()
+    first: date | None = None
+    last: date | None = None
+    open_days: bool = False
+    grace_s: float = 3600.0
+
+    def has(self, slot: Slot) -> bool:
+        """Tell whether a partition is chosen. One without topic and date is, unless either is."""
+        if slot.day is None:
+            is_named = not self.topics or slot.topic in self.topics
+            return is_named and self.first is None and self.last is None
+        return (
+            (not self.topics or slot.topic in self.topics)
+            and (self.first is None or slot.day >= self.first)
+            and (self.last is None or slot.day <= self.last)
+        )
+
+    def is_open(self, slot: Slot, now_s: float) -> bool:
+        """Tell whether a partition has to wait."""
+        if slot.day is None or self.open_days:
+            return False
+        return now_s < begin_ns(slot.day + timedelta(days=1)) / 10**9 + self.grace_s
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How files are made."""
+
+    target_bytes: int = TARGET_BYTES
+    parallel: int = 1
+    delimiter: bytes = b"\n"
+    skips_damaged: bool = False
+
+
+def jobs_of(
+    slot: Slot,
+    sources: Sequence[Source],
+    present: Sequence[Source],
+    job: Job,
+    file_bytes: int,
+) -> list[Job]:
+    """Cut a partition into slices, and these into files of about ``file_bytes``. Pure."""
+    if slot.day is None:
+        return [replace(job, slices=(Slice(0, 0, (each,)),)) for each in sources]
+    begin = begin_ns(slot.day)
+    end = begin + DAY_NS
+    cuts = [begin]
+    rows = text = 0
+    for span in sorted(span for each in sources for span in _fine(each, begin, end)):
+        if (rows >= SLICE_ROWS or text >= SLICE_TEXT) and span.min_ts > cuts[-1]:
+            cuts.append(span.min_ts)
+            rows = text = 0
+        rows += span.messages
+        text += span.bytes * PACKED
+    jobs: list[Job] = []
+    held: list[Slice] = []
+    weight = 0.0
+    for since_ns, until_ns in zip(cuts, [*cuts[1:], end], strict=True):
+        some = [(each, each.between(since_ns, until_ns)) for each in sources]
+        part = Slice(since_ns, until_ns, tuple(each for each, spans in some if spans))
+        size = sum(_share(span, since_ns, until_ns) for _, spans in some for span in spans)
+        if held and weight + size > file_bytes:
+            jobs.append(replace(job, slices=tuple(held)))
+            held, weight = [], 0.0
+        held.append(part)
+        weight += size
+    jobs.append(replace(job, slices=tuple(held)))
+    return [replace(each, present=_overlapping(present, each)) for each in jobs]
+
+
+def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Any]:
+    """The spans of a file; one that is larger than a slice as several, as if it were even."""
+    for span in source.between(begin_ns, end_ns):
+        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.bytes * PACKED // SLICE_TEXT)
+        length = (span.max_ts - span.min_ts) // parts
+        for number in range(parts):
+            low = span.min_ts + number * length
+            if low < end_ns:
+                yield span._replace(
+                    min_ts=max(begin_ns, low),
+                    messages=span.messages // parts,
+                    bytes=span.bytes // parts,
+                )
+
+
+def _share(span: Any, since_ns: int, until_ns: int) -> float:
+    """About how many bytes of a span are of a range of times."""
+    length = span.max_ts - span.min_ts + 1
+    part = min(span.max_ts + 1, until_ns) - max(span.min_ts, since_ns)
+    return float(span.bytes * part / length)
+
+
+def _overlapping(present: Sequence[Source], job: Job) -> tuple[Source, ...]:
+    since_ns, until_ns = job.slices[0].since_ns, job.slices[-1].until_ns
+    return tuple(each for each in present if each.between(since_ns, until_ns))
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition and what is done with it; ``state`` is new, late, open, or small."""
+
+    slot: Slot
+    state: str
+    sources: list[Source]
+    jobs: list[Job] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        """About how many messages are new: a file that spans days counts by the time it spans."""
+        if self.slot.day is None:
+            return sum(source.messages for source in self.sources)
+        begin = begin_ns(self.slot.day)
+        spans = [span for each in self.sources for span in each.between(begin, begin + DAY_NS)]
+        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.bytes) for span in spans)
+        return round(sum(n * s.messages for n, s in zip(shares, spans, strict=True)))
+
+    @property
+    def files(self) -> list[TableFile]:
+        return [done.file for done in self.done if done.file is not None]
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(done.damages for done in self.done) or any(s.damage for s in self.sources)
+
+
+RunJobs = Callable[[Sequence[Job]], Iterable[tuple[int, Done]]]
+"""Runs jobs, in any order, and gives for each its number and what became of it."""
+
+
+class Compaction:
+    """One compaction, planned when it is made. Methods raise `NsqError`."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        output: Location | None,
+        selection: Selection,
+        settings: Settings,
+        *,
+        is_delta: bool = False,
+        now_s: float | None = None,
+    ) -> None:
+        need_pyarrow("compaction")
+        self.selection, self.settings = selection, settings
+        self._inputs = inputs
+        self.is_within = output is None
+        if output is None:
+            if inputs.archives or inputs.parquet or len(inputs.delta) != 1:
+                raise ConfigurationError(
+                    "missing --output", hint="Only a Delta table is compacted where it is."
+                )
+            output, is_delta = inputs.delta[0], True
+        else:
+            for place in inputs.places:
+                if contains(output, place) or contains(place, output):
+                    raise ConfigurationError(
+                        f"--output {output} and {place} must not contain each other",
+                        hint="Give a place beside it.",
+                    )
+        self.output = absolute(output)
+        self.storage = open_storage(str(self.output))
+        self._now_s = time.time() if now_s is None else now_s
+        try:
+            self._check(is_table(self.storage), is_delta=is_delta)
+        except OSError as exc:
+            raise failure_of(exc, "read", self.output) from exc
+        self.table = DeltaCatalog(str(self.output)) if is_delta else None
+        self.sources: list[Source] = []
+        self.partitions: list[Partition] = []
+
+    def _check(self, has_table: bool, *, is_delta: bool) -> None:
+        """Refuse a place that holds something else."""
+        names = [entry.name for entry in self.storage.children("")[0]]
+        folders = [each.rpartition("/")[2] for each in self.storage.children("")[1]]
+        shown = [name for name in (*names, *folders) if not name.startswith(".")]
+        if has_table and not is_delta:
+            raise ConfigurationError(f"{self.output} is a Delta table", hint="Add --format delta.")
+        if is_delta and not has_table and any(name.startswith("topic=") for name in shown):
+            raise ConfigurationError(
+                f"{self.output} holds Parquet that is not a Delta table", hint="Give another place."
+            )
+        if shown and not has_table and NOTES not in shown:
+            raise ConfigurationError(
+                f"{self.output} holds files that compaction did not write",
+                hint="Give a place of its own, or one that nsq archive compact has written.",
+            )
+
+    def plan(self) -> None:
+        """Look at what is there, and say what is to be done."""
+        topics = self.selection.topics
+        self.sources = sources_of(
+            self._inputs, lambda partition: partition.get("topic") in {*topics, None} or not topics
+        )
+        here = {topic for topic in (source.topic for source in self.sources) if topic is not None}
+        for topic in sorted(self.selection.topics - here):
+            raise NotFoundError(
+                f"there are no messages of {topic}",
+                hint="There are: " + (", ".join(sorted(here)) or "no messages at all"),
+            )
+        of_slot: dict[Slot, list[Source]] = {}
+        for source in self.sources:
+            for day in source.slot_days:
+                of_slot.setdefault(Slot(source.topic, day, source.others), []).append(source)
+        chosen = {slot: some for slot, some in of_slot.items() if self.selection.has(slot)}
+        present = self._present(chosen)
+        self.partitions = []
+        for slot in sorted(chosen, key=lambda each: (each.day or date.max, each.topic or "")):
+            there = [] if self.is_within else present.get(slot, [])
+            state, new, kept = self._state(slot, chosen[slot], there)
+            self.partitions.append(Partition(slot, state, new))
+            there += kept
+            present[slot] = there
+        kind = body_kind(self.table) if self.table else body_kind_of(present.values())
+        work = self.work
+        total = sum(source.size for each in work for source in each.sources)
+        share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
+        for partition in work:
+            job = Job(
+                str(self.output),
+                partition.slot,
+                (),
+                (),
+                kind,
+                self.settings.delimiter,
+                self.settings.skips_damaged,
+            )
+            there = present.get(partition.slot, [])
+            size = min(self.settings.target_bytes, share)
+            size = self.settings.target_bytes if self.is_within else size
+            partition.jobs = jobs_of(partition.slot, partition.sources, there, job, size)
+            if partition.slot.day is None:
+                known = {source.name for source in there}
+                partition.jobs = [each for each in partition.jobs if each.name not in known]
+
+    def _state(
+        self, slot: Slot, sources: list[Source], there: Sequence[Source]
+    ) -> tuple[str, list[Source], list[Source]]:
+        """Return the state of a partition, its files to read, and those of them that stay."""
+        if self.selection.is_open(slot, self._now_s):
+            return "open", [], []
+        if self.is_within:
+            small = [each for each in sources if self._is_small(slot, each)]
+            kept = [each for each in sources if each not in small]
+            return ("small", small, kept) if len(small) > 1 else ("done", [], [])
+        known = self._note(slot).get("sources", {})
+        new = [each for each in sources if known.get(each.key) != each.size]
+        if slot.day is None:
+            new = [each for each in sources if each.key not in known]
+        return ("done" if not new else "late" if there else "new"), new, []
+
+    def _is_small(self, slot: Slot, source: Source) -> bool:
+        """Whether a file of a table is to be replaced: it is all of one partition, and small."""
+        is_whole = source.days == {slot.day} and not source.damage
+        return is_whole and source.size < self.settings.target_bytes // 2
+
+    @property
+    def work(self) -> list[Partition]:
+        """The partitions with something to do."""
+        return [each for each in self.partitions if each.state in ("new", "late", "small")]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All that is to be run, in any order."""
+        return [job for partition in self.work for job in partition.jobs]
+
+    def _present(self, slots: Iterable[Slot]) -> dict[Slot, list[Source]]:
+        """What the output has of some partitions."""
+        if self.is_within:
+            return {}
+        wanted = set(slots)
+        folders = {(slot.values["topic"], slot.values["date"]) for slot in wanted}
+
+        def is_wanted(partition: Mapping[str, str | None]) -> bool:
+            return (partition.get("topic"), partition.get("date")) in folders
+
+        if self.table is None:
+            place = self.output
+            exists = isinstance(place, StoredPlace) or place.exists()
+            found: Iterable[Source] = parquet_sources(place, is_wanted) if exists else ()
+        else:
+            found = delta_sources(self.table, is_wanted) if self.table.exists() else ()
+        present: dict[Slot, list[Source]] = {}
+        for source in found:
+            for day in source.slot_days:
+                slot = Slot(source.topic, day, source.others)
+                if slot in wanted:
+                    present.setdefault(slot, []).append(source)
+        return present
+
+    # -- doing it -------------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other compactions out of the output."""
+        if isinstance(self.output, StoredPlace):
+            with leased(self.output, f"{NOTES}/lock"):
+                yield
+            return
+        try:
+            (self.output / NOTES).mkdir(0o750, parents=True, exist_ok=True)
+            descriptor = lock_file(self.output / NOTES / "lock")
+        except OSError as exc:
+            raise failure_of(exc, "write", self.output) from exc
+        if descriptor is None:
+            raise OutputError(f"another compaction writes to {self.output}")
+        try:
+            if list(self.output.glob("_staging/topic=*/date=*.replaced")):
+                raise OutputError(
+                    f"an earlier version was killed while it replaced a day in {self.output}",
+                    hint="Run nsq spark compact of that version once: it puts the day back.",
+                )
+            for draft in (self.output / STAGING).glob("*.parquet"):  # of a run that was killed
+                draft.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def run(self, run_jobs: RunJobs) -> None:
+        """Do what is planned. The output must be locked."""
+        if not self.settings.skips_damaged:
+            for source in (each for partition in self.work for each in partition.sources):
+                if source.damage:
+                    raise unreadable(source.shown, source.damage)
+        if self.table is not None and not self.table.exists() and self.jobs:
+            others = {name for partition in self.work for name, _ in partition.slot.others}
+            create_table(self.table, sorted(others))
+        of_job = [(partition, job) for partition in self.work for job in partition.jobs]
+        left = Counter(id(partition) for partition, _ in of_job)
+        for number, done in run_jobs([job for _, job in of_job]):
+            partition = of_job[number][0]
+            partition.done.append(done)
+            left[id(partition)] -= 1
+            if not left[id(partition)]:
+                self._finish(partition)
+        for partition in self.work:
+            if not partition.jobs:
+                self._finish(partition)
+
+    def _finish(self, partition: Partition) -> None:
+        """Commit the files of a partition, and note what they were made of."""
+        files = partition.files
+        removes = [self._table_file(partition, each) for each in partition.sources]
+        if self.is_within and sum(done.read for done in partition.done) != sum(
+            source.messages for source in partition.sources
+        ):
+            raise OutputError(
+                f"{partition.slot.topic} on {partition.slot.day}: not all rows of "
+                f"{self.output} were read, so nothing of it is replaced"
+            )
+        if self.table is not None and (files or self.is_within):
+            removed = sum(done.duplicates for done in partition.done)
+            bare = partition.slot.day is None
+            names = "".join(sorted(file.path for file in files))
+            identity = hashlib.sha256(names.encode()).hexdigest() if bare else uuid4().hex
+            fields = [each for file in files for each in self._schema_of(file)]
+            self.table.add_columns(fields)
+            self.table.commit(
+                files,
+                removes if self.is_within else (),
+                app_id=f"nsq-compact-{identity}",
+                number=1,
+                data_change=not self.is_within or bool(removed),
+            )
+        if self.is_within or partition.is_damaged:
+            return
+        note = self._note(partition.slot)
+        sources = note.get("sources", {}) | {each.key: each.size for each in partition.sources}
+        names = note.get("files", {}) | {file.path: file.bytes for file in files}
+        document = {"version": 1, "sources": sources, "files": names}
+        try:
+            self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
+        except OSError as exc:
+            raise failure_of(exc, "write", self.output) from exc
+
+    def _schema_of(self, file: TableFile) -> Iterable[pyarrow.Field]:
+        from pyarrow import parquet
+
+        with self.storage.open(file.path) as opened, parquet.ParquetFile(opened) as parquet_file:
+            return list(parquet_file.schema_arrow)
+
+    def _table_file(self, partition: Partition, source: Source) -> TableFile:
+        return TableFile(source.name, source.size, partition=partition.slot.values)
+
+    def _note_name(self, slot: Slot) -> str:
+        return f"{NOTES}/{slot.folder}.json"
+
+    def _note(self, slot: Slot) -> dict[str, Any]:
+        name = self._note_name(slot)
+        try:
+            return dict(json.loads(self.storage.read(name)))
+        except FileNotFoundError:
+            return {}
+        except OSError as exc:
+            raise failure_of(exc, "read", self.output) from exc
+        except ValueError as exc:
+            raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
+
+    # -- what is needless then ------------------------------------------------------------------
+
+    def deletable(self) -> tuple[list[Source], dict[str, str]]:
+        """Return the archives whose messages are all in verified Parquet, and why others stay."""
+        notes: dict[Slot, dict[str, Any]] = {}
+        chosen: list[Source] = []
+        kept: dict[str, str] = {}
+        by_key: dict[str, list[Source]] = {}
+        for source in self.sources:
+            if source.archive is not None:
+                by_key.setdefault(source.key, []).append(source)
+        for some in by_key.values():
+            first = some[0]
+            slots = [Slot(s.topic, day, s.others) for s in some for day in s.slot_days]
+            if not all(map(self.selection.has, slots)):
+                continue
+            for slot in slots:
+                if slot not in notes:
+                    notes[slot] = self._note(slot)
+            reason = first.damage
+            if first.archive is not None and first.archive.head is None and first.topic is None:
+                reason = (
+                    reason or "it has neither messages nor an index, so it may not be an archive"
+                )
+            for slot in slots:
+                reason = reason or self._why_not(first, slot, notes[slot])
+            if reason:
+                kept[first.shown] = reason
+            else:
+                chosen.append(first)
+        return chosen, kept
+
+    def _why_not(self, source: Source, slot: Slot, note: Mapping[str, Any]) -> str:
+        if note.get("sources", {}).get(source.key) != source.size:
+            return f"not all of it is compacted: {slot.topic} on {slot.day}"
+        for name, size in note["files"].items() if self.table is None else ():
+            try:
+                if self.storage.stat(name).size != size:
+                    return f"{self.storage.where(name)} has changed"
+            except FileNotFoundError:
+                return f"{self.storage.where(name)} is missing"
+        return ""
+
+
+def delete_archive(source: Source) -> bool:
+    """Delete an archive with what is beside it; False, and it stays, when it has changed.
+
+    Raises as `failure_of` says.
+    """
+    archive, storage, path = source.archive, source.storage, PurePosixPath(source.name)
+    try:
+        entry = storage.stat(source.name)
+        if archive is None or archive.entry is None or entry.version != archive.entry.version:
+            return False
+        for name in (path, index_of(path), manifest_of(path)):
+            storage.delete(str(name))
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise failure_of(exc, "delete", source.shown) from exc
+    return True
+
+
+# -- where jobs run -----------------------------------------------------------------------------
+
+
+def in_processes(processes: int) -> RunJobs:
+    """Run jobs in processes of this machine; one alone runs in this one."""
+
+    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+        if processes < 2 or len(jobs) < 2:
+            yield from enumerate(map(run_job, jobs))
+            return
+        count = min(processes, len(jobs))
+        with ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool:
+            waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
+            try:
+                for future in as_completed(waiting):
+                    yield waiting[future], future.result()
+            except BrokenProcessPool:
+                raise NsqError(
+                    "a process of the compaction was killed",
+                    hint="Run it again: what is done is kept. With fewer --processes it takes "
+                    "less memory.",
+                ) from None
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    return run
+
+
+def _leave_signals() -> None:
+    """An interrupt of the terminal is for the process that has the others."""
+    import pyarrow
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pyarrow.set_cpu_count(1)

@@ -1,0 +1,413 @@
+"""A slice of time becomes a file: read, sorted, each message once, written, compared, published.
+
+All copies of a message have the same time of nsqd, so a *slice* of time of one topic has all of
+them, and slices need nothing of each other: no shuffle, and no more memory than a slice. `run_job`
+makes one file of some slices in a row, in a process of `compaction` or in a task of Spark.
+
+Of what is in the output already only the identities are read, for the times concerned: a message
+that is there is left out. The name of a file says what it was made of, so that a job that is tried
+again makes the same file, and another one never takes its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+from uuid import uuid4
+
+from nsqtools.archive.catalog import (
+    NULL,
+    PARTITIONS,
+    Source,
+)
+from nsqtools.archive.columns import BodyKind, message_schema, read_batches
+from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.parquet import ParquetWriter, read
+from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.archive.storage import LocalStorage, Storage, failure_of
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import NsqError
+from nsqtools.files.durable import make_folders, sync_folder
+
+if TYPE_CHECKING:
+    import pyarrow
+
+NOTES = "_compaction"
+STAGING = f"{NOTES}/staging"
+
+
+class Slot(NamedTuple):
+    """A partition: one topic on one day; without a day for what has no times."""
+
+    topic: str | None
+    day: date | None
+    others: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def values(self) -> dict[str, str | None]:
+        """The columns of the partition and their values."""
+        day = self.day.isoformat() if self.day else None
+        return {"topic": self.topic, "date": day, **dict(self.others)}
+
+    @property
+    def folder(self) -> str:
+        shown = ((k, NULL if v is None else quote(v, safe=" ")) for k, v in self.values.items())
+        return "/".join(f"{name}={value}" for name, value in shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range of times, and the files that may have messages of it."""
+
+    since_ns: int
+    until_ns: int
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What becomes one file. ``present`` are files of the output with messages of its times."""
+
+    output: str
+    slot: Slot
+    slices: tuple[Slice, ...]
+    present: tuple[Source, ...] = ()
+    body: BodyKind = BodyKind.string
+    delimiter: bytes = b"\n"
+    skips_damaged: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the file, the same for the same work."""
+        sources = {(each.key, each.size) for part in self.slices for each in part.sources}
+        present = [each.key for each in self.present]
+        identity = repr((self.slot, self.slices[0].since_ns, self.slices[-1].until_ns, present))
+        digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]
+        return f"{self.slot.folder}/compacted-{digest}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a job. ``file`` is None when all of its messages were there already."""
+
+    slot: Slot
+    file: TableFile | None
+    read: int
+    duplicates: int
+    damages: tuple[tuple[str, str], ...] = ()
+
+
+# -- the work of one file -----------------------------------------------------------------------
+
+
+def run_job(job: Job) -> Done:
+    """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
+    storage = open_storage(job.output)
+    try:
+        with draft_for(storage) as draft:
+            return _make(job, storage, draft)
+    except OSError as exc:
+        raise failure_of(exc, "compact into", job.output) from exc
+
+
+def _make(job: Job, storage: Storage, draft: Path) -> Done:
+    reading = _Reading(job)
+    schema = reading.schema
+    duplicates = 0
+    with ParquetWriter(draft, schema) as writer:
+        for part in job.slices:
+            if job.slot.day is None:
+                for batch in reading.batches(part):
+                    writer.add(batch)
+                continue
+            rows = reading.table(part)
+            kept = without(deduplicated(rows), reading.identities(part))
+            duplicates += rows.num_rows - kept.num_rows
+            for batch in kept.to_batches(1 << 16):
+                writer.add(batch)
+        damages = tuple(reading.damages)
+        if reading.rows == duplicates:
+            return Done(job.slot, None, reading.rows, duplicates, damages)
+        written = writer.close()
+    publish(draft, storage, job.name)
+    file = TableFile(
+        job.name,
+        written.bytes,
+        written.rows,
+        written.min_ts_ns,
+        written.max_ts_ns,
+        job.slot.values,
+    )
+    return Done(job.slot, file, reading.rows, duplicates, damages)
+
+
+@contextmanager
+def draft_for(storage: Storage) -> Iterator[Path]:
+    """Where a file for a storage is made: beside its place, if that is a directory."""
+    if isinstance(storage, LocalStorage):
+        staging = storage.root / STAGING
+        staging.mkdir(0o750, parents=True, exist_ok=True)
+        yield staging / f"{uuid4().hex}.parquet"
+        return
+    with TemporaryDirectory(prefix="nsq-compact-") as folder:
+        yield Path(folder, "file.parquet")
+
+
+def publish(draft: Path, storage: Storage, name: str) -> None:
+    """Move a file that is durable to its place, where it appears whole. Raises ``OSError``."""
+    if isinstance(storage, LocalStorage):
+        final = storage.root / name
+        make_folders(storage.root, final.parent, 0o750)
+        draft.replace(final)
+        sync_folder(final.parent)
+    else:
+        storage.verify(name, draft, storage.put_file(name, draft))
+
+
+class _Reading:
+    """Reads what a job names, in the columns of its output."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.rows = 0
+        self.damages: list[tuple[str, str]] = []
+        self.schema = self._schema()
+
+    def _schema(self) -> pyarrow.Schema:
+        """The columns of messages, and all others that some file has, without a partition's."""
+        import pyarrow
+        from pyarrow import parquet
+
+        schema = message_schema(self._job.body)
+        fields = {each.name: each for each in schema if each.name not in self._job.slot.values}
+        sources = {each.shown: each for part in self._job.slices for each in part.sources}
+        for source in sources.values():
+            if source.archive is None:
+                opened = source.storage.open(source.name)
+                with opened, parquet.ParquetFile(opened) as file:
+                    for each in file.schema_arrow:
+                        if each.name not in ("body_bytes", *self._job.slot.values):
+                            fields.setdefault(each.name, each.with_metadata(None))
+        return pyarrow.schema(list(fields.values()))
+
+    def table(self, part: Slice) -> pyarrow.Table:
+        import pyarrow
+
+        return pyarrow.Table.from_batches(self.batches(part), self.schema).combine_chunks()
+
+    def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
+        """Iterate over the messages of a slice. Raises `NsqError` for what is damaged."""
+        bare = self._job.slot.day is None
+        within = EVER if bare else TimeRange(part.since_ns, part.until_ns)
+        for source in part.sources:
+            if source.archive is None:
+                with source.storage.open(source.name) as file:
+                    found: Iterator[Any] = read(file, within=within)
+                    yield from map(self._counted, map(self._fitted, found))
+                continue
+            counted: list[int] = []
+            found = read_batches(
+                source.archive,
+                self._on_damage,
+                kind=self._job.body,
+                delimiter=self._job.delimiter,
+                within=within,
+                on_rows=counted.append,
+            )
+            for batch in found:
+                yield self._counted(self._fitted(self._of_topic(batch, source)))
+            members = [m for m in source.archive.members or () if within.may_have(m)]
+            expected = sum(member.messages for member in members)
+            if not source.damage and not bare and sum(counted) != expected:
+                problem = f"it has {sum(counted)} messages, and {expected} in its index"
+                self._on_damage(source.shown, problem)
+
+    def _counted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        self.rows += batch.num_rows
+        return batch
+
+    def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
+        from pyarrow import compute
+
+        if source.topic is None:
+            return batch
+        mask = compute.equal(batch["topic"], source.topic)
+        return batch if compute.all(mask).as_py() else batch.filter(mask)
+
+    def _on_damage(self, shown: str, problem: str) -> None:
+        if not self._job.skips_damaged:
+            raise unreadable(shown, problem)
+        self.damages.append((shown, problem))
+
+    def _fitted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        return fitted(batch, self.schema, self._job.body)
+
+    def identities(self, part: Slice) -> pyarrow.Table:
+        """Return the identities of what the output has of the times of a slice."""
+        import pyarrow
+
+        within = TimeRange(part.since_ns, part.until_ns)
+        found: list[Any] = []
+        for source in self._job.present:
+            if source.between(part.since_ns, part.until_ns):
+                with source.storage.open(source.name) as file:
+                    found += read(file, ["ts_ns", "nsqd", "id"], within)
+        names = [("ts_ns", pyarrow.int64()), ("nsqd", pyarrow.string()), ("id", pyarrow.string())]
+        batches = [each.select([name for name, _ in names]) for each in found]
+        return pyarrow.Table.from_batches(batches, pyarrow.schema(names))
+
+
+def fitted(
+    batch: pyarrow.RecordBatch, schema: pyarrow.Schema, kind: BodyKind
+) -> pyarrow.RecordBatch:
+    """Give a batch the columns of an output: those that it lacks are null."""
+    import pyarrow
+
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if "body" in columns:
+        columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
+    arrays = [
+        columns[each.name].cast(each.type)
+        if each.name in columns
+        else pyarrow.nulls(batch.num_rows, each.type)
+        for each in schema
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def body_kind(table: DeltaCatalog) -> BodyKind:
+    """Return what the bodies of a table are: text with bytes beside, as of a new one, or bytes."""
+    from pyarrow import types
+
+    is_binary = table.exists() and types.is_binary(table.schema().field("body").type)
+    return BodyKind.binary if is_binary else BodyKind.string
+
+
+def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind:
+    """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
+    from pyarrow import parquet, types
+
+    for source in (each for some in present for each in some):
+        with source.storage.open(source.name) as opened, parquet.ParquetFile(opened) as file:
+            is_binary = types.is_binary(file.schema_arrow.field("body").type)
+            return BodyKind.binary if is_binary else BodyKind.string
+    return BodyKind.string
+
+
+def create_table(table: DeltaCatalog, others: Iterable[str] = ()) -> None:
+    """Make a table of messages, if there is none. ``others`` are more columns of partitions."""
+    import pyarrow
+
+    schema = message_schema(BodyKind.string).append(pyarrow.field("date", pyarrow.date32()))
+    for name in others:
+        schema = schema.append(pyarrow.field(name, pyarrow.string()))
+    table.create(schema, [*PARTITIONS, *others])
+
+
+def unreadable(shown: str, problem: str) -> NsqError:
+    """Return the error for damage that ends a compaction."""
+    return NsqError(
+        f"cannot read {shown}: {problem}",
+        hint="Repair it with nsq archive repair, or leave out what is damaged with --skip-damaged.",
+    )
+
+
+def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
+    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if kind is BodyKind.binary:
+        body = body.cast(pyarrow.binary())
+        return {"body": body if raw is None else compute.coalesce(body, raw)}
+    if types.is_string(body.type):
+        return {"body": body, **({} if raw is None else {"body_bytes": raw})}
+    try:
+        return {"body": body.cast(pyarrow.string())}
+    except pyarrow.ArrowInvalid:  # some are not UTF-8
+        some = body.to_pylist()
+        texts = [None if each is None else _text(each) for each in some]
+        pairs = zip(some, texts, strict=True)
+        rest = [each if text is None else None for each, text in pairs]
+        return {
+            "body": pyarrow.array(texts, pyarrow.string()),
+            "body_bytes": pyarrow.array(rest, pyarrow.binary()),
+        }
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
+    """Return the rows in the order of time, one for each identity: that of the fewest attempts.
+
+    Only rows of equal times are compared. One without an id is kept.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    if rows.num_rows < 2:
+        return rows
+    times = rows["ts_ns"].combine_chunks()
+    if not compute.all(compute.less_equal(times[:-1], times[1:]), min_count=0).as_py():
+        rows = rows.take(compute.sort_indices(times)).combine_chunks()
+        times = rows["ts_ns"].combine_chunks()
+    same = compute.equal(times[:-1], times[1:])
+    if not compute.any(same).as_py():
+        return rows
+    no = pyarrow.array([False])
+    run = compute.or_(pyarrow.concat_arrays([no, same]), pyarrow.concat_arrays([same, no]))
+    places = compute.indices_nonzero(run)
+    best: dict[tuple[int, str, str], tuple[int, int]] = {}
+    drop: set[int] = set()
+    some = rows.select(["ts_ns", "nsqd", "id", "attempts"]).take(places)
+    columns = (some[name].to_pylist() for name in some.column_names)
+    for at, ts_ns, nsqd, identity, attempts in zip(places.to_pylist(), *columns, strict=True):
+        if identity is None:
+            continue
+        key, mine = (ts_ns, nsqd, identity), (attempts or 0, at)
+        other = best.get(key)
+        if other is None or mine < other:
+            best[key] = mine
+        if other is not None:
+            drop.add(max(mine, other)[1])
+    return _dropping(rows, drop)
+
+
+def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
+    import pyarrow
+
+    if not drop:
+        return rows
+    keep = bytearray(b"\1") * rows.num_rows
+    for at in drop:
+        keep[at] = 0
+    numbers = pyarrow.Array.from_buffers(pyarrow.int8(), len(keep), [None, pyarrow.py_buffer(keep)])
+    return rows.filter(numbers.cast(pyarrow.bool_()))
+
+
+def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
+    """Return the rows whose identity is not among those that are there."""
+    from pyarrow import compute
+
+    if not present.num_rows or not rows.num_rows:
+        return rows
+    known = compute.unique(present["ts_ns"])
+    places = compute.indices_nonzero(compute.is_in(rows["ts_ns"], value_set=known))
+    names = ["ts_ns", "nsqd", "id"]
+    some = rows.select(names).take(places)
+    there = set(zip(*(present[name].to_pylist() for name in names), strict=True))
+    keys = zip(*(some[name].to_pylist() for name in names), strict=True)
+    found = zip(places.to_pylist(), keys, strict=True)
+    return _dropping(rows, {at for at, key in found if key[2] is not None and key in there})

@@ -1,0 +1,267 @@
+"""Streams of both formats: what needs a PySpark with read limits for Python data sources (4.2.1).
+
+Batches run on older ones, so nothing imports this module before a stream is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql.datasource import (
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from nsqtools.errors import ConfigurationError, ConnectionFailed
+from nsqtools.spark.archive_format import ArchivePartition, read
+from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
+from nsqtools.spark.nsq_format import prepared, publish, reports, settings_of
+from nsqtools.spark.publishing.row_outcomes import require_all, summary, total, write_document
+from nsqtools.spark.publishing.sink_plan import SinkSettings
+from nsqtools.spark.topic_stream import TopicSettings
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from nsqtools.spark.archives.archive_stream import ArchiveStream
+    from nsqtools.spark.topic_stream import TopicStream
+
+log = logging.getLogger("nsqtools")
+
+IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
+
+
+def default_limit(own: BatchLimits) -> ReadLimit:
+    """Return what Spark hands to ``latestOffset``: it knows one limit, and never two."""
+    if own.rows is not None:
+        return ReadMaxRows(own.rows)
+    if own.bytes is not None:
+        return ReadMaxBytes(own.bytes)
+    if own.files is not None:
+        return ReadMaxFiles(own.files)
+    return ReadAllAvailable()
+
+
+def limits_under(limit: ReadLimit, own: BatchLimits) -> BatchLimits:
+    """Return the limits of a batch: all of ours, unless Spark wants everything."""
+    return BatchLimits() if isinstance(limit, ReadAllAvailable) else own
+
+
+class Poll:
+    """Entered to look for something new: waits before, when the last look found nothing.
+
+    Spark asks a hundred times a second. Looking at a large archive takes long, and is done less
+    often then.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._began_s = 0.0
+        self._not_before_s = 0.0
+        self._has_found = True
+
+    def __enter__(self) -> Self:
+        pause_s = self._not_before_s - time.monotonic()
+        if not self._has_found and pause_s > 0:
+            time.sleep(pause_s)
+        self._began_s = time.monotonic()
+        return self
+
+    def found_something(self, has_found: bool) -> None:
+        """Note whether the look found something."""
+        self._has_found = has_found
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        took_s = time.monotonic() - self._began_s
+        self._not_before_s = self._began_s + max(self._interval_s, took_s * (1 + IDLE_SHARE))
+
+
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
+
+    def __init__(self, settings: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
+        self._reached: Offset | None = None
+        self._settings = settings
+        self._options = stream
+        self._names = names
+
+    @cached_property
+    def _stream(self) -> ArchiveStream:
+        from nsqtools.spark.archives.archive_stream import ArchiveStream
+
+        return ArchiveStream(self._settings, self._options)
+
+    @cached_property
+    def _poll(self) -> Poll:
+        return Poll(self._options.poll_s)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial().encode()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return default_limit(self._options.limits)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        limits = limits_under(limit, self._options.limits)
+        with self._poll as poll:
+            self._reached = self._stream.latest(decode_offset(start), limits)
+            end = self._reached.encode()
+            poll.found_something(end != start)
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What is read, and the lag, in a query's progress: as of the last look."""
+        lag = None if self._reached is None else self._stream.lag(self._reached)
+        # Spark describes a source in Python by the name of a Java class
+        return None if lag is None else {"source": self._settings.description, **lag}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
+        planned = self._stream.plan(decode_offset(start), decode_offset(end))
+        return [ArchivePartition(partition) for partition in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read(partition.value, self._settings, self._names)
+
+
+class NsqStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream, each at least once.
+
+    ``problem`` is why no nsqd is known. It matters to the tasks and not to the writer that commits
+    what they have published.
+    """
+
+    def __init__(self, settings: SinkSettings, problem: str = "") -> None:
+        self._plan = settings.plan
+        self._outcome = settings.outcome
+        self._problem = problem
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        if self._problem:
+            raise ConnectionFailed(self._problem)
+        return publish(self._plan, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Add up what the tasks did. Raises `NsqError`, which ends the query."""
+        report = total(reports(messages))
+        log.warning("published: batch %d: %s", batchId, summary(report))
+        if self._outcome is not None:
+            write_document(self._outcome, report, is_complete=True)
+        require_all(report)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Report what the successful tasks did: it cannot be undone."""
+        log.warning("batch %d failed: %s", batchId, summary(total(reports(messages))))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
+    """Make the writer of a stream, or the one that commits a batch. Raises `NsqError`."""
+    settings = settings_of(options, schema)
+    if settings.plan.ledger is not None:
+        raise ConfigurationError(
+            "a stream has no ledger: the rows of a repeated batch may come in another order",
+            hint="Remove ledgerPath; a batch that fails is published again.",
+        )
+    try:
+        return NsqStreamWriter(prepared(settings))
+    except ConnectionFailed as exc:
+        return NsqStreamWriter(settings, str(exc))
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes."""
+
+    def __init__(self, settings: TopicSettings, names: list[str]) -> None:
+        self._settings = settings
+        self._names = names
+        self._is_bounded = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_settings": self._settings.for_executors()}
+
+    @cached_property
+    def _stream(self) -> TopicStream:
+        from nsqtools.spark.topic_stream import TopicStream
+
+        given = self._settings
+        assert given.connection is not None
+        return TopicStream(given.spool, given.connection, given.read, given.stream)
+
+    @cached_property
+    def _poll(self) -> Poll:
+        return Poll(self._settings.stream.poll_s)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return default_limit(self._settings.stream.limits)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        end_on_sigterm()
+        limits = limits_under(limit, self._settings.stream.limits)
+        with self._poll as poll:
+            end = self._stream.latest(start, limits)
+            poll.found_something(end != start)
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What is read, and the lag, in a query's progress: of the spool, not of nsqd."""
+        lag = self._stream.lag()
+        return None if lag is None else {"source": self._settings.spool.description, **lag}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
+        return [ArchivePartition(planned) for planned in self._stream.plan(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._stream.commit(end)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read(partition.value, self._settings.read, self._names)
+
+    def stop(self) -> None:
+        if "_stream" in self.__dict__:
+            self._stream.stop()
+
+
+def end_on_sigterm() -> None:
+    """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)

@@ -1,0 +1,447 @@
+"""Archives and tables become few files with each message once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from plugins.archives import Writer, write_archive
+from plugins.object_store import Bucket
+
+from nsqtools.archive import compaction as compacting
+from nsqtools.archive.catalog import DAY_NS, day_of, find_inputs, sources_of, table_files
+from nsqtools.archive.compaction import (
+    Compaction,
+    Selection,
+    Settings,
+    delete_archive,
+    in_processes,
+)
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.location import Location, StoredPlace, parse_place
+from nsqtools.archive.slices import run_job
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.protocol.frames import WireMessage
+
+SECOND = 10**9
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+EVERYTHING = Selection()
+Row = tuple[str | None, str | None, str | None, int | None, bytes]
+
+
+def message(number: int, attempts: int = 1) -> WireMessage:
+    """One in five minutes, two at each time."""
+    at = BEGIN + number // 2 * 600 * SECOND
+    body = b"body %d \xff" % number if number % 7 == 0 else b"body %d" % number
+    return WireMessage(at, attempts, b"%016x" % number, body)
+
+
+def expected(numbers: Sequence[int], *topics: str) -> list[Row]:
+    return sorted(
+        (topic, str(day_of(each.timestamp_ns)), each.id.decode(), each.timestamp_ns, each.body)
+        for topic in topics
+        for each in map(message, set(numbers))
+    )
+
+
+def content(output: Location) -> list[Row]:
+    """What a reader sees: the partition, identity and body of each row, in order."""
+    rows = []
+    for root, names in table_files([output]).items():
+        for name in names:
+            values = dict(part.split("=", 1) for part in name.split("/")[:-1])
+            if isinstance(root, StoredPlace):
+                table = pq.ParquetFile((root / name).open()).read()
+            else:
+                table = pq.ParquetFile(root / name).read()
+            for row in table.to_pylist():
+                raw = row.get("body_bytes")
+                body = (
+                    row["body"] if isinstance(row["body"], bytes) else (row["body"] or "").encode()
+                )
+                rows.append(
+                    (
+                        values["topic"],
+                        values["date"],
+                        row["id"],
+                        row["ts_ns"],
+                        body if raw is None else raw,
+                    )
+                )
+    return sorted(rows, key=str)
+
+
+def compact(
+    place: Location,
+    output: Location | None,
+    *,
+    delta: bool = False,
+    target: int = 1 << 20,
+    skips_damaged: bool = False,
+    selection: Selection = EVERYTHING,
+    processes: int = 1,
+) -> Compaction:
+    settings = Settings(target, processes, skips_damaged=skips_damaged)
+    compaction = Compaction(find_inputs([place]), output, selection, settings, is_delta=delta)
+    with compaction.locked():
+        compaction.plan()
+        compaction.run(in_processes(processes))
+    return compaction
+
+
+def done(compaction: Compaction) -> tuple[int, int]:
+    """Messages read, and duplicates."""
+    some = [each for partition in compaction.work for each in partition.done]
+    return sum(each.read for each in some), sum(each.duplicates for each in some)
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices and files of few messages, so that there are many."""
+    monkeypatch.setattr(compacting, "SLICE_ROWS", 20)
+    monkeypatch.setattr(compacting, "LEAST_BYTES", 1000)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_message_is_there_once_whenever_it_comes(
+    tmp_path: Path, seed: int, delta: bool
+) -> None:
+    chance = random.Random(seed)
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    sent: list[int] = []
+    for run in range(3):  # the later ones bring late messages, and again some that are there
+        for _ in range(3):
+            numbers = [chance.randrange(400) for _ in range(150)]
+            sent += numbers
+            members = [numbers[at : at + 40] for at in range(0, len(numbers), 40)]
+            for topic in ("clicks", "2026"):
+                path = archive / f"{topic}.{run}.{chance.random()}.gz"
+                some = [[message(n, chance.randrange(1, 4)) for n in each] for each in members]
+                write_archive(path, *some, topic=topic)
+
+        compact(archive, output, delta=delta, target=chance.choice([2000, 1 << 20]))
+
+        assert content(output) == expected(sent, "clicks", "2026")
+    assert done(compact(archive, output, delta=delta)) == (0, 0)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_processes_give_what_one_gives(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    members = [[message(n), message(n)] for n in range(300)]
+    write_archive(tmp_path / "a" / "clicks.gz", *members)
+
+    one = compact(tmp_path / "a", tmp_path / "one", target=1000)
+    two = compact(tmp_path / "a", tmp_path / "two", target=1000, processes=2)
+
+    assert len(one.jobs) > 3
+    assert done(one) == done(two) == (600, 300)
+    assert content(tmp_path / "one") == content(tmp_path / "two") == expected(range(300), "clicks")
+
+
+STEPS = """
+import os, signal, sys
+from pathlib import Path
+from nsqtools.archive import compaction, slices
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.storage import LocalStorage
+
+left = int(sys.argv[1])
+
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def around(owner, name):
+    original = getattr(owner, name)
+    def stepped(*args, **more):
+        step()
+        result = original(*args, **more)
+        step()
+        return result
+    setattr(owner, name, stepped)
+
+around(slices.ParquetWriter, "add")
+around(slices.ParquetWriter, "close")
+around(slices, "publish")
+around(DeltaCatalog, "commit")
+around(LocalStorage, "put")
+from nsqtools.cli.main import main
+sys.argv = ["nsq", *sys.argv[2:]]
+main()
+"""
+
+
+def killed_at(step: int, *command: object) -> bool:
+    """Run a compaction that is killed at a step; whether it came that far."""
+    arguments = [sys.executable, "-c", STEPS, str(step), "archive", "compact", *map(str, command)]
+    result = subprocess.run([*arguments, "--processes", "1"], capture_output=True, check=False)
+    assert result.returncode in (0, -9), result.stderr.decode()
+    return result.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("delta", "steps"),
+    [
+        pytest.param(False, (1, 3, 5, 7)),
+        pytest.param(True, (3, 5, 7, 9)),
+        pytest.param(False, range(60), marks=pytest.mark.slow),
+        pytest.param(True, range(60), marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_step_and_run_again_it_has_each_message_once(
+    tmp_path: Path, delta: bool, steps: Sequence[int]
+) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    for part in range(2):
+        numbers = range(150 * part, 150 * part + 200)
+        write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
+    command = (archive, "-o", output, *(["--format", "delta"] if delta else []))
+    everything = expected(range(350), "clicks")
+
+    for step in steps:
+        if not killed_at(step, *command):
+            break
+        seen = content(output) if output.exists() else []
+        assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
+        assert set(seen) <= set(everything)
+
+    assert not killed_at(10_000, *command)
+    assert content(output) == everything
+    assert not list((output / "_compaction").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("steps", [(3, 5, 6), pytest.param(range(40), marks=pytest.mark.slow)])
+def test_a_table_is_killed_at_any_step_while_its_files_are_replaced(
+    tmp_path: Path, steps: Sequence[int]
+) -> None:
+    archive, table = tmp_path / "archive", tmp_path / "table"
+    archive.mkdir()
+    for part in range(3):
+        numbers = range(20 * part, 20 * part + 30)
+        write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
+        compact(archive, table, delta=True)
+    everything = expected(range(70), "clicks")
+    assert len(table_files([table])[table]) == 3
+
+    for step in steps:
+        if not killed_at(step, table):
+            break
+        assert content(table) == everything
+
+    assert not killed_at(10_000, table)
+    assert content(table) == everything
+    assert len(table_files([table])[table]) == 1
+    assert done(compact(table, None)) == (0, 0)
+
+
+def test_rows_that_are_there_twice_in_a_table_are_there_once_after_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(n) for n in range(50)])
+    for name in ("one", "two"):
+        compact(tmp_path / "a", tmp_path / name)
+    files = [path for name in ("one", "two") for path in (tmp_path / name).rglob("*.parquet")]
+    both = tmp_path / "both" / "topic=clicks" / f"date={day_of(BEGIN)}"
+    both.mkdir(parents=True)
+    for number, path in enumerate(files):
+        path.rename(both / f"{number}.parquet")
+
+    compact(tmp_path / "both", tmp_path / "out", delta=True)
+
+    assert content(tmp_path / "out") == expected(range(50), "clicks")
+
+
+def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "bare.log").write_bytes(b"one\ntwo\none\n\xff\n")
+    none = "__HIVE_DEFAULT_PARTITION__"
+    rows = [(none, none, None, None, each) for each in (b"\xff", b"one", b"one", b"two")]
+    for delta in (False, True):
+        output = tmp_path / f"out-{delta}"
+        for _ in range(2):
+            compact(tmp_path / "a", output, delta=delta)
+            assert sorted(content(output), key=str) == sorted(rows, key=str)
+        for note in (output / "_compaction").rglob("*.json"):
+            note.unlink()  # as if it had been killed before it was written
+        compact(tmp_path / "a", output, delta=delta)
+        assert len(content(output)) == 4
+
+
+def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path = write_archive(tmp_path / "a" / "clicks.gz", [message(0)], [message(1)], [message(2)])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+    with pytest.raises(NsqError, match=f"cannot read {path}"):
+        compact(tmp_path / "a", tmp_path / "out")
+    told = compact(tmp_path / "a", tmp_path / "out", skips_damaged=True)
+
+    assert content(tmp_path / "out") == expected([0, 2], "clicks")
+    assert {shown for job in told.work[0].done for shown, _ in job.damages} == {str(path)}
+    assert told.deletable()[0] == []
+
+
+def test_an_index_that_promises_more_than_there_is_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path = write_archive(tmp_path / "a" / "clicks.gz", [message(0), message(1)])
+    line = index_of(path).read_bytes().split(b"\n")[0].split()
+    index_of(path).write_bytes(b" ".join([*line[:2], b"3", *line[3:]]) + b"\n")
+
+    with pytest.raises(NsqError, match="it has 2 messages, and 3 in its index"):
+        compact(tmp_path / "a", tmp_path / "out")
+
+    assert content(tmp_path / "out") == []
+
+
+def test_a_file_that_reads_back_otherwise_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsqtools.archive import parquet
+
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
+    numbers = iter(range(100))
+    monkeypatch.setattr(parquet, "checksum", lambda column: next(numbers))
+
+    with pytest.raises(OutputError, match="is not what was written"):
+        compact(tmp_path / "a", tmp_path / "out")
+
+    assert content(tmp_path / "out") == []
+
+
+def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:
+    archive, output = tmp_path / "a", tmp_path / "out"
+    archive.mkdir()
+    path = write_archive(archive / "clicks.gz", [message(0), message(400)])
+    day = day_of(message(0).timestamp_ns)
+    (archive / "bare.log").write_bytes(b"it may be anything\n")
+
+    first = compact(archive, output, selection=Selection(first=day, last=day))
+    assert first.deletable() == ([], {})  # the file has another day, too
+
+    second = compact(archive, output)
+    [source], kept = second.deletable()
+    assert source.shown == str(path)
+    assert "may not be an archive" in kept[str(archive / "bare.log")]
+
+    (file,) = output.glob(f"topic=clicks/date={day}/*.parquet")
+    file.rename(tmp_path / "elsewhere")
+    assert "is missing" in second.deletable()[1][str(path)]
+    (tmp_path / "elsewhere").rename(file)
+    path.touch()
+    assert not delete_archive(source)  # it changed
+    third = compact(archive, output)
+    assert [delete_archive(each) for each in third.deletable()[0]] == [True]
+    assert not path.exists()
+    assert not index_of(path).exists()
+
+
+def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for topic in ("clicks", "orders"):
+        write_archive(tmp_path / "a" / f"{topic}.gz", [message(0)], [message(600)], topic=topic)
+    settings, chosen = Settings(), Selection(frozenset(["clicks"]))
+    second = day_of(message(600).timestamp_ns)
+    at = (message(600).timestamp_ns // DAY_NS * DAY_NS + DAY_NS) / SECOND + 3599
+    compaction = Compaction(
+        find_inputs([tmp_path / "a"]), tmp_path / "out", chosen, settings, now_s=at
+    )
+    compaction.plan()
+
+    states = {each.slot.day: each.state for each in compaction.partitions}
+    assert states == {day_of(BEGIN): "new", second: "open"}
+    with pytest.raises(NotFoundError, match="there are no messages of nothing"):
+        compact(tmp_path / "a", tmp_path / "out", selection=Selection(frozenset(["nothing"])))
+
+
+def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_bytes(b"x")
+
+    for output, reason in (
+        (tmp_path / "other", "did not write"),
+        (tmp_path / "a" / "out", "must not contain each other"),
+        (None, "missing --output"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            compact(tmp_path / "a", output)
+    compact(tmp_path / "a", tmp_path / "table", delta=True)
+    with pytest.raises(ConfigurationError, match="is a Delta table"):
+        compact(tmp_path / "a", tmp_path / "table")
+    compaction = Compaction(
+        find_inputs([tmp_path / "a"]), tmp_path / "out", Selection(), Settings()
+    )
+    with compaction.locked(), pytest.raises(OutputError, match="another compaction writes"):
+        compact(tmp_path / "a", tmp_path / "out")
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_bucket_takes_and_gives_what_a_directory_does(
+    tmp_path: Path, bucket: Bucket, delta: bool
+) -> None:
+    writer = Writer(tmp_path)
+    writer.write([message(n) for n in range(100)], [message(n) for n in range(50)])
+    path = writer.finish()
+    for each in (path, index_of(path)):
+        bucket.storage.put_file(f"archive/{each.name}", each)
+    archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
+
+    compaction = compact(archive, output, delta=delta)
+
+    assert done(compaction) == (150, 50)
+    assert content(output) == expected(range(100), "clicks")
+    assert done(compact(archive, output, delta=delta)) == (0, 0)
+    assert [delete_archive(each) for each in compaction.deletable()[0]] == [True]
+    assert not [name for name in bucket.names() if name.startswith("archive/")]
+
+
+def test_the_log_of_a_sink_says_which_files_count(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
+    compact(tmp_path / "a", tmp_path / "out")
+    [path] = (tmp_path / "out").rglob("*.parquet")
+    left = path.with_name("left.parquet")
+    left.write_bytes(path.read_bytes())
+    (tmp_path / "out" / "_spark_metadata").mkdir()
+    log = f'v1\n{{"path":"file://{path}","size":1}}\n'
+    (tmp_path / "out" / "_spark_metadata" / "0").write_text(log)
+
+    assert [each.shown for each in sources_of(find_inputs([tmp_path / "out"]))] == [str(path)]
+
+
+def test_a_job_that_runs_twice_makes_one_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
+    compaction = Compaction(
+        find_inputs([tmp_path / "a"]), tmp_path / "out", Selection(), Settings()
+    )
+    with compaction.locked():
+        compaction.plan()
+        [job] = compaction.jobs
+        assert run_job(job) == run_job(job)  # as a task of Spark whose answer was lost
+    assert content(tmp_path / "out") == expected([0], "clicks")
+
+
+def test_a_selection_has_days_from_one_to_another() -> None:
+    days = [date(2026, 9, day) for day in (20, 21, 22)]
+    chosen = Selection(first=days[1], last=days[1])
+
+    assert [chosen.has(compacting.Slot("clicks", day)) for day in days] == [False, True, False]
+    assert not chosen.has(compacting.Slot(None, None))

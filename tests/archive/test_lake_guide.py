@@ -1,0 +1,53 @@
+"""What nsq-lake(7) says: DuckDB, Polars and pandas read what compaction writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq
+
+from nsqtools.protocol.frames import WireMessage
+
+GUIDE = (Path(__file__).parents[2] / "man" / "nsq-lake.7.md").read_text("utf-8")
+PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PROGRAMS)
+def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
+    (tmp_path / "a").mkdir()
+    begin = 1_790_000_000 * 10**9
+    messages = [WireMessage(begin + n, 1, b"%016x" % n, b"body %d" % n) for n in range(123)]
+    write_archive(tmp_path / "a" / "clicks.gz", messages, messages)
+    command = ["archive", "compact", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
+    assert run_nsq(command).status == 0
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--target",
+        str(tmp_path / "site"),
+        package,
+    ]
+    subprocess.run(pip, check=True)
+
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS[package]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "123" in done.stdout

@@ -1,0 +1,141 @@
+"""``nsq spark`` compacts, ingests and reads tables; of Delta with delta-rs alone, without a jar."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from plugins.archives import Writer, write_archive
+from plugins.spark import RunSpark
+
+from nsqtools.archive.catalog import table_files
+from nsqtools.protocol.frames import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+DAYS = ("2026-09-21", "2026-09-22")
+MIDNIGHT = 587  # the first message of the second day
+TOPICS = ("2026", "clicks#ephemeral")
+Row = tuple[str, str, int, bytes]
+
+
+def messages(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
+    """One a minute; every other body is not UTF-8."""
+    return [
+        WireMessage(
+            BEGIN + n * 60 * SECOND, attempts, b"%016x" % n, b"body %d\n" % n + b"\xff" * (n % 2)
+        )
+        for n in range(first, last)
+    ]
+
+
+def expected(first: int, last: int, *topics: str) -> list[Row]:
+    return sorted(
+        (topic, DAYS[int(each.id, 16) >= MIDNIGHT], int(each.id, 16), each.body)
+        for topic in topics
+        for each in messages(first, last)
+    )
+
+
+def rows_of(table: Path) -> list[Row]:
+    """What counts in a table, with the partition that it is in."""
+    from nsqtools.archive.catalog import partition_of
+
+    rows = []
+    for name in table_files([table])[table]:
+        partition = partition_of(name)
+        for row in pq.ParquetFile(table / name).read().to_pylist():
+            if row["id"] is not None:
+                body = row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
+                rows.append((partition["topic"], partition["date"], int(row["id"], 16), body))
+    return sorted(rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_compaction_in_tasks_gives_tables_that_report_and_sql_read(
+    run_spark: RunSpark, tmp_path: Path, format: str
+) -> None:
+    archive, table = tmp_path / "archive", tmp_path / "table"
+    archive.mkdir()
+    write_archive(archive / "0.gz", messages(500, 600), topic=TOPICS[0])
+    write_archive(archive / "1.gz", messages(500, 550), topic=TOPICS[1])
+    command = ("compact", archive, "-o", table, "--format", format)
+
+    first = run_spark(*command, "--delete-archives", "--yes")
+    write_archive(archive / "late.gz", messages(450, 550, 2), topic=TOPICS[0])
+    late = run_spark(*command)
+    idle = run_spark(*command)
+
+    assert (first.status, late.status, idle.status) == (0, 0, 0), first.err + late.err + idle.err
+    assert idle.out == b""
+    assert [path.name for path in archive.glob("*.gz")] == ["late.gz"]
+    both = expected(450, 600, TOPICS[0]) + expected(500, 550, TOPICS[1])
+    assert rows_of(table) == both
+
+    report = run_spark("report", table, "--json", "--since", "2026-09-22T00:00:00Z")
+    assert report.status == 0, report.err
+    totals = json.loads(report.out)["topics"]
+    assert {each["topic"]: (each["messages"], each["bytes"]) for each in totals} == {
+        TOPICS[0]: (13, sum(len(row[3]) for row in both if row[1] == DAYS[1]))
+    }
+    query = f"select topic, count(body) n, count(*) m from {format} where date = '2026-09-22'"
+    query += " group by 1"
+    found = run_spark("sql", query, table, "--json")
+    assert found.status == 0, found.err
+    assert [json.loads(line) for line in found.out.splitlines()] == [
+        {"topic": TOPICS[0], "n": 6, "m": 13}
+    ]
+
+
+def test_ingestion_into_delta_takes_each_message_once_wherever_it_was_interrupted(
+    run_spark: RunSpark, tmp_path: Path
+) -> None:
+    archive, table, checkpoint = (tmp_path / name for name in ("archive", "table", "checkpoint"))
+    archive.mkdir()
+    writer = Writer(archive)
+    writer.write(messages(500, 550), messages(550, 600))
+    command = ("ingest", archive, "-o", table, "--checkpoint", checkpoint, "--once")
+    command += ("--raw", "--max-rows-per-trigger", "60", "--format", "delta")
+
+    first = run_spark(*command)
+    assert "100 rows ingested in 2 batches" in first.err, first.err
+    # as after a kill between the commit of the table and that of the checkpoint
+    for path in (checkpoint / "commits").glob("*1*"):
+        path.unlink()
+    writer.write(messages(600, 620))
+    # what another archiver had, too, and comes late; and what has no identity
+    write_archive(archive / "other.gz", messages(590, 610, 2), messages(620, 630))
+    (archive / "bare.log").write_bytes(b"bare\n" * 3)
+    again = run_spark(*command)
+
+    assert again.status == 0, again.err
+    assert rows_of(table) == expected(500, 630, "clicks")
+    found = run_spark("sql", "select count(*) n, count(id) m from delta", table, "--json")
+    assert json.loads(found.out) == {"n": 133, "m": 130}
+    files = table_files([table])[table]
+    compacted = run_spark("compact", table)
+    assert compacted.status == 0, compacted.err
+    assert len(table_files([table])[table]) < len(files)
+    assert rows_of(table) == expected(500, 630, "clicks")
+
+    without_format = run_spark(*command[:-2])
+    assert "is a Delta table\nhint: Add --format delta." in without_format.err
+    other = (*command[:5], tmp_path / "new", *command[6:])
+    assert "was written with the checkpoint" in run_spark(*other).err
+
+
+def test_the_output_of_ingest_is_compacted(run_spark: RunSpark, tmp_path: Path) -> None:
+    archive, lake, checkpoint = (tmp_path / name for name in ("archive", "lake", "checkpoint"))
+    archive.mkdir()
+    write_archive(archive / "0.gz", *([each] for each in messages(500, 600)))
+    write_archive(archive / "1.gz", messages(550, 600))
+    command = ("ingest", archive, "-o", lake, "--checkpoint", checkpoint, "--once")
+    ingested = run_spark(*command, "--max-rows-per-trigger", "60")
+    assert ingested.status == 0, ingested.err
+
+    compacted = run_spark("compact", lake, "-o", tmp_path / "table")
+
+    assert compacted.status == 0, compacted.err
+    assert rows_of(tmp_path / "table") == expected(500, 600, "clicks")
