@@ -113,7 +113,7 @@ def test_nothing_confirmed_is_missing_however_often_it_is_killed(
     delivered: dict[bytes, int] = {}  # to somebody who held it when nsqd was killed
     for number in range(rounds):
         load = Load(nsqd, number, chance)
-        enough = chance.randint(20, 1000)  # no time: what a fast machine publishes takes long to read
+        enough = chance.randint(20, 1000)  # not a time: much that is published takes long to read
         wait_until(lambda at=load, n=enough: len(at.confirmed) > n, what="publishing")  # type: ignore[misc]
         held_before = load.written_s
         nsqd.kill()
