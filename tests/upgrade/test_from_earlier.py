@@ -145,7 +145,8 @@ def test_a_durable_log_is_refused_with_the_way_to_its_messages(
     left: Path, run_nsq: RunNsq, flag: str
 ) -> None:
     before = sorted(each.name for each in (left / "nsqd").iterdir())
-    done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag])
+    ports = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag, *ports])
     assert done.status == 1
     assert "has a log of --durable that nsqtools 0.2 wrote" in done.err
     assert "`nsq nsqd --recover-only` of nsqtools 0.2" in done.err
