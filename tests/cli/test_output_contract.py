@@ -83,6 +83,7 @@ def test_every_command_prints_what_its_schema_says(
         "DEST": [f"--destination-nsqd-tcp-address={other.tcp_address}"],
         "OTHER": [other.http_address],
         "OUT": [str(tmp_path / "out")],
+        "TABLE": [str(tmp_path / "table")],
     }
     for line in COMMANDS:
         words = [part for word in line.split() for part in places.get(word, [word])]

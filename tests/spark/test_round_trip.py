@@ -60,9 +60,9 @@ def test_every_byte_comes_back(
     tailed = nsq("tail", "-t", "again", "-c", "check", "-d", DELIMITER, *limits, *place)
 
     stored = [
-        body
-        for path in parquet.glob("topic=clicks/date=*/part-*.parquet")
-        for body in pq.ParquetFile(path).read(["body"]).column("body").to_pylist()
+        row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
+        for path in parquet.glob("topic=clicks/date=*/*.parquet")
+        for row in pq.ParquetFile(path).read(["body", "body_bytes"]).to_pylist()
     ]
     assert sorted(stored) == sorted(BODIES)
     assert sorted(tailed.out.split(MARK)[:-1]) == sorted(BODIES)

@@ -215,43 +215,37 @@ COMMANDS = [
 ]
 
 
-PARQUET = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
-FOREIGN = {
-    PARQUET: b"PAR1\x15\x04\nPAR1",
-    "_spark_metadata/0": b'v1\n{"path": "file:///x"}\n',
-}
-
-
-@pytest.mark.parametrize(
-    ("command", "place", "name"),
-    [
-        *((command, "directory", "_spark_metadata/0") for command in COMMANDS),
-        (COMMANDS[-1], "bucket", PARQUET),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_files_of_other_programs_are_not_taken_for_bare_bodies(
-    archive: Path,
-    bucket: Bucket,
-    run_nsq: RunNsq,
-    command: list[str],
-    place: str,
-    name: str,
+    archive: Path, run_nsq: RunNsq, command: list[str]
 ) -> None:
-    path = archive.parent / name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(FOREIGN[name])
-    if place == "bucket":
-        for each in (archive, index_of(archive), path):
-            bucket.storage.put_file(each.relative_to(archive.parent).as_posix(), each)
-    where = str(archive.parent) if place == "directory" else bucket.url
+    path = archive.parent / "_spark_metadata/0"
+    path.parent.mkdir()
+    path.write_bytes(b'v1\n{"path": "file:///x"}\n')
 
-    result = run_nsq([*command, where])
+    result = run_nsq([*command, str(archive.parent)])
 
     assert (result.status, result.out) == (2, b"")
-    assert f"cannot read {where}/{name} as an archive" in result.err
+    assert f"cannot read {path} as an archive" in result.err
     assert "nsq spark sql, report and replay" in result.err
-    assert path.read_bytes() == FOREIGN[name]
+    assert path.read_bytes() == b'v1\n{"path": "file:///x"}\n'
+
+
+@pytest.mark.parametrize("program", ["archive", "spark"])
+def test_parquet_among_archives_that_cannot_be_compacted_is_named(
+    archive: Path, bucket: Bucket, run_nsq: RunNsq, tmp_path: Path, program: str
+) -> None:
+    name = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
+    for each in (archive, index_of(archive)):
+        bucket.storage.put_file(each.name, each)
+    bucket.storage.put(name, b"PAR1\x15\x04\nPAR1")
+
+    result = run_nsq([program, "compact", "-o", str(tmp_path / "new"), bucket.url])
+
+    assert (result.status, result.out) == (1, b"")
+    assert f"cannot read {bucket.url}/{name}: it is not whole Parquet" in result.err
+    assert not list(tmp_path.glob("new/**/*.parquet"))
+    assert bucket.storage.read(name) == b"PAR1\x15\x04\nPAR1"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

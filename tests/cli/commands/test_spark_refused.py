@@ -14,8 +14,8 @@ TO_LAKE = ["--output", "lake", "--checkpoint", "check"]
 ELSEWHERE = [
     ["compact", "archive", "--output", REMOTE, "--delete-archives", "--yes"],
     ["compact", REMOTE, "--output", "lake"],
-    ["compact", "archive", "--output", "lake", "--work-dir", REMOTE],
     ["ingest", REMOTE, *TO_LAKE],
+    ["ingest", "archive", *TO_LAKE, "--work-dir", REMOTE],
     ["ingest", "archive", "--output", REMOTE, "--checkpoint", "check"],
     ["ingest", "archive", "--output", "lake", "--checkpoint", REMOTE],
     ["ingest", "-t", "t", *TO_LAKE, "--spool-dir", REMOTE],
@@ -35,8 +35,8 @@ ELSEWHERE = [
     [
         *((arguments, 2, f"{REMOTE} is not supported") for arguments in ELSEWHERE),
         (["ingest", "nowhere", *TO_LAKE], 3, "there is no"),
-        (["ingest", *TO_LAKE], 2, "give either a topic"),
-        (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give either a topic"),
+        (["ingest", *TO_LAKE], 2, "give topics (-t TOPIC)"),
+        (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give topics (-t TOPIC)"),
         (["ingest", "archive", "-c", "spark", *TO_LAKE], 2, "are for topics"),
         (["replay", "/no/such/path"], 3, "there is no /no/such/path"),
         (["replay", "archive", "--topic", "a="], 2, "invalid --topic 'a='"),
