@@ -199,7 +199,7 @@ class Consumer:
         """
         self._consumer.check_size(size, within_s)
         await self.start()
-        who = id(asyncio.current_task())
+        who = object()
         self._consumer.gather(who, size)
         try:
             while parts := await self._gather(size, within_s):
@@ -211,17 +211,22 @@ class Consumer:
     async def _gather(self, size: int, within_s: float) -> list[Batch]:
         parts: list[Batch] = []
         until = math.inf
+        is_full: list[bool] | None = None
         while size and (left_s := until - time.monotonic()) > 0:
             has_stopped = self._backlog.has_stopped
+            is_last = bool(is_full and is_full[0])  # read before the backlog, as ``has_stopped``
             self._backlog.expect()
             more = self._consumer.take_some_now(size)
             if more:
                 until = min(until, client.gather_until(more, within_s))
                 parts += more
                 size -= sum(map(len, more))
-            elif has_stopped or (parts and self._consumer.is_full):
+                is_full = None
+            elif has_stopped or (is_last and self._backlog.is_empty):
                 break
             else:
+                if parts and (is_full is None or is_full):
+                    is_full = self._consumer.ask_if_full(within_s)
                 try:
                     wait_s = min(left_s, client.GATHER_LOOK_S) if parts else None
                     await asyncio.wait_for(self._backlog.wait(), wait_s)
@@ -420,11 +425,6 @@ class _Source(client.Consumer):
     @property
     def has_begun_to_stop(self) -> bool:
         return self._is_stopping
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether connections with messages may bring no more of them."""
-        return self._io.rdy.is_full
 
     def touch_with(self, touch: Callable[[float], None]) -> None:
         """Have a call made several times in msg_timeout (on the I/O thread)."""

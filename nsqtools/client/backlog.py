@@ -38,7 +38,8 @@ from nsqtools.client.options import ClientOptions
 
 EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
 TICKS = 8  # in msg_timeout, to look for what has expired
-MAX_TICK_S = 1.0
+MAX_TICK_S = 0.25
+MAX_PAUSE_S = 2.0
 CATCH_UP_S = 2.0
 IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
@@ -408,7 +409,8 @@ class Delivery:
         limit.connections += 1
         limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)  # of all connections
         self._tick_s = min(MAX_TICK_S, limit.msg_timeout_s / TICKS)
-        self._loop.notice_pauses(2 * self._tick_s, self._return_expired)
+        pause_s = min(MAX_PAUSE_S, 2 * limit.msg_timeout_s / TICKS)
+        self._loop.notice_pauses(pause_s, self._return_expired)
         if self._ticks is not None:
             self._ticks.interval_s = self._tick_s
         self._apply_limit()
@@ -443,6 +445,15 @@ class Delivery:
         """Handlers answer ``count`` messages together."""
         self._limit.gathered = count
         self._apply_limit()
+
+    def gather_more(self) -> bool:
+        """Messages that are answered together do not fit in the limit: raise it. Return False
+        where max_in_flight or the bytes allow no more."""
+        limit = self._limit
+        if limit.is_by_bytes or limit.current >= limit.maximum:
+            return False
+        self.gather(2 * limit.current)
+        return True
 
     @property
     def maximum(self) -> int:

@@ -169,10 +169,11 @@ class Consumer:
         self._process = os.getpid()
         self._is_started = False
         self._is_stopping = False
+        self._is_delivered = False  # all that will ever be
         self._drains = True  # until a stop says otherwise
         # by the threads that iterate or run handlers
         self._handled: dict[int, Sequence[Message]] = {}
-        self._gathers: dict[int, int] = {}  # sizes of batches
+        self._gathers: dict[object, int] = {}  # sizes of batches
 
     def __repr__(self) -> str:
         return f"<Consumer of {self._io.loop.name}, {len(self._io.subscriptions)} connections>"
@@ -270,6 +271,7 @@ class Consumer:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
         if not self._drains:
             self._requeue_undelivered()
+        self._is_delivered = True
         self.backlog.put(Stopped(self))
 
     def _requeue_undelivered(self) -> None:
@@ -343,8 +345,9 @@ class Consumer:
     ) -> Iterator[Batch]:
         self.start()
         thread = threading.get_ident()
+        who = object()  # not the thread, which may do this twice
         if size is not None:
-            self.gather(thread, size)
+            self.gather(who, size)
         try:
             while True:
                 if size is None:
@@ -359,7 +362,7 @@ class Consumer:
         finally:
             self._handled.pop(thread, None)
             if size is not None:
-                self.gather(thread, 0)
+                self.gather(who, 0)
 
     def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
         parts = self._take(timeout_s, size, several=True)
@@ -367,14 +370,35 @@ class Consumer:
             return None
         until = gather_until(parts, within_s)
         room = size - sum(map(len, parts))
+        is_full: list[bool] | None = None
         while room and (left_s := until - time.monotonic()) > 0:
-            more = self._take(min(left_s, GATHER_LOOK_S), room, several=True)
+            is_last = bool(is_full and is_full[0])  # read before the backlog
+            more = self._take(0.0 if is_last else min(left_s, GATHER_LOOK_S), room, several=True)
             if more is not None:
                 parts += more
                 room -= sum(map(len, more))
-            elif self._is_stopping or self._io.rdy.is_full:
+                is_full = None
+            elif self._is_delivered or (is_last and self.backlog.is_empty):
                 break
+            elif is_full is None or is_full:
+                is_full = self.ask_if_full(within_s)
         return Gathered(parts)
+
+    def ask_if_full(self, idle_s: float) -> list[bool]:
+        """Ask whether no more can come before an answer, but from nsqd that brought nothing in
+        ``idle_s``. The list gets the reply, once all that came until then is in the backlog.
+
+        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way
+        to the backlog, and a limit may be seen that is about to rise.
+        """
+        is_full: list[bool] = []
+        io = self._io
+
+        def reply() -> None:
+            is_full.append(io.is_full(idle_s))
+
+        io.loop.call_soon(lambda: io.loop.after_flush(reply))
+        return is_full
 
     def check_size(self, size: int, within_s: float) -> None:
         """Raise `ConfigurationError` for batches that cannot be."""
@@ -388,9 +412,11 @@ class Consumer:
                 hint=f"Give options=ClientOptions(max_in_flight={2 * size}).",
             )
 
-    def gather(self, who: int, size: int) -> None:
-        """A thread or a task answers ``size`` messages together from here on; 0: none."""
+    def gather(self, who: object, size: int) -> None:
+        """Some loop answers ``size`` messages together from here on; 0: none."""
         self._gathers[who] = size
+        if not size:
+            del self._gathers[who]
         count = sum(self._gathers.values())
         self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
 

@@ -549,6 +549,15 @@ class ConsumerIO:
                 self._redistribute()  # from here on at another interval
             self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
+    def is_full(self, idle_s: float) -> bool:
+        """Tell whether no more can come before an answer, from nsqd that brought something in
+        ``idle_s``; raise the limit where it can be. A stop tells itself when all has come."""
+        return (
+            self._stopping is None
+            and self.rdy.is_full(self.loop.now(), idle_s)
+            and not self.delivery.gather_more()
+        )
+
     def _apply(self, action: Wait | Resume | None) -> None:
         if action is None or self._stopping:
             return

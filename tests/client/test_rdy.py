@@ -137,6 +137,20 @@ def test_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: b
     assert states.is_starved is starved
 
 
+def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
+    states = control(10, "a", "b")  # at 0
+    states.received("a", 5, 1.0)
+    assert not states.is_full(1.9, 2.0)
+    assert states.is_full(2.0, 2.0)
+    states.hold(3.0)
+    states.resume(4.0)
+    assert not states.is_full(5.9, 2.0)  # RDY came back at 4
+    states.received("b", 1, 6.0)
+    assert not states.is_full(60.0, 2.0)
+    states.received("b", 4, 60.0)
+    assert states.is_full(60.0, 2.0)
+
+
 def test_a_closing_connection_does_not_starve() -> None:
     states = control(1, "a")
     states.received("a", 1, 1.0)
