@@ -144,10 +144,23 @@ class Daemon(HttpApi):
                         return match
                 seen = len(self._log_lines)
                 if self._log_ended or not self._log_grew.wait(deadline - time.monotonic()):
-                    reason = "it ended" if self._log_ended else f"not within {timeout_s:g} s"
+                    reason = (
+                        "it ended"
+                        if self._log_ended
+                        else f"not within {timeout_s:g} s, {self._doing()}"
+                    )
                     raise AssertionError(
                         f"{self.name} did not log {pattern!r}: {reason}\n{self.log}"
                     )
+
+    def _doing(self) -> str:
+        """Return what tells a process that hangs from one that the machine gives no time."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            waits_in = Path(f"/proc/{self.pid}/wchan").read_text()
+        except OSError:
+            return "nothing is known of it"
+        return f"state {stat[0]}, in {waits_in}, user and system ticks {stat[11]} and {stat[12]}"
 
     def __enter__(self) -> Self:
         self.start()
