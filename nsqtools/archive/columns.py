@@ -31,7 +31,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.reader import EVER, LONGEST_LINE, TimeRange, is_message, read_text
+from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text
 from nsqtools.records.envelope import decode
 
 if TYPE_CHECKING:

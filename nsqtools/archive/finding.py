@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile
@@ -30,6 +30,7 @@ from nsqtools.archive.layout import (
     Head,
     Index,
     Member,
+    TimeRange,
     decode_index,
     index_of,
     is_hidden,
@@ -51,9 +52,6 @@ from nsqtools.archive.storage import (
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.opening import NotRegularError
-
-if TYPE_CHECKING:
-    from nsqtools.archive.reader import TimeRange
 
 INDEXES_AT_ONCE = 16
 PARQUET_MAGIC = b"PAR1"

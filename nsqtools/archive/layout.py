@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
@@ -119,6 +120,33 @@ class Member(NamedTuple):
     def encode(self) -> bytes:
         """Return the member's line."""
         return b"%d %d %d %d %d\n" % self
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """From ``since_ns`` up to, and without, ``until_ns``; None is without end."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    def has(self, timestamp_ns: int) -> bool:
+        """Return whether a time is in it."""
+        return (self.since_ns is None or timestamp_ns >= self.since_ns) and (
+            self.until_ns is None or timestamp_ns < self.until_ns
+        )
+
+    def may_have(self, member: Member) -> bool:
+        """Return whether some message of a member may be in it."""
+        return not member.max_ts or self.meets(member.min_ts, member.max_ts)  # 0 is unknown
+
+    def meets(self, min_ns: int, max_ns: int) -> bool:
+        """Return whether some time from ``min_ns`` to ``max_ns`` is in it."""
+        return (self.since_ns is None or max_ns >= self.since_ns) and (
+            self.until_ns is None or min_ns < self.until_ns
+        )
+
+
+EVER = TimeRange()
 
 
 class Total(NamedTuple):

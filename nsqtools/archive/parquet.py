@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from nsqtools.archive.codecs import CorruptError
-from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming
 

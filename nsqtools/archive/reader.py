@@ -17,12 +17,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from nsqtools.archive.codecs import Codec, CorruptError, unpacker
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import Member
+from nsqtools.archive.layout import EVER, Member, TimeRange
 from nsqtools.archive.members import (
     DamagedError,
     Scan,
@@ -47,33 +46,6 @@ _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
 OnDamage = Callable[[str, str], None]
 """Takes the path or URL of a file, and the problem."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """From ``since_ns`` up to, and without, ``until_ns``; None is without end."""
-
-    since_ns: int | None = None
-    until_ns: int | None = None
-
-    def has(self, timestamp_ns: int) -> bool:
-        """Return whether a time is in it."""
-        return (self.since_ns is None or timestamp_ns >= self.since_ns) and (
-            self.until_ns is None or timestamp_ns < self.until_ns
-        )
-
-    def may_have(self, member: Member) -> bool:
-        """Return whether some message of a member may be in it."""
-        return not member.max_ts or self.meets(member.min_ts, member.max_ts)  # 0 is unknown
-
-    def meets(self, min_ns: int, max_ns: int) -> bool:
-        """Return whether some time from ``min_ns`` to ``max_ns`` is in it."""
-        return (self.since_ns is None or max_ns >= self.since_ns) and (
-            self.until_ns is None or min_ns < self.until_ns
-        )
-
-
-EVER = TimeRange()
 
 
 def read_text(

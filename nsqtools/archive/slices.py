@@ -29,8 +29,8 @@ from nsqtools.archive.catalog import (
 )
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.parquet import ParquetWriter, read
-from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.archive.storage import LocalStorage, Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError

@@ -34,13 +34,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import owner_of
-from nsqtools.archive.reader import (
-    EVER,
-    OnDamage,
-    TimeRange,
-    read_messages,
-)
+from nsqtools.archive.layout import EVER, TimeRange, owner_of
+from nsqtools.archive.reader import OnDamage, read_messages
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file

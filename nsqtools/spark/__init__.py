@@ -4,12 +4,11 @@
     session              a Spark session that keeps the terminal clean: spark_settings, packages,
                          java; failures explains its errors
     doctor               why Spark would not work here
-    archive_format,      the classes that Spark loads: nsq-archive, and nsq. They are thin, and the
-    nsq_format           only modules that import PySpark on top
+    archive_format,      the classes that Spark loads: nsq-archive, and nsq. They are thin, and with
+    nsq_format           nsq_writer and stream_format the only modules that import PySpark on top
     archives/            nsq-archive as plain objects: files, offsets, partitions, reading
     spool, topic_stream  a live topic as an archive that this process writes, and as a stream
     publishing/          the sink as plain objects: rows into topics, ledger, dead letters
-    lease                a lock of a place in an object store
     jobs/                what the ``nsq spark`` commands do
 
 Executors never speak the consumer protocol: the archive is the write-ahead log, and an offset is a

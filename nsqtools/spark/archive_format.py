@@ -25,7 +25,6 @@ partitions with copies of it on executors: making one must cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -37,7 +36,6 @@ from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
-from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     archive_settings,
@@ -101,13 +99,6 @@ class SQLArchiveFormat(ArchiveFormat):
         return "nsq_archive"
 
 
-@dataclass
-class ArchivePartition(InputPartition):
-    """What one task reads. With nothing to read, Spark gives ``None`` to the only task."""
-
-    value: ReadPartition | None
-
-
 class ArchiveReader(DataSourceReader):
     """Reads all there is."""
 
@@ -115,13 +106,15 @@ class ArchiveReader(DataSourceReader):
         self._settings = settings
         self._names = names
 
-    def partitions(self) -> list[ArchivePartition]:
+    def partitions(self) -> list[InputPartition]:
         from nsqtools.spark.archives.partitions import plan_batch
 
-        return [ArchivePartition(partition) for partition in plan_batch(self._settings)]
+        return [InputPartition(partition) for partition in plan_batch(self._settings)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return read(partition.value, self._settings, self._names)
+        from nsqtools.spark.archives.partition_reader import read_partition
+
+        return read_partition(partition.value, self._settings, self._names)
 
 
 class PruningReader(ArchiveReader):
@@ -138,16 +131,6 @@ class PruningReader(ArchiveReader):
                 value = getattr(each, "value")  # noqa: B009 - `Filter` itself has none
                 self._settings = self._settings.narrowed(column[0], comparison, value)
         return filters  # Spark still drops rows: whole members are read
-
-
-def read(
-    partition: ReadPartition | None, settings: ReadSettings, names: list[str]
-) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over what a task reads."""
-    if partition is not None:
-        from nsqtools.spark.archives.partition_reader import read_partition
-
-        yield from read_partition(partition, settings, names)
 
 
 def columns(schema: StructType, all_columns: str) -> list[str]:

@@ -31,12 +31,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed
-from nsqtools.spark.archive_format import ArchivePartition, read
 from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.nsq_format import prepared, publish, reports, settings_of
+from nsqtools.spark.nsq_writer import publish, reports, settings_of
 from nsqtools.spark.publishing.row_outcomes import require_all, summary, total, write_document
-from nsqtools.spark.publishing.sink_plan import SinkSettings
+from nsqtools.spark.publishing.sink_plan import SinkSettings, prepared
 from nsqtools.spark.topic_stream import TopicSettings
 
 if TYPE_CHECKING:
@@ -143,12 +142,14 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         planned = self._stream.plan(decode_offset(start), decode_offset(end))
-        return [ArchivePartition(partition) for partition in planned]
+        return [InputPartition(partition) for partition in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return read(partition.value, self._settings, self._names)
+        from nsqtools.spark.archives.partition_reader import read_partition
+
+        return read_partition(partition.value, self._settings, self._names)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
@@ -240,14 +241,16 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
-        return [ArchivePartition(planned) for planned in self._stream.plan(start, end)]
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
         self._stream.commit(end)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return read(partition.value, self._settings.read, self._names)
+        from nsqtools.spark.archives.partition_reader import read_partition
+
+        return read_partition(partition.value, self._settings.read, self._names)
 
     def stop(self) -> None:
         if "_stream" in self.__dict__:

@@ -14,8 +14,8 @@ from plugins.servers import Serve
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import index_of
-from nsqtools.archive.reader import TimeRange, read_messages
+from nsqtools.archive.layout import TimeRange, index_of
+from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan

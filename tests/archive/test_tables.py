@@ -26,7 +26,7 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.delta import DeltaCatalog, DeltaConflict, TableFile
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage

@@ -8,8 +8,7 @@ import pytest
 from plugins.archives import write_archive
 
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import index_of
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.pacing import NS, Pace

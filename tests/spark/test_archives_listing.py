@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import Writer, write_archive
 
-from nsqtools.archive.layout import index_of, part_of
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import TimeRange, index_of, part_of
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import Listing

@@ -14,9 +14,8 @@ import pytest
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.codecs import zstd_members
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.archive.part_file import Directories, finish
-from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many

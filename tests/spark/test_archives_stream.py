@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 from plugins.examples import examples
 
-from nsqtools.archive.layout import index_of, part_of
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nsqtools
-from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.client.connection_settings import ConnectionSettings, current_secret
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError, OutputError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.archive.catalog import find_inputs
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs import reporting

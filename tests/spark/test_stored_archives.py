@@ -11,9 +11,8 @@ import pytest
 from plugins.archives import Writer, write_archive
 from plugins.object_store import BetweenPages, Bucket
 
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.archive.location import StoredPlace, parse_place
-from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan

@@ -18,7 +18,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.records.units import parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
-    from nsqtools.archive.reader import TimeRange
+    from nsqtools.archive.layout import TimeRange
 
 # Headings of help pages.
 INPUT = "Input"
@@ -80,7 +80,7 @@ Until = Annotated[int | None, until_option()]
 
 def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
     """The range that ``--since`` and ``--until`` make."""
-    from nsqtools.archive.reader import TimeRange
+    from nsqtools.archive.layout import TimeRange
 
     return TimeRange(since_ns, until_ns)
 

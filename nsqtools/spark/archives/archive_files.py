@@ -45,12 +45,14 @@ from urllib.parse import unquote
 from nsqtools.archive.codecs import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.finding import ArchiveFile, why_foreign
 from nsqtools.archive.layout import (
+    EVER,
     INDEX,
     LONGEST_TOTAL,
     MANIFEST,
     PART,
     Head,
     Member,
+    TimeRange,
     Total,
     decode_index,
     decode_total,
@@ -61,7 +63,7 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
-from nsqtools.archive.reader import EVER, TimeRange, is_message, read_lines
+from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.files.opening import open_to_read

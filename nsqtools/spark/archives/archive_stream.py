@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 
-from nsqtools.archive.layout import Head, Member
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.layout import Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.archive_files import Key, ListedFile, listing_of

@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsqtools.archive.layout import Head, Member
-from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.archive.layout import EVER, Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key
 from nsqtools.spark.archives.read_settings import BatchLimits

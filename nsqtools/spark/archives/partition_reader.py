@@ -214,14 +214,16 @@ BATCH_TEXT = 8 << 20
 
 
 def read_partition(
-    partition: ReadPartition, settings: ReadSettings, names: Sequence[str] | None = None
+    partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over the messages of a partition, in the columns ``names`` (default: all).
+
+    With nothing to read, Spark gives None to the only task.
 
     Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
     """
     names = archived_schema().names if names is None else names
-    for each in partition.ranges:
+    for each in partition.ranges if partition is not None else ():
         try:
             yield from _Reader(each, settings, names).batches()
         except OSError as exc:

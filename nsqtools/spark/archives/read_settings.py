@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict, cast
 
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape

@@ -43,9 +43,9 @@ from nsqtools.archive.catalog import DAY_NS, PARTITIONS, SINK_LOG, committed
 from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import leased
 from nsqtools.archive.location import Location, StoredPlace, absolute, contains, spark_url
-from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.slices import (
     create_table,
 )

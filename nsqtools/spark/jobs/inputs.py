@@ -24,8 +24,8 @@ from nsqtools.archive.catalog import (
     without_columns,
 )
 from nsqtools.archive.columns import filtered_columns
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
-from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
+from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import leased
 from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
-from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import check_topic

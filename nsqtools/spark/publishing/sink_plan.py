@@ -214,3 +214,10 @@ def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
             hint="Give one by its address: nsqdTcpAddress.",
         )
     return tuple(sorted(found))
+
+
+def prepared(settings: SinkSettings) -> SinkSettings:
+    """Look up what a job needs to begin, once. Raises `NsqError`."""
+    make_folders(settings)
+    addresses = producer_addresses(settings.connection)
+    return replace(settings, plan=replace(settings.plan, addresses=addresses))
