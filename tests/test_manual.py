@@ -118,8 +118,17 @@ def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: P
     files = [file for file in tmp_path.iterdir() if not file.name.startswith(".")]
     assert files
     for file in files:
-        head, *members = (tmp_path / f".{file.name}.index").read_text().splitlines()
+        index = (tmp_path / f".{file.name}.index").read_text()
+        head, *members, total = index.splitlines()
         assert re.fullmatch(r"writer [0-9a-f]{32} \d+", head)
+        first, last = members[0].split(), members[-1].split()
+        count = sum(int(member.split()[2]) for member in members)
+        assert total.split() == [
+            "total",
+            *map(str, (len(members), count, file.stat().st_size)),
+            first[3],
+            last[4],
+        ]
         for member in members:
             offset, length, count, low, high = map(int, member.split())
             assert low <= high

@@ -33,9 +33,9 @@ WAIT_SHARE = 0.25  # of msg_timeout, for an answer, while there is room for more
 LATE_SHARE = 0.4  # of msg_timeout: too many are in flight, unless a handler alone takes as long
 EXPIRES_SHARE = 0.5  # of msg_timeout, for what waits (`Backlog`)
 PATIENCE_SHARE = 0.125  # of msg_timeout, without an answer; but not longer than
-# two looks: who collects 200 has them in 4 s. A pool looks the same until its first answer: one of
-# few threads and handlers of more than 3 s gets, once, up to 200 that it answers too late.
-PATIENCE_S = 0.45
+# four looks: who collects 200 has them in 8 s. A pool looks the same until its first answer: one of
+# few threads and handlers of more than 5 s gets, once, some hundred that it answers too late.
+PATIENCE_S = 0.95
 UNDELAYED = 1.15  # times the shortest mean time: nothing waited
 DELAYED = 1.4
 PROBED_EACH = 400  # answers, whether one more is still too much

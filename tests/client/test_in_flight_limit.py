@@ -147,7 +147,7 @@ def test_who_collects_has_all_that_is_allowed_in_seconds_and_who_handles_has_one
     for is_asked, expected in ((True, 200), (False, 1)):
         limit = InFlightLimit(200)  # of a msg_timeout of 60 s
         limit.connections, limit.takers, limit.is_busy = 1, 1, True
-        for tick in range(1, 18):
+        for tick in range(1, 35):
             limit.passed(MAX_TICK_S * tick, limit.current)
             limit.look(limit.current, is_asked=is_asked)
             limit.adapt(limit.current, lambda: 0.0, waits=False)
