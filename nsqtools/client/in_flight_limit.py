@@ -7,7 +7,7 @@ shows the mean time from delivery to answer, by Little's law, as nothing is know
 
 - The first message is alone until its answer, as it may kill its process, where it is known who
   takes messages (``takers``: threads and tasks that iterate). Afterwards each of them may have one,
-  however long it takes.
+  however long it takes; also where the first hangs.
 - While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
   doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
 - Slower ones tell by asking for more while all of them have a message: they pass it on, to a pool.
@@ -60,7 +60,7 @@ class InFlightLimit:
         self.adapted = START
         self.is_busy = False
         self.is_used = False  # some connection had all that it may have
-        self._is_measured = False  # there was an answer
+        self._is_measured = False  # there was an answer, or is none for long
         self._lowered_at = -math.inf
         self._seen_at = 0.0
         self._bound = math.inf  # what was too much, of slow handlers
@@ -149,6 +149,8 @@ class InFlightLimit:
         ``ages_s`` returns how long what is in flight has been, in sum.
         """
         timeout_s = self.msg_timeout_s
+        if self._silent_s > PATIENCE_SHARE * timeout_s:
+            self._is_measured = True  # the first may hang, and must not hold up the others
         new, self._new = self._new, 0
         if new > self._stuck_at:
             self._together, self._stuck_at = max(self._together, new), math.inf

@@ -184,10 +184,11 @@ def test_a_cancelled_task_leaves_its_messages_to_the_queue(nsqd: GoNsqd) -> None
 
 
 def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
-    publish(nsqd, 20)
+    publish(nsqd, 21)
 
     async def main() -> None:
         async with consumer_of(nsqd) as consumer, asyncio.TaskGroup() as group:
+            await (await anext(consumer)).finish()  # until then one message is in flight
 
             async def work(fails: bool) -> None:
                 async for _message in consumer:

@@ -154,6 +154,18 @@ def test_who_collects_has_all_that_is_allowed_in_seconds_and_who_handles_has_one
         assert limit.current == expected
 
 
+def test_a_first_message_that_hangs_holds_up_the_others_for_a_while_only() -> None:
+    limit = InFlightLimit(200)  # of a msg_timeout of 60 s
+    limit.connections, limit.takers, limit.is_busy = 1, 4, True
+    seen = []
+    for tick in range(1, 40):
+        limit.passed(MAX_TICK_S * tick, 1)
+        limit.look(1, is_asked=False)
+        limit.adapt(1, lambda: 0.0, waits=False)
+        seen.append(limit.current)
+    assert (seen[0], seen[20], seen[-1]) == (1, 1, 4)
+
+
 def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
     for kind in ("threads", "pool"):
         simulated = Simulation(kind, 4, 0.0001, 0.1, 1)  # type: ignore[arg-type]
