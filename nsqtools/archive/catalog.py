@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog, is_table
 from nsqtools.archive.finding import PARQUET_MAGIC, ArchiveFile, find_archives
-from nsqtools.archive.layout import PART, is_hidden
+from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, StoredPlace, absolute
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import LocalStorage, Storage, failure_of
@@ -264,16 +263,6 @@ def _parquet_names(place: Location) -> tuple[Storage, dict[str, int]]:
         and not _is_of_others(name)
         and (counting is None or name.rpartition("/")[2] in counting)
     }
-
-
-def partition_of(name: str) -> dict[str, str | None]:
-    """Return the values in the names of a path's folders, as Hive and Spark write them."""
-    parts = (part.partition("=") for part in name.split("/")[:-1])
-    values = {key: unquote(value) for key, equals, value in parts if equals}
-    return {key: None if value == NULL else value for key, value in values.items()}
-
-
-NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:

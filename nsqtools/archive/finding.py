@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
-from urllib.parse import unquote
 
 from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile
 from nsqtools.archive.layout import (
@@ -36,6 +35,7 @@ from nsqtools.archive.layout import (
     is_hidden,
     manifest_of,
     owner_of,
+    partition_of,
     split_head,
 )
 from nsqtools.archive.storage import (
@@ -266,8 +266,6 @@ def _files_of_table(place: str, storage: Storage) -> list[ArchiveFile]:
 
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
-    pairs = [part.partition("=") for part in entry.name.split("/")[:-1]]
-    partition = {name: unquote(value) for name, equals, value in pairs if equals}
     manifest = str(manifest_of(PurePosixPath(entry.name)))
     said: dict[str, int] = {}
     if not names or manifest in names:
@@ -276,7 +274,7 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
         except (FileNotFoundError, DeniedError, ValueError):
             pass
     rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
-    return TableFile(entry.name, entry.size, rows, least, most, partition)
+    return TableFile(entry.name, entry.size, rows, least, most, partition_of(entry.name))
 
 
 def _beginning(storage: Storage, entry: Entry) -> bytes:

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from nsqtools.files.opening import open_to_read
 
@@ -39,8 +40,16 @@ PART = ".part"
 INDEX = ".index"
 MANIFEST = ".manifest"
 LOCKS = ".nsq-archive.locks"
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # a folder of rows without a value
 
 P = TypeVar("P", bound=PurePath)  # a path, or a name in a storage
+
+
+def partition_of(name: str) -> dict[str, str | None]:
+    """Return the values in the names of a path's folders, as Hive and Spark write them."""
+    parts = (part.partition("=") for part in name.split("/")[:-1])
+    values = {key: unquote(value) for key, equals, value in parts if equals}
+    return {key: None if value == NULL_PARTITION else value for key, value in values.items()}
 
 
 def part_of(path: P) -> P:

@@ -22,14 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
-from nsqtools.archive.catalog import (
-    NULL,
-    PARTITIONS,
-    Source,
-)
+from nsqtools.archive.catalog import PARTITIONS, Source
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.storage import LocalStorage, Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
@@ -58,7 +54,9 @@ class Slot(NamedTuple):
 
     @property
     def folder(self) -> str:
-        shown = ((k, NULL if v is None else quote(v, safe=" ")) for k, v in self.values.items())
+        shown = (
+            (k, NULL_PARTITION if v is None else quote(v, safe=" ")) for k, v in self.values.items()
+        )
         return "/".join(f"{name}={value}" for name, value in shown)
 
 

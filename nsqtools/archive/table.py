@@ -28,7 +28,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import manifest_of
+from nsqtools.archive.layout import NULL_PARTITION, manifest_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter, need_pyarrow
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
@@ -42,7 +42,6 @@ DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
 MOST_PARTITIONS = 500  # of one file: each has a file open
 ALWAYS = ("topic", "date")
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _OWN = {*RESERVED, ERROR}
 LONGEST_VALUE = 200  # bytes in the name of a folder
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from nsqtools.archive.codecs import Codec
 from nsqtools.archive.finding import find_archives
@@ -102,3 +104,14 @@ def test_a_file_that_vanishes_is_damage(tmp_path: Path) -> None:
     assert look_at(archive).damage
     assert list(read_messages(archive, lambda *each: damage.append(each))) == []
     assert [file for file, _ in damage] == [archive.shown]
+
+
+def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
+    path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
+    path.parent.mkdir()
+    columns = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
+    parquet.write_table(pyarrow.table(columns), path)
+    [archive] = find_archives([tmp_path])
+
+    assert look_at(archive).topics == set()
+    assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]

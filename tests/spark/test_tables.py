@@ -41,7 +41,7 @@ def expected(first: int, last: int, *topics: str) -> list[Row]:
 
 def rows_of(table: Path) -> list[Row]:
     """What counts in a table, with the partition that it is in."""
-    from nsqtools.archive.catalog import partition_of
+    from nsqtools.archive.layout import partition_of
 
     rows = []
     for name in table_files([table])[table]:

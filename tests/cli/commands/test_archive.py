@@ -217,8 +217,13 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_files_of_other_programs_are_not_taken_for_bare_bodies(
-    archive: Path, run_nsq: RunNsq, command: list[str]
+    archive: Path,
+    run_nsq: RunNsq,
+    command: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
     path = archive.parent / "_spark_metadata/0"
     path.parent.mkdir()
     path.write_bytes(b'v1\n{"path": "file:///x"}\n')
