@@ -1,7 +1,8 @@
 """Say what is wrong with archive files, and make them whole again.
 
 A repaired file holds every member that is good, and from a member that is cut off the lines that
-can still be read; lines of a file of messages that are none are left out. It gets a new index. The damaged file stays beside it as ``.NAME.damaged``.
+can still be read; lines that are no messages are left out, where the others are. It gets a new
+index. The damaged file stays beside it as ``.NAME.damaged``.
 """
 
 from __future__ import annotations
