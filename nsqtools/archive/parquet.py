@@ -127,11 +127,6 @@ class ParquetWriter:
             self._file.close()
             self.path.unlink(missing_ok=True)
 
-    @property
-    def bytes_written(self) -> int:
-        """How much is in the file by now."""
-        return self._file.tell()
-
     def add(self, batch: pyarrow.RecordBatch) -> None:
         """Hold a batch; a full row group is written."""
         self._held.append(batch)
