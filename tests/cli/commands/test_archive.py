@@ -8,6 +8,7 @@ import resource
 import zlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from plugins.archives import lines_of, text_of, write_archive
 from plugins.cli import RunNsq
@@ -84,6 +85,58 @@ def test_repair_keeps_what_can_be_read_and_the_original(torn: Path, run_nsq: Run
     assert len(lines_of(torn.parent)) >= 10
     assert run_nsq(["archive", "verify", str(torn.parent)]).status == 0
     assert (torn.parent / ".clicks.log.gz.damaged").read_bytes() == before
+
+
+def test_repair_leaves_out_lines_that_are_no_messages_once(tmp_path: Path, run_nsq: RunNsq) -> None:
+    path = tmp_path / "clicks.log"
+    path.write_bytes(lines(0, 5) + b"not a message\n" + lines(5, 10))
+
+    first = run_nsq(["archive", "repair", str(tmp_path)])
+    again = run_nsq(["archive", "repair", str(tmp_path)])
+
+    assert first.out == b"%s: repaired, 10 messages\n" % bytes(path)
+    assert (again.status, again.out) == (0, b"")
+    assert path.read_bytes() == lines(0, 10)
+    assert b"not a message\n" in (tmp_path / ".clicks.log.damaged").read_bytes()
+
+
+def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    lake, out = tmp_path / "lake", str(tmp_path / "out")
+    assert run_nsq(["archive", "convert", str(archive.parent), "-o", str(lake)]).status == 0
+    (path,) = lake.rglob("*.parquet")
+    ids = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    data[ids.data_page_offset + ids.total_compressed_size - 10] ^= 1
+    path.write_bytes(data)
+
+    dry = run_nsq(["replay", str(lake), "--dry-run"])
+    repaired = run_nsq(["archive", "repair", str(lake)])
+    compacted = run_nsq(["archive", "compact", str(lake), "-o", out])
+    skipped = run_nsq(["archive", "compact", str(lake), "-o", out, "--skip-damaged"])
+
+    assert run_nsq(["archive", "verify", str(lake)]).status == 1
+    assert (dry.status, dry.err.count("it is not whole Parquet")) == (6, 1), dry.err
+    assert "hint: Restore the file, or make it again from its archive" in repaired.err
+    assert compacted.status == 1
+    assert f"cannot read {path}: it is not whole Parquet" in compacted.err
+    assert "hint: Restore it, or make it again from its archive" in compacted.err
+    assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
+
+
+def test_parquet_among_archives_is_compacted_as_what_it_is(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    assert run_nsq(["archive", "convert", str(archive), "-o", str(lake)]).status == 0
+    for path in (archive, index_of(archive)):
+        path.rename(lake / path.name)
+
+    result = run_nsq(["archive", "compact", str(lake), "-o", str(tmp_path / "out")])
+
+    assert result.status == 0, result.err
+    assert "40 messages read, 20 duplicates removed, 1 files" in result.err
 
 
 def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
