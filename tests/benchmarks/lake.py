@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 HOUR_NS = 3_600 * 10**9
 BEGIN_NS = 1_789_948_800_000_000_000  # 2026-09-21
 LOGS = 4
-PLAN_S = 150
+PLAN_S = 600
 HOURS = "SELECT topic, date_trunc('hour', timestamp) AS hour, count(*) AS n FROM {} GROUP BY ALL"
 GROUP = f"SELECT topic, CAST(hour AS STRING), n FROM ({HOURS})"
 
@@ -171,22 +171,28 @@ def small_file(topic: str, hour: int, number: int, members: int) -> tuple[str, b
     """Return name, first bytes and index of a file of an hour."""
     begin, step = BEGIN_NS + hour * HOUR_NS, HOUR_NS // members
     first = encode_many(topic, "nsqd:4150", [WireMessage(begin, 1, b"%016x" % number, b"x")])
+    head = Head("5b1c2f0e8d9a4e6f9c3b7a1d2e4f6081", number).encode()
+    return f"{topic}-{number:06d}.log.gz", gzip.compress(first), head + lines(begin, step, members)
+
+
+@cache
+def lines(begin_ns: int, step_ns: int, members: int) -> bytes:
+    """The lines of an index, with their total."""
     some = [
-        Member(25_000 * at, 25_000, 500, begin + at * step, begin + (at + 1) * step - 1)
+        Member(25_000 * at, 25_000, 500, begin_ns + at * step_ns, begin_ns + (at + 1) * step_ns - 1)
         for at in range(members)
     ]
-    index = Head("5b1c2f0e8d9a4e6f9c3b7a1d2e4f6081", number).encode() + encode_members(some)
-    return f"{topic}-{number:06d}.log.gz", gzip.compress(first), index + total_of(some).encode()
+    return encode_members(some) + total_of(some).encode()
 
 
-def planning(topics: int = 200, hours: int = 20, members: int = 3600) -> Iterator[Row]:
+def planning(topics: int = 200, hours: int = 5, members: int = 3600) -> Iterator[Row]:
     """Plan one hour of one topic over 400 files, and the last hour of all topics."""
     hour = {"since": BEGIN_NS + (hours - 1) * HOUR_NS, "until": BEGIN_NS + hours * HOUR_NS}
     with TemporaryDirectory(prefix="nsq-plan-") as place:
         few, many = Path(place, "few"), Path(place, "many")
         few.mkdir()
         many.mkdir()
-        make_indexes(few, 400 // hours, hours, members)
+        make_indexes(few, 20, 20, members)
         make_indexes(many, topics, hours, members)
         for number in range(1, 4):
             yield Row("400 files, a topic", number, planned(few, {**hour, "topic": "topic003"}))

@@ -280,7 +280,7 @@ LANDED = {
 }
 PLANNED = {
     "an hour of a topic, 400 files of 3,600 members": ("400 files, a topic", "0.5 s, 100 MB"),
-    "an hour of 200 topics, 4,000 such files": ("200 topics", ""),
+    "an hour of 200 topics, 1,000 such files": ("200 topics", ""),
     "10,000 logs in a bucket, the first time": ("logs in a bucket, first", ""),
     "the same, with a catalog": ("logs in a bucket", "20 requests"),
     "a Delta table of 10,000 files in a bucket": ("Delta in a bucket", "20 requests"),

@@ -303,7 +303,7 @@ def spark_benchmark(
     """What a benchmark prints, and a row for its failure. A round of its own warms its JVM up."""
     few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", str(rounds)]
     command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         yield Row(script, 0, error=done.stderr[-300:])
     yield from done.stdout.splitlines()
