@@ -33,6 +33,11 @@ def lines(first: int, last: int) -> bytes:
     return encode_many("clicks", "nsqd:4150", messages(first, last))
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A finished file of 20 messages in two members, one a second."""
@@ -226,10 +231,7 @@ def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     archive: Path,
     run_nsq: RunNsq,
     command: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
     path = archive.parent / "_spark_metadata/0"
     path.parent.mkdir()
     path.write_bytes(b'v1\n{"path": "file:///x"}\n')
