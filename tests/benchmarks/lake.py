@@ -356,6 +356,7 @@ def make_table(table: DeltaCatalog, files: int) -> None:
     ]
     for number, first in enumerate(range(0, files, 100_000), 1):
         table.commit(adds[first : first + 100_000], app_id="benchmark", number=number)
+    table._table().create_checkpoint()  # as writers do every so often
 
 
 # -- a million files ----------------------------------------------------------------------------

@@ -258,7 +258,6 @@ def spark(result: Result) -> str:
     tables = (
         markdown(("", "rows/s", "ratio"), rows),
         markdown(("to `foreachBatch`", "p50 ms", "p95 ms"), waits),
-        lake(result),
     )
     return "\n\n".join(tables)
 
@@ -401,6 +400,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
     "server": ("server", with_state(serving)),
     "startup": ("startup", with_state(startup)),
     "spark": ("spark", with_state(spark)),
+    "lake": ("spark", with_state(lake)),
     "spark-publish": ("spark-publish", with_state(spark_publish)),
     "spark-query": ("spark-query", with_state(spark_query)),
     "six-ratios": ("consume", six_ratios),
