@@ -40,6 +40,7 @@ SHARED = {
     "to-http": "to-nsq",
     "peek": "message",
     "archive cat": "message",
+    "queue cat": "message",
     "config get": "node-options",
     "config set": "node-options",
     "bench pub": "bench",
