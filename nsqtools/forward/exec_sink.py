@@ -45,9 +45,10 @@ TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h
 KILL_AFTER_S = 5.0  # from TERM to KILL
 GRACE_S = 2.0  # from the end of its input to TERM
 MAX_GIVEN = 512  # messages that a persistent command has not answered
-MAX_LINE = 1 << 16  # of what is printed; longer ones are broken
+MAX_LINE = 1 << 20  # of what is printed; longer ones are broken
 RESTART_BASE_S, RESTART_MAX_S = 0.1, 10.0
 PLACE = b"{}"
+TAKEN_BACK = Outcome(Fate.FAILED, "taken back by nsqd")
 
 Write = Callable[[int, bytes], None]
 """Writes whole lines to stream 1 or 2. Raises `OutputError`."""
@@ -152,11 +153,8 @@ class ExecSink:
     # -- the forwarder's thread -----------------------------------------------------------------
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """A part for each run; for a persistent command, for each message."""
-        size = self._settings.batch
-        if len(parcel) <= size:
-            return [parcel]
-        return [parcel.part(at, at + size) for at in range(0, len(parcel), size)]
+        """A part for each message: the batches are made here."""
+        return [parcel.part(at, at + 1) for at in range(len(parcel))]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Have a command run for one part."""
@@ -199,14 +197,10 @@ class ExecSink:
 
     def _gather(self, work: _Work) -> None:
         """Batches are of one topic, from whichever nsqd."""
-        [parcel] = work.parcels
-        topic, most = parcel.messages.topic, self._settings.batch
+        topic = work.parcels[0].messages.topic
         gathered = self._gathered.setdefault(topic, [])
-        if sum(len(each.parcels[0]) for each in gathered) + len(parcel) > most:
-            self._close_batch(topic)
-            gathered = self._gathered.setdefault(topic, [])
         gathered.append(work)
-        if sum(len(each.parcels[0]) for each in gathered) >= most:
+        if len(gathered) == self._settings.batch:
             self._close_batch(topic)
         elif len(gathered) == 1:
             self._loop.call_later(self._settings.batch_wait_s, self._batch_is_due, topic, work)
@@ -234,11 +228,11 @@ class ExecSink:
     # -- one run for each -----------------------------------------------------------------------
 
     def _run_once(self, worker: _Worker, work: _Work) -> None:
-        live = [parcel.unanswered() for parcel in work.parcels]
-        bodies = [body for parcel in live if parcel is not None for body in parcel.bodies]
-        messages = [message for parcel in live if parcel is not None for message in parcel.messages]
-        if not messages:  # nsqd has taken them back meanwhile
-            work.report(Outcome(Fate.FAILED, "taken back by nsqd"))
+        live = [parcel for parcel in work.parcels if not parcel.messages[0].is_answered]
+        bodies = [parcel.bodies[0] for parcel in live]
+        messages = [parcel.messages[0] for parcel in live]
+        if not messages:
+            work.report(TAKEN_BACK)
             return
         words = self._words
         if self._settings.takes_argument:
@@ -293,12 +287,13 @@ class ExecSink:
         self._go_on()
 
     def _settle_run(self, work: _Work, outcome: Outcome) -> None:
-        """Parcels of a batch that failed are run alone; the courier halves the last of them."""
-        if outcome.may_split and len(work.parcels) > 1:
-            each = zip(work.parcels, work.reports, strict=True)
-            self._waiting.extend(_Work((parcel,), (report,)) for parcel, report in each)
-            return
-        work.report(outcome)
+        """A batch in which a message may be to blame for the others is run again in halves."""
+        middle = len(work.parcels) // 2
+        if outcome.may_split and middle:
+            for half in (slice(middle, None), slice(middle)):
+                self._waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
+        else:
+            work.report(outcome)
 
     # -- commands that keep running -------------------------------------------------------------
 
@@ -312,15 +307,14 @@ class ExecSink:
             if not worker.token and not self._keep_running(worker):
                 continue
             work = self._waiting.popleft()
-            parcel = work.parcels[0].unanswered()
-            if parcel is None:
-                work.report(Outcome(Fate.FAILED, "taken back by nsqd"))
+            if work.parcels[0].messages[0].is_answered:
+                work.report(TAKEN_BACK)
                 continue
             if not worker.work:
                 worker.since = now
                 self._watch(worker)
             worker.work.append(work)
-            lines.setdefault(worker, []).append(_line(parcel))
+            lines.setdefault(worker, []).append(_line(work.parcels[0]))
         for worker, each in lines.items():
             worker.unwritten += b"".join(each)
             self._write_on(worker)
