@@ -151,7 +151,7 @@ def test_a_batch_is_lines_of_one_run_which_answers_for_all(
     result = run("-n", "7", "--batch", "3", "--batch-wait", "500ms", shell="cat; echo .")
 
     runs = [run.split() for run in result.out.split(b".\n")[:-1]]
-    assert sum(runs, []) == [b"%d" % number for number in range(7)]
+    assert [line for run in runs for line in run] == [b"%d" % number for number in range(7)]
     assert max(map(len, runs)) == 3
     assert left(source) == 0
 
