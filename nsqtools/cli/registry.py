@@ -85,6 +85,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "forwarding:to_http",
             "Send topics to HTTP endpoints, each message finished when one has accepted it.",
         ),
+        "to-exec": Command(
+            "to_exec:to_exec",
+            "Run a command for each message, which is finished when the command ends with "
+            "status 0.",
+        ),
     },
     "Archives": {
         "to-file": Command(
