@@ -69,8 +69,7 @@ TargetSize = Annotated[
     int, opt("--target-size SIZE", "About how large files become.", OUTPUT, parser=parse_size)
 ]
 Day = Annotated[
-    date | None,
-    opt("--day DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day),
+    date | None, opt("--day DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
 ]
 UntilDay = Annotated[
     date | None, opt("--until-day DATE", "Only days up to this one.", SELECTION, parser=parse_day)
