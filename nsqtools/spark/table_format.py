@@ -44,7 +44,7 @@ class TableWriter(DataSourceArrowWriter):
 
     def __init__(self, path: str, app: str, number: int) -> None:
         self._path, self._app, self._number = path, app, number
-        self._kind = body_kind(DeltaCatalog(path))
+        self._kind = body_kind(DeltaCatalog(path)) or BodyKind.string
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         return Written(list(_files(iterator, self._path, self._kind)))

@@ -391,6 +391,7 @@ class MadePartition(TypedDict):
 class Compacted(TypedDict):
     partitions: list[MadePartition]
     deleted: list[str]
+    misfits: Annotated[int, "Bodies that did not fit their columns."]
 
 
 class Checked(TypedDict):
