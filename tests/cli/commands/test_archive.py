@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import resource
 import zlib
@@ -34,6 +33,11 @@ def lines(first: int, last: int) -> bytes:
     return encode_many("clicks", "nsqd:4150", messages(first, last))
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A finished file of 20 messages in two members, one a second."""
@@ -47,35 +51,12 @@ def torn(archive: Path) -> Path:
     return archive
 
 
-def test_a_good_archive_is_verified(archive: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "verify", str(archive.parent)])
-
-    assert (result.status, result.out) == (0, b"")
-    assert "1 file, 20 messages, 0 damaged" in result.err
-
-
-def test_damage_is_found_and_named(torn: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "verify", str(torn)])
-
-    assert result.status == 1
-    assert result.out.decode().startswith(f"{torn}: 30 bytes are missing")
-
-
 def test_a_file_that_somebody_appended_to_differs_from_its_index(
     archive: Path, run_nsq: RunNsq
 ) -> None:
     archive.write_bytes(archive.read_bytes() + gzip.compress(lines(20, 21)))
 
     assert b"its index ends" in run_nsq(["archive", "verify", str(archive)]).out
-
-
-def test_cat_prints_what_can_be_read_of_a_torn_file(torn: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "cat", str(torn), "--bodies"])
-
-    assert result.status == 6
-    printed = result.out.splitlines()
-    assert printed[:10] == [b"body %d" % number for number in range(10)]
-    assert "bytes are missing" in result.err
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -174,29 +155,6 @@ def test_cat_of_a_time_range(archive: Path, run_nsq: RunNsq) -> None:
     assert result.out.split(b"\n")[:-1] == [b"body %d" % number for number in range(5, 12)]
 
 
-def test_cat_prints_messages_as_they_were_stored(archive: Path, run_nsq: RunNsq) -> None:
-    assert run_nsq(["archive", "cat", str(archive)]).out == lines(0, 20)
-
-
-def test_cat_of_bare_bodies_prints_them(tmp_path: Path, run_nsq: RunNsq) -> None:
-    (tmp_path / "a.log").write_bytes(b'{"no": "envelope"}\nsecond\n')
-
-    assert run_nsq(["archive", "cat", str(tmp_path)]).out == b'{"no": "envelope"}\nsecond\n'
-
-
-def test_info_tells_messages_topics_and_times(archive: Path, run_nsq: RunNsq) -> None:
-    (row,) = json.loads(run_nsq(["archive", "info", str(archive), "--json"]).out)
-
-    assert row["messages"] == 20
-    assert row["topics"] == "clicks"
-    assert (row["first"], row["last"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:13:39Z")
-    assert (row["format"], row["state"]) == ("jsonl gzip", "good")
-
-
-def test_a_path_that_is_not_there_is_not_found(tmp_path: Path, run_nsq: RunNsq) -> None:
-    assert run_nsq(["archive", "cat", str(tmp_path / "nope")]).status == 3
-
-
 # archives that somebody else made
 
 
@@ -273,10 +231,7 @@ def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     archive: Path,
     run_nsq: RunNsq,
     command: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
     path = archive.parent / "_spark_metadata/0"
     path.parent.mkdir()
     path.write_bytes(b'v1\n{"path": "file:///x"}\n')
