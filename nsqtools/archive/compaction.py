@@ -64,6 +64,7 @@ from nsqtools.archive.slices import (
     body_kind_of,
     columns_in,
     create_table,
+    need_columns,
     run_job,
     unreadable,
 )
@@ -459,6 +460,8 @@ class Compaction:
 
     def run(self, run_jobs: RunJobs) -> None:
         """Do what is planned. The output must be locked."""
+        import pyarrow
+
         if not self.settings.skips_damaged:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
@@ -467,7 +470,9 @@ class Compaction:
             others = {name for partition in self.work for name, _ in partition.slot.others}
             create_table(self.table, sorted(others), self._kind)
         if self.table is not None and self.jobs:
-            self._add_columns(self.table)
+            in_folders = self.table.partition_columns
+            own = [each for each in self.others if each.name not in in_folders]
+            need_columns(self.table, pyarrow.schema(own))
         of_job = [(partition, job) for partition in self.work for job in partition.jobs]
         left = Counter(id(partition) for partition, _ in of_job)
         for number, done in run_jobs([job for _, job in of_job]):
@@ -479,18 +484,6 @@ class Compaction:
         for partition in self.work:
             if not partition.jobs:
                 self._finish(partition)
-
-    def _add_columns(self, table: DeltaCatalog) -> None:
-        in_folders = table.partition_columns
-        own = [each for each in self.others if each.name not in in_folders]
-        table.add_columns(own)
-        there = table.schema()
-        for each in own:
-            if there.field(each.name).type != each.type:  # another writer was faster
-                raise OutputError(
-                    f"{each.name} is {there.field(each.name).type} in {self.output} now",
-                    hint="Run it again: what is done is kept.",
-                )
 
     def _finish(self, partition: Partition) -> None:
         """Commit the files of a partition, and note what they were made of."""

@@ -369,6 +369,19 @@ def create_table(
     table.create(schema, [*PARTITIONS, *others])
 
 
+def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
+    """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
+    own = [each for each in schema if each.name not in RESERVED]
+    table.add_columns(own)
+    there = {each.name: each.type for each in table.schema()} if own else {}
+    for each in own:
+        if there.get(each.name) != each.type:
+            raise OutputError(
+                f"{each.name} is {there.get(each.name)} in {table.storage.url}, not {each.type}",
+                hint="Give a schema with the types of the table, or another table.",
+            )
+
+
 def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
     remedy = "Repair it with nsq archive repair"
