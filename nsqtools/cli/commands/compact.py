@@ -102,7 +102,7 @@ Processes = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CompactionChoice:
     """What is compacted, and how, as the options say."""
 
     paths: list[Any]
@@ -155,11 +155,11 @@ def choice(
     json: Json = False,
     *,
     bodies: ColumnsChoice,
-) -> Choice:
+) -> CompactionChoice:
     """What the options say."""
     if day is not None and until_day is not None:
         raise ConfigurationError("--day and --until-day exclude each other")
-    return Choice(
+    return CompactionChoice(
         paths,
         output,
         format is TableFormat.delta,
@@ -180,7 +180,7 @@ def choice(
     )
 
 
-CompactionOptions = Annotated[Choice, From(choice)]
+CompactionOptions = Annotated[CompactionChoice, From(choice)]
 
 
 def archive_compact(
@@ -235,7 +235,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
 
 def compact(
     runtime: Runtime,
-    chosen: Choice,
+    chosen: CompactionChoice,
     parallel: int,
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:
