@@ -339,10 +339,11 @@ class Compaction:
         """Return what bodies become: what they are there, if that is what was asked for."""
         asked = self.settings.body
         there = body_kind(self.table) if self.table else body_kind_of(present.values())
-        if there is not None and (asked is BodyKind.binary) > (there is BodyKind.binary):
+        is_other = (asked is BodyKind.binary) != (there is BodyKind.binary)
+        if there is not None and is_other and asked is not BodyKind.string:
             raise ConfigurationError(
-                f"bodies in {self.output} are text",
-                hint="Give --body string, or another place.",
+                f"bodies in {self.output} are {there.value}, not {asked.value}",
+                hint=f"Give --body {there.value}, or another place.",
             )
         return there or asked
 

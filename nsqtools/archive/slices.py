@@ -372,8 +372,10 @@ def create_table(
 def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
     """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
     own = [each for each in schema if each.name not in RESERVED]
+    if not own:
+        return
     table.add_columns(own)
-    there = {each.name: each.type for each in table.schema()} if own else {}
+    there = {each.name: each.type for each in table.schema()}
     for each in own:
         if there.get(each.name) != each.type:
             raise OutputError(

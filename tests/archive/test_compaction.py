@@ -529,3 +529,20 @@ def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
         '{"user": 4}': (4, None),
     }
     assert sum(each.misfits for part in compaction.work for each in part.done) == 2
+
+
+@pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])
+def test_bodies_stay_what_they_are_in_an_output(tmp_path: Path, first: str, then: str) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    for name, kind in (("a.gz", first), ("b.gz", then)):
+        write_archive(archive / name, clicks(ord(name[0]), '{"user": 1}'))
+        fields = {"properties": {}} if kind == "json" else None
+        settings = Settings(body=BodyKind(kind), fields=fields)
+        compaction = Compaction(find_inputs([archive]), output, EVERYTHING, settings)
+        if kind == first:
+            with compaction.locked():
+                compaction.plan()
+                compaction.run(in_processes(1))
+    with pytest.raises(ConfigurationError, match=f"are {first}, not {then}"):
+        compaction.plan()
