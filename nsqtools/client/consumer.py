@@ -489,7 +489,7 @@ class Consumer:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
         With ``inline`` this thread also does what the I/O thread does otherwise, between messages:
-        that is faster for handlers of microseconds, and with many connections. Other consumers and
+        no message changes threads, which may suit handlers of microseconds. Other consumers and
         producers keep the I/O thread. While the handler runs, nothing is read and no heartbeat of
         this consumer is answered: nsqd closes its connections after two heartbeat intervals (60 s
         unless set). `Message.touch` in a handler takes care of that too; other answers leave when
