@@ -66,7 +66,7 @@ class Site:
         if sample is None:
             return None
         if self._snapshot is None or self._snapshot.sample is not sample:
-            self._snapshot = Snapshot(sample)
+            self._snapshot = Snapshot(sample, self.context.watcher.earlier(sample))
         return self._snapshot
 
     def frame(

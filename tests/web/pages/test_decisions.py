@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
+from nsqtools.cluster.problems import Severity, problems_of
 from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
@@ -21,9 +22,7 @@ from nsqtools.web.pages.site import Addresses, Pieces
 from nsqtools.web.pages.snapshot import (
     PAGE_LINES,
     QueueQuery,
-    Severity,
     lines_of,
-    problems_of,
     read_query,
     sums_of,
 )
@@ -94,7 +93,7 @@ def test_problems_are_named_the_worst_first() -> None:
     ]
     failure = DaemonFailure("10.0.0.1:4151", ConnectionFailed("no answer of 10.0.0.1:4151"))
 
-    found = problems_of(sample(*rows, failures=(failure,)), rows)
+    found = problems_of(sample(*rows, failures=(failure,)))
 
     assert [(each.kind, each.topic, each.channel) for each in found] == [
         ("no answer", "", ""),
