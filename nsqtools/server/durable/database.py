@@ -31,8 +31,9 @@ from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import sync_folder
+from nsqtools.protocol.frames import ID_LENGTH
 from nsqtools.server.queues.backlog import BackendError
-from nsqtools.server.queues.queued_message import with_attempts
+from nsqtools.server.queues.queued_message import ID_AT, with_attempts
 
 _SCHEMA = """
 CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER, crc INTEGER,
@@ -294,6 +295,11 @@ class Database:
         select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
 
+    def ids(self, queue: int) -> set[bytes]:
+        """Return the ids of all messages of a queue, those in flight and deferred included."""
+        select = f"SELECT substr(frame, {ID_AT + 1}, {ID_LENGTH}) FROM message WHERE queue=?"
+        return {message_id for (message_id,) in self._reader.execute(select, (queue,))}
+
     def spare_bytes(self) -> int:
         """Return how much of the file is free."""
         try:
@@ -372,15 +378,19 @@ def read_queues(path: Path) -> list[Queue]:
         return _queues_of(connection)
 
 
-def all_rows(path: Path) -> Iterator[Row]:
-    """Yield every message that is whole, around what is damaged. Raises ``sqlite3.Error``."""
+def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
+    """Yield every message that is whole, of one queue or all, around what is damaged.
+
+    Raises ``sqlite3.Error``.
+    """
+    select = "SELECT * FROM message" + ("" if queue is None else f" WHERE queue={queue}")
     with closing(_connect(path)) as connection:
         for order in ("", " ORDER BY queue DESC, due DESC, turn DESC"):
             try:
-                for row in connection.execute(f"SELECT * FROM message{order}"):
-                    queue, due_ns, turn, attempts, crc, frame = row
-                    if all(type(each) is int for each in row[:5]) and _is_whole(queue, crc, frame):
-                        yield queue, due_ns, turn, attempts, frame
+                for row in connection.execute(select + order):
+                    number, due_ns, turn, attempts, crc, frame = row
+                    if all(type(each) is int for each in row[:5]) and _is_whole(number, crc, frame):
+                        yield number, due_ns, turn, attempts, frame
                 return
             except sqlite3.DatabaseError:
                 continue  # from the other end
