@@ -41,6 +41,7 @@ SHARED = {
     "to-exec": "to-nsq",
     "peek": "message",
     "archive cat": "message",
+    "queue cat": "message",
     "config get": "node-options",
     "config set": "node-options",
     "bench pub": "bench",
