@@ -65,7 +65,7 @@ class Backlog:
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
         # set where who takes messages also drives the I/O loop: takes a turn, of so many seconds
-        self.drive: Callable[[float], object] | None = None
+        self.drive: Callable[[float], bool] | None = None
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
         self._asking: set[int] = set()  # threads that wait in `get`
@@ -120,19 +120,18 @@ class Backlog:
         return self._get(timeout_s, most, several=True)
 
     def _get(self, timeout_s: float | None, most: int | None, *, several: bool) -> object:
-        thread = threading.get_ident()
+        thread, drive = threading.get_ident(), self.drive
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._asking.add(thread)
             try:
-                if self.drive is not None:
-                    self.drive(min(left_s, MAX_SLEEP_S) if self._tokens.empty() else 0.0)
-                    self._tokens.get_nowait()
-                else:
-                    self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
+                sleep_s = min(left_s, MAX_SLEEP_S)
+                if drive is not None and drive(sleep_s if self._tokens.empty() else 0.0):
+                    sleep_s = 0.0
+                self._tokens.get(timeout=sleep_s)
             except queue.Empty:
-                if left_s > MAX_SLEEP_S or (left_s and self.drive is not None):
+                if left_s > MAX_SLEEP_S or (left_s and drive is not None):
                     continue
                 return None
             finally:

@@ -219,6 +219,14 @@ class Connection:
         """Send; return whether everything is sent."""
         assert self._loop is not None
         pending = self._pending
+        if len(pending) == 1 and not self._committed and self._codec is None:
+            data = pending.pop()  # as usual with many connections
+            sent = self._stream.send_ready(data)
+            if sent == len(data):
+                if self._watches_writes:
+                    self._last_progress = self._loop.now()
+                return True
+            self._committed, self._offset = data, sent
         while self._committed or pending:
             if not self._committed:
                 data = pending[0] if len(pending) == 1 else b"".join(pending)

@@ -543,6 +543,7 @@ class Consumer:
             finally:
                 if inline:
                     self._io.loop.leave()
+                    self.backlog.drive = None
                     if stop_signals.ends_now:
                         self.wait_for_end(ABORT_S)
                 for thread in threads:

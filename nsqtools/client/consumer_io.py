@@ -170,7 +170,9 @@ class Subscription:
 
     def on_messages(self, messages: list[Message]) -> None:
         replaced = 0
-        if most_attempts(messages) == 1:
+        if len(messages) == 1 and messages[0].attempts == 1:  # as usual with many connections
+            self.in_flight[messages[0].id] = messages[0]
+        elif most_attempts(messages) == 1:
             for message in messages:
                 self.in_flight[message.id] = message
         else:
@@ -348,6 +350,7 @@ class ConsumerIO:
         self._answered: collections.deque[Subscription] = collections.deque()
         self.answered = self._answered.append  # subscriptions with answers to collect
         self.received_at: float | None = None
+        self._has_received = False  # in this turn
         self._collected_at = 0.0
         self._is_gathering = False
         self._options = options
@@ -497,18 +500,20 @@ class ConsumerIO:
         """New deliveries, ``replaced`` of them of messages that are in flight."""
         self.received_at = now = self.loop.now()
         self.stats.received += len(batch)
-        self.delivery.passed(now)
-        self.rdy.received(subscription, len(batch), now)
+        if not self._has_received:  # the first of this turn
+            self._has_received = True
+            self.delivery.passed(now)
+        if self.rdy.received(subscription, len(batch), now) and not replaced:
+            self.delivery.fully_used()
         if replaced:
             self.rdy.answered(subscription, replaced, now)
-        if (state := self.rdy[subscription]).in_flight >= state.rdy:
-            self.delivery.fully_used()
         if self._stopping and self._stopping.refuses(now):
             give_back(batch)
             return
         self.delivery.deliver(subscription, batch)
 
-    def _collect(self, subscription: Subscription, now: float) -> None:
+    def _collect(self, subscription: Subscription, now: float) -> int:
+        """Note the answers of a connection; return how many messages were finished."""
         finished, answers = subscription.collect()
         for answer in answers:
             if answer.is_final:
@@ -525,10 +530,10 @@ class ConsumerIO:
                 self._apply(backoff.failure() if answer.failure else backoff.neutral())
         if finished:
             self.delivery.finished(subscription, finished)
-            self.delivery.answered(len(finished))
             self.rdy.answered(subscription, len(finished), now)
             if self.backoff.level:
                 self._apply(self.backoff.success())
+        return len(finished)
 
     def answer_refused(self, error: ServerError) -> None:
         """nsqd refused an answer because the message had timed out: harmless, but a symptom."""
@@ -580,16 +585,20 @@ class ConsumerIO:
     # -- every turn, and by the clock -----------------------------------------------------------
 
     def _each_turn(self) -> None:
+        self._has_received = False
         collected = []
+        finished = 0
         now = self.loop.now()
         if self._answered:
             self.delivery.passed(now)
         for _ in range(len(self._answered)):
             subscription = self._answered.popleft()
             if subscription in self.subscriptions:
-                self._collect(subscription, now)
+                finished += self._collect(subscription, now)
                 collected.append(subscription)
         if collected:
+            if finished:
+                self.delivery.answered(finished)
             self.delivery.adapt()
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)

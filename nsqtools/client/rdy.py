@@ -163,8 +163,8 @@ class ReadyControl(Generic[K]):
 
     # -- messages -------------------------------------------------------------------------------
 
-    def received(self, key: K, count: int, now: float) -> None:
-        """Messages arrived on a connection."""
+    def received(self, key: K, count: int, now: float) -> bool:
+        """Messages arrived on a connection; return whether it has all that it may have."""
         state = self._states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was + count
@@ -177,6 +177,7 @@ class ReadyControl(Generic[K]):
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
+        return in_flight >= state.rdy
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""

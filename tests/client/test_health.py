@@ -43,7 +43,9 @@ def test_health_of_a_producer_tells_connections_and_what_waits(
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
     wait_until(lambda: producer.health().oldest_s > 0.1, what="time to pass")
-    assert producer.health().connections == [scripted_nsqd.address]
+    wait_until(
+        lambda: producer.health().connections == [scripted_nsqd.address], what="the connection"
+    )
     assert producer.health().under_way == 2
     for publication in publications:
         conn.expect(f"PUB {TOPIC}")
