@@ -15,7 +15,7 @@ from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http.foundation import HTTPApi, debug_handlers
+from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import (
@@ -149,11 +149,7 @@ class NsqdDaemon:
             self._registry.set_addresses,
         )
         nsqd = NsqdHTTP(self.nsqd, ports)
-        handlers = {
-            **nsqd.handlers(),
-            **stats.handlers(),
-            **debug_handlers(),
-        }
+        handlers = {**nsqd.handlers(), **stats.handlers()}
         required_port: int | None = None
         if self._options.tls_required == REQUIRED:
             required_port = max(0, _port(self._https))
