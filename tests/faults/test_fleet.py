@@ -184,7 +184,7 @@ def cells() -> Iterator[object]:
         (0.01, 0.1, 0.35, 0.7), (1, 12), ways
     ):
         rounds = 300 if share < 0.05 else 40 if share < 0.3 else 15
-        messages = rounds * processes * count
+        messages = max(rounds * processes * count, 3 * nsqds)
         yield pytest.param(way, nsqds, processes, count, share, messages, marks=pytest.mark.slow)
     for way, processes, count in (("threads", 4, 8), ("asyncio", 1, 32)):
         yield pytest.param(way, 200, processes, count, 0.1, 1000, marks=pytest.mark.slow)
