@@ -38,6 +38,7 @@ EDGES: dict[str, set[str]] = {
     "tail": {"client"},
     "archive": {"client", "cluster", "errors", "files", "protocol", "records", "tail"},
     "bench": {"client", "cluster", "errors", "protocol"},
+    "one_channel": {"client", "cluster", "errors", "protocol", "publish", "records", "server"},
     "replay": {"archive", "client", "errors", "files", "protocol", "publish", "records"},
     "forward": {
         "client",
@@ -76,6 +77,7 @@ EDGES: dict[str, set[str]] = {
         "files",
         "forward",
         "http",
+        "one_channel",
         "protocol",
         "publish",
         "records",

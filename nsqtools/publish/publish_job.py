@@ -85,6 +85,7 @@ class PublishJob:
         unsent: UnsentFiles | None = None,
         warn: Callable[[str], None] = lambda line: None,
         show: Callable[[PublishCounts], None] = lambda counts: None,
+        publisher: Publisher | None = None,
     ) -> None:
         self._topic = topic
         self._is_stopped = False
@@ -103,7 +104,9 @@ class PublishJob:
         self._open_batches: deque[InputBatch] = deque()
         begin = checkpoint.place if checkpoint is not None else BEGIN
         self._source = RecordSource(paths, delimiter, self._reads_no_more, begin)
-        self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
+        self._publisher = publisher or Publisher(
+            addresses, client_options, options, lambda: self._is_stopped
+        )
 
     @property
     def counts(self) -> PublishCounts:

@@ -20,6 +20,7 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication, PublishMode
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
+from nsqtools.records.envelope import MessageLike
 
 
 class PublishOutcome(enum.IntEnum):
@@ -154,7 +155,7 @@ class Publisher:
                 retry_timeout_s=options.retry_timeout_s,
                 retry_unknown=options.retry_unknown,
             )
-            for nsqd in (self.counts_by_nsqd if is_each else [addresses])
+            for nsqd in (self.counts_by_nsqd if is_each else [addresses] if addresses else [])
         ]
         self._settled: queue.SimpleQueue[tuple[PublishBatch, int, str, Publication]] = (
             queue.SimpleQueue()
@@ -176,8 +177,12 @@ class Publisher:
         on_ended: Callable[[PublishBatch], None] = lambda batch: None,
         *,
         defer_s: float | None = None,
+        origins: Sequence[MessageLike] = (),
     ) -> None:
         """Send a batch; block while there is no room for it.
+
+        ``origins`` are the messages that the bodies are from, if any: nsqd gives new ids and times,
+        and another publisher may keep those.
 
         ``on_ended`` is called when each body has its outcome, on the thread that calls this method,
         `drain` or `finish`. ``defer_s`` goes before that of the options.

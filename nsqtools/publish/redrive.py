@@ -24,7 +24,7 @@ from nsqtools.publish.publisher import (
 )
 from nsqtools.publish.source import RecordSource
 from nsqtools.publish.unsent_files import UnsentFiles
-from nsqtools.records.envelope import DeadLetter, decode_dead_letter
+from nsqtools.records.envelope import DeadLetter, Envelope, decode_dead_letter
 
 BATCH = 500
 
@@ -49,6 +49,7 @@ class Redrive:
         warn: Callable[[str], None],
         show: Callable[[], None],
         is_dry: bool,
+        publisher: Publisher | None = None,
     ) -> None:
         try:
             self._matches = re.compile(error or "").search
@@ -64,7 +65,9 @@ class Redrive:
         self._limit = client_options.publish_max_msg_size
         self.kinds: Counter[tuple[str, str]] = Counter()
         self._source = RecordSource(paths, b"\n", lambda: self._is_stopped)
-        self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
+        self._publisher = publisher or Publisher(
+            addresses, client_options, options, lambda: self._is_stopped
+        )
 
     @property
     def counts(self) -> PublishCounts:
@@ -83,7 +86,7 @@ class Redrive:
         number = 0
         try:
             for records in self._source.batches():
-                by_topic: dict[str, list[tuple[bytes, bytes]]] = {}
+                by_topic: dict[str, list[tuple[bytes, Envelope]]] = {}
                 for record in records:
                     number += 1
                     letter = self._read(record, number)
@@ -91,7 +94,7 @@ class Redrive:
                         continue
                     topic = self._topic or letter.message.topic
                     self.kinds[topic, letter.error or "no error"] += 1
-                    by_topic.setdefault(topic, []).append((record, letter.message.body))
+                    by_topic.setdefault(topic, []).append((record, letter.message))
                 if not self._is_dry:
                     for topic, letters in by_topic.items():
                         self._publish(topic, letters)
@@ -115,7 +118,7 @@ class Redrive:
             return None
         return letter
 
-    def _publish(self, topic: str, letters: list[tuple[bytes, bytes]]) -> None:
+    def _publish(self, topic: str, letters: list[tuple[bytes, Envelope]]) -> None:
         while letters:
             count = min(len(letters), BATCH)
             if self._publisher.has_given_up or self._is_stopped:
@@ -134,7 +137,9 @@ class Redrive:
             def ended(batch: PublishBatch, records: list[bytes] = records) -> None:
                 self._keep([records[place] for place in sorted(batch.failures)])
 
-            self._publisher.publish(topic, [body for _, body in part], ended)
+            messages = [message for _, message in part]
+            bodies = [message.body for message in messages]
+            self._publisher.publish(topic, bodies, ended, origins=messages)
             self._show()
 
     def _keep(self, records: Sequence[bytes]) -> None:

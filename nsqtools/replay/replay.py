@@ -161,6 +161,7 @@ class Replay:
         on_damage: OnDamage,
         unsent: UnsentFiles | None = None,
         show: Callable[[], None] = lambda: None,
+        publisher: Publisher | None = None,
     ) -> None:
         self.read = 0
         self.repeated = 0
@@ -178,7 +179,9 @@ class Replay:
         self._show = show
         self._seen: set[tuple[str, str, bytes]] = set()
         self._stopped = threading.Event()
-        self._publisher = Publisher(addresses, client_options, options, self._stopped.is_set)
+        self._publisher = publisher or Publisher(
+            addresses, client_options, options, self._stopped.is_set
+        )
 
     def stop(self) -> None:
         """Stop after the batch that is being published."""
@@ -312,7 +315,8 @@ class Replay:
                 lacking = [nsqd for nsqd, places in batch.missing.items() if index in places]
                 self._hand_out(messages[index], lacking)
 
-        self._publisher.publish(topic, [message.body for message in messages], hand_out_unconfirmed)
+        bodies = [message.body for message in messages]
+        self._publisher.publish(topic, bodies, hand_out_unconfirmed, origins=messages)
 
     def _confirm(self, batch: list[Archived], checkpoint: Checkpoint) -> bool:
         self._publisher.drain()

@@ -16,6 +16,7 @@ from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
 D = TypeVar("D", bound=NsqdDaemon | NsqlookupdDaemon)
+R = TypeVar("R")
 
 
 class DaemonThread(Generic[D]):
@@ -67,13 +68,17 @@ class DaemonThread(Generic[D]):
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
         if self._daemon is None or self._loop is None or self._thread is None:
             return
-        daemon, loop = self._daemon, self._loop
         try:
-            asyncio.run_coroutine_threadsafe(how(daemon), loop).result()
+            self.do(how)
         finally:
-            loop.call_soon_threadsafe(loop.stop)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._daemon = None
+
+    def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
+        """Await ``what`` in the daemon's loop; return and raise as it does."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(what(self.daemon), self._loop).result()
 
 
 class _Embedded(Generic[D]):

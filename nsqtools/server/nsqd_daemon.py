@@ -15,7 +15,7 @@ from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http.foundation import HTTPApi
+from nsqtools.server.http.foundation import Call, HTTPApi, HTTPRefusal, Reply
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import (
@@ -44,9 +44,11 @@ class NsqdDaemon:
     """Binds when it is made. Raises `ConfigurationError` with nsqd's text.
 
     ``tcp_address``, ``http_address`` and ``https_address`` are the real ones, ``""`` without.
+    ``refusal`` says why no client may publish or administer, ``""`` when they may.
     """
 
-    def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
+    def __init__(self, options: NsqdOptions, log: DaemonLog, *, refusal: str = "") -> None:
+        self._refusal = refusal
         self._log = log
         log.info(version_line("nsqd"))
         log.info(f"ID: {options.node_id}")
@@ -87,6 +89,7 @@ class NsqdDaemon:
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
+        self.nsqd.refusal = self._refusal
         try:
             self.nsqd.load()
         except BaseException:
@@ -150,6 +153,10 @@ class NsqdDaemon:
         )
         nsqd = NsqdHTTP(self.nsqd, ports)
         handlers = {**nsqd.handlers(), **stats.handlers()}
+        if self._refusal:
+            handlers = {
+                key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()
+            }
         required_port: int | None = None
         if self._options.tls_required == REQUIRED:
             required_port = max(0, _port(self._https))
@@ -170,6 +177,9 @@ class NsqdDaemon:
                 self._http_servers.append(server)
                 self._log.info(f"{name}: listening on {_address(listener)}")
 
+    def _refuse(self, call: Call) -> Reply:
+        raise HTTPRefusal(403, self._refusal)
+
     def _statsd_prefix(self) -> str:
         info = self._own_info()
         return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
@@ -188,6 +198,10 @@ class NsqdDaemon:
 
         pusher = StatsdPusher(self._options, self._statsd_prefix(), gather, self._log)
         self._statsd = asyncio.create_task(pusher.run())
+
+    def deregister(self) -> None:
+        """Leave all nsqlookupd, and go on serving."""
+        self._registry.set_addresses(())
 
     async def stop(self) -> None:
         """Close all connections, write everything to disk and release the data path."""

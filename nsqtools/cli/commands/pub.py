@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.one_channel import ToChannel, stop_both
 from nsqtools.cli.options.params import Json, Topic
 from nsqtools.cli.options.publishing import (
     CheckpointFile,
@@ -67,6 +68,7 @@ def pub(
     json: Json = False,
     *,
     connection: ProducerConnection,
+    channel: ToChannel,
     runtime: Session,
 ) -> int:
     """Publish messages: texts, or the lines of standard input or of files.
@@ -80,6 +82,9 @@ def pub(
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
     were being published then may be published twice.
 
+    With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
+    (see nsq replay), which ends when they are consumed.
+
     The exit status is 0 when everything was confirmed, 6 when only a part was; otherwise it is that
     of the error.
 
@@ -91,6 +96,7 @@ def pub(
         nsq pub -t events @app.log --checkpoint app.checkpoint
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
+        nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
     """
     from nsqtools.publish.input_checkpoint import InputCheckpoint
     from nsqtools.publish.publish_job import PublishJob
@@ -105,7 +111,10 @@ def pub(
         noted = InputCheckpoint(checkpoint, given.paths)
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
-    with Progress(runtime) as progress:
+    with (
+        Progress(runtime) as progress,
+        channel.open(connection, runtime, resumes=False, defer_s=defer) as target,
+    ):
         total = size_of(given.paths)
         began_s = runtime.monotonic()
 
@@ -131,15 +140,18 @@ def pub(
             unsent=unsent,
             warn=lambda line: warn(runtime, progress, line),
             show=lambda counts: progress.show(lambda: how_far_now(counts)),
+            publisher=target,
         )
-        with stopping(job.stop) as signals, unsent or nullcontext():
+        with stopping(stop_both(job.stop, target)) as signals, unsent or nullcontext():
             job.run()
+            if target is not None:
+                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
     status = report_counts(runtime, job, json=json)
     if noted is not None and (signals.received or job.counts.unknown or job.counts.unsent):
         runtime.tell(f"nsq: {noted.place.records:,} records are done; run it again to go on")
     if job.options_for_larger:
         tell_limits(runtime, job.options_for_larger, connection)
-    return signals.status(otherwise=status)
+    return signals.status(otherwise=channel.status(runtime, target, status))
 
 
 def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.one_channel import ToChannel, stop_both
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
@@ -88,6 +89,7 @@ def replay(
     *,
     keep: MessageFilter,
     connection: ProducerConnection,
+    channel: ToChannel,
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.
@@ -97,11 +99,17 @@ def replay(
     continues where it stopped; at most the batch of 1000 messages that was being published then is
     published twice.
 
+    With --channel the messages reach one channel, with their ids and times, and no other channel
+    of the topic: a temporary nsqd in this process registers at nsqlookupd, and ends when they are
+    consumed. After an interruption the same command goes on. The exit status is 7 when no consumer
+    comes.
+
     Examples:
         nsq replay /var/nsq --topic clicks=clicks-again --dry-run
         nsq replay clicks.*.log.gz --since -2h --speed 10x
         nsq replay /var/nsq --from-topic clicks --where '.status >= 500' -n 100 --topic retries
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
+        nsq replay /var/nsq --from-topic orders --channel billing --lookupd-http-address lookup:4161
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
@@ -114,9 +122,15 @@ def replay(
         topic_map(topic or ()),
         b"\n" if delimiter is None else delimiter,
     )
+    if channel.name and checkpoint is not None:
+        raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
     archives = find_archives(paths)
     unsent = unsent_files(unsent_file, b"", mode, connection)
-    with Progress(runtime) as progress, unsent or nullcontext():
+    with (
+        Progress(runtime) as progress,
+        unsent or nullcontext(),
+        channel.open(connection, runtime, dry_run=dry_run) as target,
+    ):
         damage = DamageReporter(runtime, progress)
         began_s = runtime.monotonic()
 
@@ -141,9 +155,12 @@ def replay(
             on_damage=damage,
             unsent=unsent,
             show=lambda: progress.show(how_far_now),
+            publisher=target,
         )
-        with stopping(job.stop) as signals:
+        with stopping(stop_both(job.stop, target)) as signals:
             job.run()
+            if target is not None:
+                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
     if count is None and not signals.received and not job.last_error:
         chosen.check()
     status = report(runtime, job, damage, dry_run=dry_run, json=json)
@@ -151,7 +168,7 @@ def replay(
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
-    return signals.status(otherwise=status)
+    return signals.status(otherwise=channel.status(runtime, target, status))
 
 
 def report(
@@ -186,6 +203,7 @@ def redrive(
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,
     connection: ProducerConnection,
+    channel: ToChannel,
     runtime: Session,
 ) -> int:
     """Publish dead letters again, to the topics that they came from.
@@ -197,9 +215,13 @@ def redrive(
 
     A topic of dead letters has raw bodies: to redrive it, forward it with nsq to-nsq.
 
+    With --channel they reach the channel that gave them up and no other, by a temporary nsqd (see
+    nsq replay), with their ids and times; attempts begin at 0.
+
     Examples:
         nsq redrive dead.jsonl --dry-run
         nsq redrive dead.jsonl --error 'HTTP 5' --unsent-file again.jsonl
+        nsq redrive dead.jsonl --channel billing --lookupd-http-address lookup:4161
         nsq to-nsq -t clicks.dead --destination-topic clicks --until-empty \\
             --destination-nsqd-tcp-address 127.0.0.1:4150
     """
@@ -209,7 +231,11 @@ def redrive(
         if str(path) != "-" and not path.is_file():
             raise ConfigurationError(f"{path} is not a file of dead letters")
     unsent = unsent_files(unsent_file, b"\n", PublishMode.FAILOVER, connection)
-    with Progress(runtime) as progress:
+    is_rereadable = all(str(path) != "-" for path in files)
+    with (
+        Progress(runtime) as progress,
+        channel.open(connection, runtime, resumes=is_rereadable, dry_run=dry_run) as target,
+    ):
         job = Redrive(
             [str(path) for path in files],
             connection.nsqd_tcp_addresses,
@@ -222,9 +248,12 @@ def redrive(
             warn=lambda line: runtime.tell(f"nsq: {line}"),
             show=lambda: progress.show(lambda: f"{job.counts.confirmed:,} confirmed"),
             is_dry=dry_run,
+            publisher=target,
         )
-        with stopping(job.stop) as signals, unsent or nullcontext():
+        with stopping(stop_both(job.stop, target)) as signals, unsent or nullcontext():
             job.run()
+            if target is not None:
+                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
     if dry_run:
         kinds = sorted(job.kinds.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
@@ -237,4 +266,4 @@ def redrive(
         is_complete=not job.counts.unconfirmed,
         error=job.last_error,
     )
-    return signals.status(otherwise=status)
+    return signals.status(otherwise=channel.status(runtime, target, status))

@@ -31,8 +31,9 @@ from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import sync_folder
+from nsqtools.protocol.frames import ID_LENGTH
 from nsqtools.server.queues.backlog import BackendError
-from nsqtools.server.queues.queued_message import with_attempts
+from nsqtools.server.queues.queued_message import ID_AT, with_attempts
 
 _SCHEMA = """
 CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER, crc INTEGER,
@@ -293,6 +294,11 @@ class Database:
         """Return a number of the messages of a queue that wait. Raises ``sqlite3.Error``."""
         select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
+
+    def ids(self, queue: int) -> set[bytes]:
+        """Return the ids of all messages of a queue, those in flight and deferred included."""
+        select = f"SELECT substr(frame, {ID_AT + 1}, {ID_LENGTH}) FROM message WHERE queue=?"
+        return {message_id for (message_id,) in self._reader.execute(select, (queue,))}
 
     def spare_bytes(self) -> int:
         """Return how much of the file is free."""

@@ -44,7 +44,13 @@ from nsqtools.server.durable.database import (
 from nsqtools.server.queues.backlog import BackendError, Deliverer, Limits, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import TopicMetadata
 from nsqtools.server.queues.queue_files import Block
-from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, DeferredMessages, attempts_of
+from nsqtools.server.queues.queued_message import (
+    BODY_AT,
+    ID_AT,
+    DeferredMessages,
+    attempts_of,
+    with_attempts,
+)
 
 _DELAY_S = 0.02  # for what nobody waits for
 _RETRY_S = 0.5
@@ -77,6 +83,7 @@ class DurableStore:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
         self._steps = [Changes()]  # not written yet; the last one is open
         self._is_writing = self._is_due = self._is_over = False
+        self.is_strict = False  # what was finished counts as in flight until it is written
         self._broken = ""  # why the file has to be written anew
         self._timer: TimerHandle | None = None
         self._flushed: list[Future[None]] = []
@@ -153,14 +160,17 @@ class DurableStore:
         due_ns: int,
         done: Done,
         takes: Sequence[tuple[int, int, int]] = (),
+        adds: Sequence[Row] = (),
     ) -> None:
         """Put messages into the queues that are stored, and call back when they are there, or not.
 
-        ``takes`` are rows that go with it, as (queue, due, turn).
+        ``takes`` are rows that go with it, as (queue, due, turn), and ``adds`` rows that come.
         """
-        rows: list[Row] = []
+        rows: list[Row] = [*adds]
         changes = self.changes
-        made = [int.from_bytes(message[16:18], "big") - 1 for message in messages]
+        made = [attempts_of(message) - 1 for message in messages]
+        if any(made):
+            messages = [with_attempts(each, -n) for each, n in zip(messages, made, strict=True)]
         stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
         for backlog in stored:
             number = backlog.number
@@ -170,6 +180,10 @@ class DurableStore:
         changes.size += sum(map(len, messages)) * len(stored)
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
             self._steps.append(Changes())
+        self.at_once()
+
+    def at_once(self) -> None:
+        """Write what was collected at the end of this turn of the loop."""
         if self._broken:
             self.soon()  # not at once: a file is not to be written anew for each
         elif not self._is_due:
@@ -336,6 +350,9 @@ class DurableStore:
             for number, _, _ in step.come_due:
                 if number in backlogs:
                     backlogs[number].came_due(outcome.come_due[number])
+            for number, _, _ in step.finished if self.is_strict else ():
+                if number in backlogs:
+                    backlogs[number].settled()
         for publish in publishes:
             for number, rows in groupby(publish.rows, itemgetter(0)):
                 if number in backlogs:  # else it was emptied meanwhile
@@ -457,8 +474,8 @@ class DurableBacklog(QueueBacklog):
             if fits < len(rows) and self._owner is not None:
                 fits += self._owner.room()
             fits = max(0, min(fits, len(rows)))
-        for _, _, turn, _, message in rows[:fits]:
-            self._load(turn, message)
+        for _, _, turn, made, message in rows[:fits]:
+            self._load(turn, with_attempts(message, made))
         self.unread_bytes += sum(len(row[4]) for row in rows[fits:])
         self.unread += len(rows) - fits
 
@@ -549,7 +566,16 @@ class DurableBacklog(QueueBacklog):
             turn = self._turn(message_id)
             forget((number, turn), None)
             changes.finished.append((number, 0, turn))
-        self._store.soon()
+            self.unsettled += self._store.is_strict
+        if self.unsettled:
+            self._store.at_once()
+        else:
+            self._store.soon()
+
+    def settled(self) -> None:
+        """It is written that a message was finished."""
+        self.unsettled -= 1
+        self._wake()
 
     def places(self, messages: Sequence[bytes]) -> list[tuple[int, int, int]]:
         """Return the rows of messages, as (queue, due, turn)."""
@@ -573,6 +599,7 @@ class DurableBacklog(QueueBacklog):
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
         self.unread = self.unread_bytes = self.deferred_count = self._moving = self._cursor = 0
+        self.unsettled = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
         self._store.register(self, is_new=True)

@@ -144,6 +144,7 @@ class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
     deferred_count = 0  # of a topic with --durable
+    unsettled = 0  # messages that were finished, and count as in flight until it is written
 
     def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
         self.disk = disk

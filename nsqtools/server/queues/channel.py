@@ -399,7 +399,7 @@ class ChannelSubscription:
         """How many more messages may be delivered now."""
         if self._connection.is_stuck:
             return 0
-        return self.ready_count - len(self.in_flight)
+        return self.ready_count - len(self.in_flight) - self.channel.backlog.unsettled
 
     def set_ready_count(self, count: int) -> None:
         """RDY: allow ``count`` messages in flight. 0 stops delivery, and recalls nothing."""

@@ -84,6 +84,7 @@ class NsqdQueues:
         self._to_sync: set[DiskQueue] = set()
         self._tasks: list[Task[None]] = []
         self.durable: DurableStore | None = None
+        self.refusal = ""  # why clients may not publish: the nsqd of a job, which doubles little
 
     # topics
 
@@ -239,6 +240,7 @@ class NsqdQueues:
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
             self.durable = DurableStore(files, self.limits, self.loop, self.log)
+            self.durable.is_strict = bool(self.refusal)
             for listed in self.durable.listed():
                 self._load_topic(listed)
         else:

@@ -110,7 +110,7 @@ class PublishCommands:
         _, data, position, start = request
         body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
         self._authorization.check("PUB", name, "", start)
-        topic = topic_to_use(self._nsqd, name, start)
+        topic = self._topic("PUB", name, start)
         self._put("PUB", topic, topic.new_messages([body]))
         if not self._authorization.is_needed and len(request.words) == 2:
             self._quick = b"PUB %b\n" % request.words[1], topic
@@ -135,7 +135,7 @@ class PublishCommands:
         _, data, position, start = request
         body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
         self._authorization.check("DPUB", name, "", start)
-        topic = topic_to_use(self._nsqd, name, start)
+        topic = self._topic("DPUB", name, start)
         self._put("DPUB", topic, topic.new_messages([body]), delay_s)
         self.wait_for_room(position)
         return position
@@ -151,10 +151,15 @@ class PublishCommands:
             raise RequestError("E_BAD_TOPIC", error.data) from None
         _, data, position, start = request
         self._authorization.check("MPUB", name, "", start)
-        topic = topic_to_use(self._nsqd, name, start)
+        topic = self._topic("MPUB", name, start)
         position = read_multi_publish_size(data, position, start, self._options.max_body_size)
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
         return self._read_bodies(topic, reader, data, position)
+
+    def _topic(self, command: str, name: str, start: int) -> Topic:
+        if self._nsqd.refusal:
+            raise RequestError(f"E_{command}_FAILED", f"{command} failed {self._nsqd.refusal}")
+        return topic_to_use(self._nsqd, name, start)
 
     def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
         try:

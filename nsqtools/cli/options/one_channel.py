@@ -1,0 +1,188 @@
+"""``--channel`` of the commands that publish: to one channel, by a temporary nsqd of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Context
+
+from nsqtools.cli.options.connection import ENV, setting_of
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.running.runtime import ExitStatus, Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import counted, format_duration
+
+if TYPE_CHECKING:
+    from nsqtools.one_channel.channel_publisher import ChannelPublisher
+
+PANEL = "One channel"
+WAIT_S = 300.0
+MAX_DEPTH = 10_000
+WITHOUT_EFFECT = ("nsqd_tcp_address", "mode", "retry_timeout", "retry_unknown")
+
+
+class ChannelFlags(OptionSet):
+    """Flags of the temporary nsqd. None means: not given."""
+
+    channel: str | None = opt(
+        "--channel -c NAME",
+        "Deliver to this channel alone: a temporary nsqd joins the cluster, with nothing in the "
+        "others.",
+        PANEL,
+    )
+    channel_lookupd: list[str] | None = opt(
+        "--lookupd-http-address HOST:PORT",
+        "nsqlookupd, over HTTP, where consumers find it.",
+        PANEL,
+        envvar=f"{ENV}LOOKUPD_HTTP_ADDRESS",
+    )
+    lookupd_tcp_address: list[str] | None = opt(
+        "HOST:PORT",
+        "nsqlookupd, over TCP, where it registers.",
+        PANEL,
+        show_default="the port below that of HTTP",
+    )
+    broadcast_address: str | None = opt(
+        "HOST",
+        "Where consumers reach this machine.",
+        PANEL,
+        show_default="its address towards nsqlookupd",
+    )
+    data_path: Path | None = opt(
+        "DIR",
+        "Where its messages are until they are consumed; the next run goes on there.",
+        PANEL,
+        show_default="./nsqd-NAME",
+    )
+    wait: float | None = opt(
+        "DURATION", "End when no consumer is connected for so long.", PANEL, show_default="5m"
+    )
+    max_depth: int | None = opt(
+        "N", "At most N messages in it at a time.", PANEL, min=1, show_default=f"{MAX_DEPTH}"
+    )
+    nsqd_config: Path | None = opt(
+        "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports.", PANEL
+    )
+
+
+@dataclass(frozen=True)
+class OneChannel:
+    """What was asked for; ``name`` is ``""`` without ``--channel``."""
+
+    name: str
+    lookupds: tuple[str, ...]
+    flags: ChannelFlags
+
+    @contextmanager
+    def open(
+        self,
+        connection: ConnectionSettings,
+        runtime: Runtime,
+        *,
+        resumes: bool = True,
+        defer_s: float | None = None,
+        dry_run: bool = False,
+    ) -> Iterator[ChannelPublisher | None]:
+        """Join the cluster, and leave it at the end; None without ``--channel``.
+
+        ``resumes`` tells that the next run would have the same messages from the beginning.
+        """
+        if not self.name or dry_run:
+            yield None
+            return
+        from nsqtools.client.discovery import http_access
+        from nsqtools.cluster.directory import Cluster, ClusterAddresses
+        from nsqtools.one_channel.channel_publisher import ChannelPublisher
+        from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
+
+        def tell(line: str) -> None:
+            runtime.tell(f"nsq: {line}")
+
+        flags = self.flags
+        access = http_access(connection.client_options(), self.lookupds)
+        with (
+            Cluster(ClusterAddresses((), self.lookupds), access) as cluster,
+            TemporaryNsqd(
+                flags.data_path or Path(f"nsqd-{self.name}"),
+                cluster,
+                lookupd_tcp_addresses=flags.lookupd_tcp_address or (),
+                broadcast_address=flags.broadcast_address or "",
+                config=flags.nsqd_config,
+                tell=tell,
+            ) as nsqd,
+        ):
+            tell(f"{nsqd.address} serves channel {self.name} until its messages are consumed")
+            try:
+                target = ChannelPublisher(
+                    nsqd,
+                    self.name,
+                    max_depth=flags.max_depth or MAX_DEPTH,
+                    wait_s=self.wait_s,
+                    resumes=resumes,
+                    defer_s=defer_s,
+                    tell=tell,
+                )
+                yield target
+            finally:
+                nsqd.leave()
+                if nsqd.is_kept:
+                    count = counted(nsqd.left, "message")
+                    tell(f"{nsqd.data_path} has {count}, and how far this came: run it again")
+
+    @property
+    def wait_s(self) -> float:
+        return WAIT_S if self.flags.wait is None else self.flags.wait
+
+    def status(self, runtime: Runtime, target: ChannelPublisher | None, otherwise: int) -> int:
+        """Say how the delivery ended; return the exit status."""
+        if target is None:
+            return otherwise
+        new = f", {target.new_ids} with a new id" if target.new_ids else ""
+        runtime.tell(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
+        if target.lonely is None:
+            return otherwise
+        runtime.complain(
+            f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
+            f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
+            "nsqd, and consumers with a list of nsqd do not ask there"
+        )
+        return ExitStatus.LIMIT_NOT_REACHED
+
+
+def one_channel(context: Context, flags: Annotated[ChannelFlags, From(ChannelFlags)]) -> OneChannel:
+    """Read the options. Raises `ConfigurationError` for those that contradict each other."""
+
+    def check(names: tuple[str, ...], problem: str) -> None:
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+                raise ConfigurationError(f"{parameter.opts[0]} {problem}")
+
+    lookupds = flags.channel_lookupd or ()
+    if flags.channel is None:
+        check(tuple(vars(flags)), "is for --channel")
+        return OneChannel("", (), flags)
+    check(WITHOUT_EFFECT, "has no effect with --channel")
+    setting = setting_of(context, "lookupd_http_address")
+    if not lookupds and setting is not None and isinstance(setting.value, list):
+        lookupds = setting.value
+    return OneChannel(flags.channel, tuple(lookupds), flags)
+
+
+ToChannel = Annotated[OneChannel, From(one_channel)]
+
+
+def stop_both(job: Callable[[], object], target: ChannelPublisher | None) -> Callable[[], None]:
+    """Return what stops a job, and the delivery of what it has stored."""
+
+    def stop() -> None:
+        job()
+        if target is not None:
+            target.stop()
+
+    return stop

@@ -1,0 +1,236 @@
+"""A publisher that hands messages to one channel, by a temporary nsqd.
+
+Confirmed is what is stored there; `deliver` waits until consumers have finished it. Messages keep
+their ids and times. Ids repeat between nsqd, and two messages of one id in flight are one to any
+nsqd: one whose id the channel already holds gets a new id, as does one without an id.
+
+With each batch the number of messages taken so far of each topic is stored, and a digest of them.
+The next run on the same data path offers the same messages from the beginning: as many are not
+taken again, if they are the same ones. So a kill at any moment doubles nothing on the way in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError
+from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
+from nsqtools.publish.publisher import (
+    POLL_S,
+    PublishBatch,
+    Publisher,
+    PublishOptions,
+    PublishOutcome,
+)
+from nsqtools.records.envelope import MessageLike
+from nsqtools.server.options import default_node_id
+from nsqtools.server.queues.queued_message import MessageIds, new_messages
+
+_ID = re.compile(rb"[0-3][0-9a-f]{15}")  # those of nsqd; the database has numbers of 63 bits
+_NEW_IDS_TOLD = 10
+
+
+class _Taken:
+    """The messages of a topic that were taken in all runs: ``number``, and their digest.
+
+    ``to_skip`` of them are still to be offered again.
+    """
+
+    __slots__ = ("before", "digest", "number", "to_skip")
+
+    def __init__(self, number: int = 0, before: str = "") -> None:
+        self.number = self.to_skip = number
+        self.before = before
+        self.digest = blake2b(digest_size=16)
+
+    def as_json(self) -> tuple[int, str]:
+        return self.number, self.before if self.to_skip else self.digest.hexdigest()
+
+    def add(self, bodies: Sequence[bytes], origins: Sequence[MessageLike]) -> None:
+        for body, origin in zip(bodies, origins, strict=True):
+            head = f"{len(body)} {origin.timestamp_ns} ".encode()
+            self.digest.update(b"%b%b %b" % (head, origin.id, body))
+
+
+class ChannelPublisher(Publisher):
+    """Fills ``channel`` of each topic that is published to.
+
+    ``max_depth`` messages of it are in the nsqd at most; ``wait_s`` is how long messages may wait
+    while no consumer of the channel is connected (`lonely` then names it). ``resumes`` tells that
+    the next run would offer the same messages again. ``tell`` gets what a user should know.
+    """
+
+    def __init__(
+        self,
+        nsqd: TemporaryNsqd,
+        channel: str,
+        *,
+        max_depth: int,
+        wait_s: float,
+        resumes: bool,
+        defer_s: float | None = None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._stopped = threading.Event()
+        super().__init__([], ClientOptions(), PublishOptions(), self._stopped.is_set)
+        self.new_ids = 0
+        self.delivered = 0
+        self.lonely: QueueState | None = None
+        self._nsqd = nsqd
+        self._channel = channel
+        self._max_depth = max_depth
+        self._wait_s = wait_s
+        self._defer_s = defer_s
+        self._tell = tell
+        self._ids = MessageIds(default_node_id())
+        self._joined: set[tuple[str, str]] = set()
+        self._visited_s: dict[tuple[str, str], float] = {}  # when a consumer was last seen
+        self._resumes = resumes
+        self._number, note = nsqd.note()
+        before = json.loads(note) if note and resumes else {}
+        self._taken = {topic: _Taken(*values) for topic, values in before.items()}
+        self._is_offered = False
+        self._stored = sum(each.left for each in nsqd.states())
+
+    def stop(self) -> None:
+        """Take no more, and do not wait for consumers. From any thread."""
+        self._stopped.set()
+
+    def publish(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        on_ended: Callable[[PublishBatch], None] = lambda batch: None,
+        *,
+        defer_s: float | None = None,
+        origins: Sequence[MessageLike] = (),
+    ) -> None:
+        """Store a batch; block while the channel is full.
+
+        What is not stored counts as unsent. Raises `NotFoundError` and `ConnectionFailed` as
+        `TemporaryNsqd.join`, `OutputError`, and `ConfigurationError` when an earlier run on this
+        data path took other messages.
+        """
+        self._join(topic, self._channel)
+        defer_s = defer_s or self._defer_s or 0.0
+        batch = PublishBatch(topic, bodies, 0, on_ended)
+        start = 0
+        while start < len(bodies):
+            taken = self._taken.setdefault(topic, _Taken())
+            room = taken.to_skip or self._room(topic)
+            if not room:
+                self.has_given_up = True
+                break
+            end = min(len(bodies), start + room)
+            self._take(taken, topic, bodies[start:end], origins[start:end], defer_s)
+            start = end
+        self.counts.add(PublishOutcome.CONFIRMED, start)
+        self.counts.add(PublishOutcome.UNSENT, len(bodies) - start)
+        batch.failures = dict.fromkeys(range(start, len(bodies)), PublishOutcome.UNSENT)
+        on_ended(batch)
+
+    def _join(self, topic: str, channel: str) -> None:
+        if (topic, channel) not in self._joined:
+            self._nsqd.join(topic, channel)
+            self._joined.add((topic, channel))
+
+    def _room(self, topic: str) -> int:
+        """Wait until the channel has room, and return how much; 0 at a stop or without consumer."""
+        while not self._stopped.is_set() and self.lonely is None:
+            room = self._max_depth - self._nsqd.state(topic, self._channel).left
+            if room > 0:
+                return room
+            self._look_for_consumers(self._nsqd.states())
+            self._stopped.wait(POLL_S)
+        return 0
+
+    def _take(
+        self,
+        taken: _Taken,
+        topic: str,
+        bodies: Sequence[bytes],
+        origins: Sequence[MessageLike],
+        defer_s: float,
+    ) -> None:
+        self._is_offered = True
+        note = None
+        if self._resumes:
+            taken.add(bodies, origins)
+        if taken.to_skip:
+            taken.to_skip -= len(bodies)
+            if not taken.to_skip and taken.digest.hexdigest() != taken.before:
+                raise self._other_messages()
+            return
+        messages = list(self._frames(topic, bodies, origins))
+        taken.number += len(bodies)
+        if self._resumes:
+            content = {name: each.as_json() for name, each in self._taken.items()}
+            before, self._number = self._number, self._number + len(bodies)
+            note = before, self._number, json.dumps(content).encode()
+        self._nsqd.put(topic, self._channel, messages, delay_s=defer_s, note=note)
+        self._stored += len(bodies)
+
+    def _frames(
+        self, topic: str, bodies: Sequence[bytes], origins: Sequence[MessageLike]
+    ) -> Iterator[bytes]:
+        now_ns = time.time_ns()
+        if not origins:
+            yield from new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
+            return
+        held = self._nsqd.held(topic, self._channel, {origin.id for origin in origins})
+        for body, origin in zip(bodies, origins, strict=True):
+            message_id = origin.id
+            if message_id in held or not _ID.fullmatch(message_id):
+                [message_id] = self._ids.take(1, now_ns)
+                self._tell_new_id(topic, origin, message_id)
+            held.add(message_id)
+            yield new_messages([body], [message_id], origin.timestamp_ns)[0]
+
+    def _tell_new_id(self, topic: str, origin: MessageLike, message_id: bytes) -> None:
+        self.new_ids += 1
+        if self.new_ids <= _NEW_IDS_TOLD:
+            old = origin.id.decode("latin-1")
+            self._tell(f"{topic}/{self._channel}: message {old} is {message_id.decode()} here")
+
+    def _other_messages(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._nsqd.data_path} has the rest of a run with other messages",
+            hint="Run it with the same files and options, or give another --data-path.",
+        )
+
+    # delivery
+
+    def deliver(self, show: Callable[[], None] = lambda: None) -> None:
+        """Wait until all is consumed, and leave the cluster.
+
+        Some are left after `stop`, or when `lonely` is set. Raises as `publish`.
+        """
+        is_over = not (self._stopped.is_set() or self.has_given_up)
+        if is_over and self._is_offered and any(each.to_skip for each in self._taken.values()):
+            raise self._other_messages()
+        while (states := self._nsqd.states()) and not self._stopped.is_set():
+            for state in states:  # what an earlier run left, too
+                self._join(state.topic, state.channel)
+            self.delivered = self._stored - sum(each.left for each in states)
+            self._look_for_consumers(states)
+            if self.lonely is not None:
+                break
+            show()
+            self._stopped.wait(POLL_S)
+        self._nsqd.leave(is_over=is_over)
+        self.delivered = self._stored - self._nsqd.left
+
+    def _look_for_consumers(self, states: Sequence[QueueState]) -> None:
+        now_s = time.monotonic()
+        for state in states:
+            key = state.topic, state.channel
+            if state.consumers:
+                self._visited_s[key] = now_s
+            elif now_s - self._visited_s.setdefault(key, now_s) >= self._wait_s:
+                self.lonely = state

@@ -1,0 +1,367 @@
+"""An nsqd in this process that joins a cluster until its messages are consumed.
+
+It registers at all nsqlookupd with the topic and all channels that the topic has elsewhere, so that
+consumers of each of them connect to it as to any nsqd and find what they subscribe to. Messages go
+into the queue of a single channel. It takes none from clients: producers find it, too.
+
+Its data path is that of ``--durable``, with a file that marks it as ours. Whatever ends this
+process, the next run on that path serves what is left; when nothing is left the path is removed. A
+*note* of the filler is replaced in the transaction that stores messages: it is a row of queue 0,
+which no topic has.
+
+It leaves in this order: no delivery, nothing in flight, no registration, no connection. A consumer
+that finds its nsqd by nsqlookupd asks there when a connection ends, and does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.inventory import lookup_topic
+from nsqtools.cluster.topics import missing
+from nsqtools.errors import ConfigurationError, ConnectionFailed, OutputError
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable.database import Row
+from nsqtools.server.durable.store import DurableBacklog
+from nsqtools.server.embedded import DaemonThread
+from nsqtools.server.go_flags import read_config
+from nsqtools.server.nsqd_daemon import NsqdDaemon
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError
+from nsqtools.server.queues.channel import Channel
+
+REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
+MARK = "nsq-one-channel"
+_CONNECT_S = 2.0
+_REGISTERED_S = 10.0  # until nsqlookupd shows it, or no longer
+_SETTLE_S = 10.0  # for what is in flight at a stop
+_POLL_S = 0.1
+
+
+class QueueState(NamedTuple):
+    """A channel: ``left`` are its messages, those in flight and deferred included."""
+
+    topic: str
+    channel: str
+    left: int
+    in_flight: int
+    consumers: int
+
+
+class TemporaryNsqd:
+    """A context manager. Raises `ConfigurationError`, `ConnectionFailed`, ``OSError``.
+
+    ``lookupd_tcp_addresses`` are taken from the cluster's nsqlookupd where none is given: the port
+    below that of HTTP. ``config`` is a file with flags of nsqd: TLS, auth, ports. ``tell`` gets
+    what a user should know. After `leave`, ``left`` counts the messages in the data path, and
+    ``is_kept`` tells whether that is there still.
+    """
+
+    def __init__(
+        self,
+        data_path: Path,
+        cluster: Cluster,
+        *,
+        lookupd_tcp_addresses: Sequence[str] = (),
+        broadcast_address: str = "",
+        config: Path | None = None,
+        tell: Callable[[str], None],
+    ) -> None:
+        if not cluster.lookupds:
+            raise ConfigurationError(
+                "consumers find the messages of --channel by nsqlookupd",
+                hint="Give --lookupd-http-address.",
+            )
+        self.data_path = data_path
+        self._cluster = cluster
+        self._tell = tell
+        self._lookupds = tuple(lookupd_tcp_addresses) or tuple(
+            _tcp_beside(client.url) for client in cluster.lookupds.values()
+        )
+        given = read_config(str(config), NsqdOptions) if config is not None else {}
+        host = broadcast_address or given.get("broadcast_address") or _own_address(self._lookupds)
+        bound = "127.0.0.1:0" if host in ("127.0.0.1", "localhost") else "0.0.0.0:0"
+        here: dict[str, Any] = {"tcp_address": bound, "http_address": bound, "https_address": ""}
+        fixed: dict[str, Any] = {
+            "broadcast_address": host,
+            "lookupd_tcp_address": self._lookupds,
+            "data_path": str(data_path),
+            "durable": True,
+            "max_attempts": 0,
+        }
+        options = NsqdOptions(**{**here, **given, **fixed})
+        log = DaemonLog(None, "", "error")
+        self._thread = DaemonThread("nsqd", lambda: NsqdDaemon(options, log, refusal=REFUSAL))
+        self._options = options
+        self._has_left = self.is_kept = False
+        self.left = 0
+
+    def __enter__(self) -> Self:
+        self._mark()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    def _mark(self) -> None:
+        """Make the directory ours, or see that it is. Raises `ConfigurationError`."""
+        try:
+            self.data_path.mkdir(0o700, parents=True, exist_ok=True)
+            mark = self.data_path / MARK
+            if mark.exists():
+                return
+            if any(self.data_path.iterdir()):
+                raise ConfigurationError(
+                    f"{self.data_path} has files that are not of a run with --channel",
+                    hint="Give an empty directory with --data-path.",
+                )
+            mark.write_text(f"{REFUSAL}\n", encoding="utf-8")
+        except OSError as exc:
+            raise OutputError(f"cannot write in {self.data_path} ({exc.strerror})") from exc
+
+    # what is in it
+
+    def states(self) -> list[QueueState]:
+        """Return all channels that have messages."""
+
+        async def look(daemon: NsqdDaemon) -> list[QueueState]:
+            return [state for each in _channels(daemon) if (state := _state(each)).left]
+
+        return self._thread.do(look)
+
+    def state(self, topic: str, channel: str) -> QueueState:
+        """Return one channel that `join` has opened."""
+
+        async def look(daemon: NsqdDaemon) -> QueueState:
+            return _state(daemon.nsqd.topics[topic].channels[channel])
+
+        return self._thread.do(look)
+
+    def join(self, topic: str, channel: str) -> None:
+        """Have the topic, with all its channels, registered and delivered.
+
+        Raises `NotFoundError` when the cluster has no such topic or channel, and
+        `ConnectionFailed` when no nsqlookupd shows this nsqd.
+        """
+        if is_ephemeral(channel) or is_ephemeral(topic):
+            raise ConfigurationError(f"{topic}/{channel} is ephemeral, and keeps no messages")
+        found = lookup_topic(self._cluster, topic)
+        if channel not in found.channels:
+            raise missing("channel", channel, found.channels)
+        names = [name for name in found.channels if not is_ephemeral(name)]
+
+        async def create(daemon: NsqdDaemon) -> None:
+            opened = daemon.nsqd.get_topic(topic)
+            for name in names:
+                opened.get_channel(name)
+
+        self._thread.do(create)
+        self._see_registration(topic)
+
+    def put(
+        self,
+        topic: str,
+        channel: str,
+        messages: Sequence[bytes],
+        *,
+        delay_s: float = 0.0,
+        note: tuple[int, int, bytes] | None = None,
+    ) -> None:
+        """Store messages, as frames, in the channel. Raises `OutputError` when nothing is stored.
+
+        ``note`` is (number of the one that it replaces, own number, content): numbers grow from 1.
+        """
+        before, number, content = note or (0, 0, b"")
+        adds: list[Row] = [(0, 0, number, 0, content.ljust(MIN_MESSAGE_SIZE + 8))] if note else []
+        takes = [(0, 0, before)] if before else []
+
+        async def store(daemon: NsqdDaemon) -> None:
+            opened, durable = daemon.nsqd.topics[topic].channels[channel], daemon.nsqd.durable
+            assert durable is not None
+            stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def done(error: BackendError | None) -> None:
+                if error is not None:
+                    stored.set_exception(error)
+                    return
+                opened.committed(list(messages), delay_s)
+                stored.set_result(None)
+
+            due_ns = durable.now_ns + int(delay_s * 1e9) if delay_s else 0
+            durable.publish([opened.backlog], messages, due_ns, done, takes, adds)
+            await stored
+
+        try:
+            self._thread.do(store)
+        except BackendError as exc:
+            raise OutputError(f"{self.data_path}: {exc}") from exc
+
+    def note(self) -> tuple[int, bytes]:
+        """Return number and content of the last note of `put`; 0 without one."""
+
+        async def read(daemon: NsqdDaemon) -> tuple[int, bytes]:
+            assert daemon.nsqd.durable is not None
+            database = daemon.nsqd.durable.database
+            number = database.number("max(turn)", 0)
+            return number, database.page(0, number - 1, 1, 1 << 20)[0][1] if number else b""
+
+        return self._thread.do(read)
+
+    def held(self, topic: str, channel: str, ids: Collection[bytes]) -> set[bytes]:
+        """Return those of some ids that messages of the channel have."""
+
+        async def look(daemon: NsqdDaemon) -> set[bytes]:
+            durable = daemon.nsqd.durable
+            backlog = daemon.nsqd.topics[topic].channels[channel].backlog
+            assert durable is not None
+            assert isinstance(backlog, DurableBacklog)
+            return durable.database.ids(backlog.number) & set(ids)
+
+        return self._thread.do(look)
+
+    # nsqlookupd
+
+    def _see_registration(self, topic: str) -> None:
+        unseen = self._wait_for_nodes(topic, shown=True)
+        if len(unseen) == len(self._cluster.lookupds):
+            raise ConnectionFailed(
+                f"nsqlookupd {', '.join(unseen)} does not show the nsqd that registered at "
+                f"{', '.join(self._lookupds)}",
+                hint="Give the TCP address of nsqlookupd with --lookupd-tcp-address.",
+            )
+        for address in unseen:
+            self._tell(f"nsqlookupd {address} does not show this nsqd: its consumers will not come")
+
+    def _wait_for_nodes(self, topic: str, *, shown: bool) -> list[str]:
+        """Wait until each nsqlookupd shows this nsqd, or none does; return those that differ."""
+        ends_s = time.monotonic() + _REGISTERED_S
+        tcp = Address(self._options.broadcast_address, self._tcp_port)
+        while True:
+            answers, _ = self._cluster.known_nodes()
+            seen = {
+                address: [each for each in nodes if each.node.tcp == tcp and topic in each.topics]
+                for address, nodes in answers.items()
+            }
+            differ = [each for each in self._cluster.lookupds if bool(seen.get(each)) != shown]
+            if not differ or time.monotonic() >= ends_s:
+                break
+            time.sleep(_POLL_S)
+        for address, nodes in seen.items():
+            for known in nodes if shown else ():
+                self._compare(address, known.remote_address)
+        return differ
+
+    @property
+    def _tcp_port(self) -> int:
+        port = parse_address(self._thread.daemon.tcp_address).port
+        return self._options.broadcast_tcp_port or port
+
+    def _compare(self, lookupd: str, remote: str) -> None:
+        """Say when nsqlookupd sees this machine at another address than consumers are told."""
+        told, seen = self._options.broadcast_address, remote.rpartition(":")[0].strip("[]")
+        try:
+            addresses = {str(each[4][0]) for each in socket.getaddrinfo(told, None)}
+        except OSError:
+            addresses = set()
+        if seen and seen not in addresses:
+            self._tell(
+                f"warning: nsqlookupd {lookupd} sees this machine at {seen}, and consumers are "
+                f"told {told}; --broadcast-address changes that"
+            )
+
+    @property
+    def address(self) -> str:
+        """Where consumers are told to connect to."""
+        return str(Address(self._options.broadcast_address, self._tcp_port))
+
+    @property
+    def http_address(self) -> str:
+        """Where it serves HTTP."""
+        return self._thread.daemon.http_address
+
+    # the end
+
+    def leave(self, *, is_over: bool = False) -> None:
+        """Leave the cluster and stop. What is in flight has some seconds to be answered.
+
+        The data path is removed when it has no messages, and no note that the next run needs:
+        ``is_over`` tells that there is nothing more to put.
+        """
+        if self._has_left:
+            return
+        self._has_left = True
+        self._thread.do(_pause_all)
+        ends_s = time.monotonic() + _SETTLE_S
+        while any(each.in_flight for each in self.states()) and time.monotonic() < ends_s:
+            time.sleep(_POLL_S)
+        self.left = sum(each.left for each in self.states())
+        self.is_kept = bool(self.left or (self.note()[0] and not is_over))
+        topics = self._thread.do(_deregister)
+        for topic in topics:
+            self._wait_for_nodes(topic, shown=False)
+        self._thread.end(lambda daemon: daemon.stop())
+        if not self.is_kept:
+            self._remove()
+
+    def _remove(self) -> None:
+        for pattern in ("nsqd.durable.*.db*", "nsqd.dat", MARK):
+            for path in self.data_path.glob(pattern):
+                path.unlink()
+        with suppress(OSError):
+            self.data_path.rmdir()
+
+
+def _channels(daemon: NsqdDaemon) -> Iterable[Channel]:
+    return [each for topic in daemon.nsqd.topics.values() for each in topic.channels.values()]
+
+
+def _state(channel: Channel) -> QueueState:
+    in_flight = channel.in_flight_count
+    left = channel.limited_depth + in_flight
+    return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
+
+
+async def _pause_all(daemon: NsqdDaemon) -> None:
+    for channel in _channels(daemon):
+        channel.pause()
+
+
+async def _deregister(daemon: NsqdDaemon) -> list[str]:
+    daemon.deregister()
+    return list(daemon.nsqd.topics)
+
+
+def _tcp_beside(url: str) -> str:
+    parts = urlsplit(url)
+    port = parts.port
+    return str(Address(parts.hostname or "", port - 1 if port else LOOKUPD_TCP_PORT))
+
+
+def _own_address(lookupds: Sequence[str]) -> str:
+    """Return the address of this machine from which the first nsqlookupd is reached."""
+    problem = ""
+    for text in lookupds:
+        address = parse_address(text, LOOKUPD_TCP_PORT)
+        try:
+            with socket.create_connection((address.host, address.port), _CONNECT_S) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as exc:
+            problem = f"cannot connect to nsqlookupd {address} ({exc.strerror or exc})"
+    raise ConnectionFailed(problem, hint="Give --lookupd-tcp-address.")

@@ -1,0 +1,331 @@
+"""Messages for one channel: who gets them, as what, how often, and who gets none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Message
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.producer import Producer
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
+from nsqtools.errors import PublishError
+from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
+from nsqtools.protocol.frames import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND
+CHANNELS = ("audit", "billing", "email")
+OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=100)
+
+
+class Orders:
+    """A cluster with a topic and a consumer of each channel, which finds nsqd by nsqlookupd."""
+
+    def __init__(self, lookupd: GoNsqlookupd, nsqd: Nsqd, stack: ExitStack) -> None:
+        self.lookupd, self.nsqd = lookupd, nsqd
+        self.seen: dict[str, list[Message]] = {name: [] for name in CHANNELS}
+        self._stack = stack
+
+    def consume(self, *channels: str, options: ClientOptions = OPTIONS) -> None:
+        for name in channels:
+            consumer = Consumer(
+                "orders", name, lookupd_http_addresses=self.lookupd.http_address, options=options
+            )
+            self._stack.enter_context(consumer)
+            consumer.start()
+            taken = self.seen[name]
+            self._stack.callback(consumer.stop)
+            self._stack.enter_context(handled(consumer, taken))
+
+    def counts(self, channel: str) -> Counter[bytes]:
+        return Counter(message.body for message in self.seen[channel])
+
+    def options(self, *more: object) -> list[str]:
+        http, tcp = self.lookupd.http_address, self.lookupd.tcp_address
+        lookupd = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
+        return ["-c", "billing", *lookupd, *map(str, more)]
+
+
+def handled(consumer: Consumer, taken: list[Message]) -> ExitStack:
+    """Finish what comes, on a thread, until the end."""
+    import threading
+
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            if (batch := consumer.next_batch(0.05)) is not None:
+                taken.extend(batch)
+                batch.finish()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stack = ExitStack()
+    stack.callback(thread.join)
+    stack.callback(ended.set)
+    return stack
+
+
+@pytest.fixture
+def orders(
+    nsqlookupd: Callable[..., GoNsqlookupd], go_nsqd: Callable[..., GoNsqd]
+) -> Iterator[Orders]:
+    lookupd = nsqlookupd()
+    register = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    nsqd = go_nsqd("-broadcast-address=127.0.0.1", register)
+    for name in CHANNELS:
+        nsqd.create_channel("orders", name)
+    wait_until(
+        lambda: len(lookupd.json("/channels?topic=orders")["channels"]) == len(CHANNELS),
+        what="nsqlookupd knows the channels",
+    )
+    with ExitStack() as stack:
+        yield Orders(lookupd, nsqd, stack)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def archived(path: Path, count: int, *, nsqd: str = "nsqd:4150", what: str = "old") -> Path:
+    messages = [
+        WireMessage(BEGIN + n * SECOND, 6, b"%016x" % (n + 1), b"%b %d" % (what.encode(), n))
+        for n in range(count)
+    ]
+    return write_archive(path, messages, topic="orders", nsqd=nsqd)
+
+
+def letters(path: Path, messages: Sequence[tuple[str, str]]) -> Path:
+    lines = (
+        {
+            "topic": "orders",
+            "nsqd": "nsqd:4150",
+            "id": message_id,
+            "ts": BEGIN,
+            "attempts": 6,
+            "body": body,
+            "error": "HTTP 500",
+            "failed_at": BEGIN,
+        }
+        for message_id, body in messages
+    )
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    orders.consume(*CHANNELS)
+    archive = archived(tmp_path / "a.gz", 5)
+
+    result = run_nsq(["replay", str(archive), *orders.options()])
+
+    assert result.status == 0, result.err
+    assert "nsq: 5 messages consumed\n" in result.err
+    assert sorted(
+        (each.id, each.timestamp_ns, each.attempts) for each in orders.seen["billing"]
+    ) == [(b"%016x" % (n + 1), BEGIN + n * SECOND, 1) for n in range(5)]
+    assert not orders.seen["audit"] + orders.seen["email"]
+    assert not (tmp_path / "nsqd-billing").exists()
+    assert len(orders.lookupd.json("/nodes")["producers"]) == 1
+
+
+def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path, go_program: Callable[[str], Path]
+) -> None:
+    # go-nsq finishes a message without a word after five attempts
+    ids = ["0d9c5a1b2c3d4001", "0d9c5a1b2c3d4002", "not hexadecimal!"]
+    dead = letters(
+        tmp_path / "dead", [*zip(ids, "abc", strict=True), *zip(ids, "def", strict=True)]
+    )
+    with subprocess.Popen(
+        [
+            go_program("nsq_tail"),
+            "-topic=orders",
+            "-channel=billing",
+            f"-lookupd-http-address={orders.lookupd.http_address}",
+            "-consumer-opt=lookupd_poll_interval,100ms",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as tail:
+        try:
+            result = run_nsq(["redrive", str(dead), *orders.options()])
+        finally:
+            tail.terminate()
+            printed, _ = tail.communicate()
+
+    assert result.status == 0, result.err
+    assert sorted(printed.split()) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert "nsq: 6 messages consumed, 4 with a new id\n" in result.err
+    assert "message 0d9c5a1b2c3d4001 is 1" in result.err
+
+
+def test_published_lines_reach_one_channel_when_they_are_due(
+    orders: Orders, run_nsq: RunNsq
+) -> None:
+    orders.consume(*CHANNELS)
+
+    result = run_nsq(["pub", "-t", "orders", "a", "b", "--defer", "1s", *orders.options()])
+
+    assert result.status == 0, result.err
+    assert orders.counts("billing") == {b"a": 1, b"b": 1}
+    assert not orders.seen["audit"] + orders.seen["email"]
+
+
+def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, what="new")
+    place = tmp_path / "place"
+
+    def run(path: Path, *more: object) -> tuple[int, str]:
+        options = orders.options("--data-path", place, *more)
+        result = run_nsq(["replay", str(path), *options])
+        return result.status, result.err
+
+    status, said = run(archive, "--wait", "0.2s", "--max-depth", 3)
+    assert status == 7
+    assert "no consumer of orders/billing connected within 200ms" in said
+    assert f"nsq: {place} has 3 messages, and how far this came: run it again\n" in said
+
+    status, said = run(other)
+    assert status == 2
+    assert f"{place} has the rest of a run with other messages" in said
+
+    orders.consume("billing")
+    status, said = run(archive)
+    assert (status, "nsq: 5 messages consumed\n" in said) == (0, True), said
+    assert orders.counts("billing") == {b"old %d" % n: 1 for n in range(5)}
+    assert not place.exists()
+
+
+def test_what_cannot_work_is_refused_and_named(
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    archive = archived(tmp_path / "a.gz", 1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+
+    def refusal(*options: str) -> tuple[int, str]:
+        result = run_nsq(["replay", str(archive), *options])
+        return result.status, result.err
+
+    status, said = refusal(*orders.options("-c", "billin"))
+    assert (status, "channel billin does not exist" in said) == (3, True)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        wrong = [*orders.options()[:-1], f"127.0.0.1:{silent.getsockname()[1]}"]
+        status, said = refusal(*wrong)
+    assert (status, "does not show the nsqd that registered at" in said) == (4, True)
+    status, said = refusal(*orders.options("--data-path", "full"))
+    assert (status, "has files that are not of a run with --channel" in said) == (2, True)
+    status, said = refusal(*orders.options("--mode", "all"))
+    assert (status, "--mode has no effect with --channel" in said) == (2, True)
+    status, said = refusal("--wait", "1s")
+    assert (status, "--wait is for --channel" in said) == (2, True)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("nsqd-")] == []
+
+
+def test_producers_that_find_it_are_refused(orders: Orders, tmp_path: Path) -> None:
+    cluster = Cluster(ClusterAddresses((), (orders.lookupd.http_address,)))
+    lookupd = (orders.lookupd.tcp_address,)
+    with (
+        cluster,
+        TemporaryNsqd(
+            tmp_path / "place", cluster, lookupd_tcp_addresses=lookupd, tell=print
+        ) as temporary,
+    ):
+        temporary.join("orders", "billing")
+        http = temporary.http_address
+        with Producer(temporary.address, retry_timeout_s=0) as producer:
+            for publish in (
+                lambda: producer.publish("orders", b"a"),
+                lambda: producer.publish_many("other", [b"a", b"b"]),
+                lambda: producer.publish_deferred("orders", b"a", 1),
+            ):
+                with pytest.raises(PublishError, match="takes none"):
+                    publish()
+        for path in (
+            "/pub?topic=orders",
+            "/topic/create?topic=other",
+            "/channel/empty?topic=orders",
+        ):
+            with pytest.raises(OSError, match="403"):
+                post(http, path)
+        assert temporary.states() == []
+        assert (tmp_path / "place" / MARK).exists()
+
+
+def post(address: str, path: str) -> None:
+    from urllib.request import Request, urlopen
+
+    with urlopen(Request(f"http://{address}{path}", data=b"a", method="POST")):
+        pass
+
+
+def test_an_interrupted_run_doubles_nothing(
+    orders: Orders, spawn_nsq: SpawnNsq, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    orders.consume("billing")
+    archive = archived(tmp_path / "a.gz", 3000)
+    place = ["--data-path", str(tmp_path / "place")]
+
+    job = spawn_nsq(["replay", str(archive), *orders.options(*place, "--rate", 1000)])
+    wait_until(lambda: len(orders.seen["billing"]) > 100, what="some came", timeout_s=30)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=patience_s(30))
+    assert (job.returncode, b"consumed" in said) == (130, True), said
+    result = run_nsq(["replay", str(archive), *orders.options(*place)])
+
+    assert result.status == 0, result.err
+    assert orders.counts("billing") == {b"old %d" % n: 1 for n in range(3000)}
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [(6_000, 3), pytest.param(200_000, 20, marks=pytest.mark.slow)],
+)
+def test_kills_lose_nothing_and_double_only_what_was_in_flight(
+    orders: Orders, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
+) -> None:
+    orders.consume(*CHANNELS)
+    archive = archived(tmp_path / "a.gz", count)
+    seen = orders.seen["billing"]
+    command = ["replay", str(archive), *orders.options("--max-depth", 2000)]
+    for number in range(1, kills + 1):
+        job = spawn_nsq(command)
+        wait_until(
+            lambda part=number: len(seen) > part * count / (kills + 1),
+            what=f"part {number} came",
+            timeout_s=60,
+        )
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait()
+    job = spawn_nsq(command)
+    _, said = job.communicate(timeout=patience_s(120))
+
+    assert job.returncode == 0, said
+    counts = orders.counts("billing")
+    assert counts.keys() == {b"old %d" % n for n in range(count)}
+    doubled = counts.total() - count
+    print(f"{doubled} of {count} messages came twice after {kills} kills")
+    assert doubled <= kills * OPTIONS.max_in_flight
+    assert not orders.seen["audit"] + orders.seen["email"]
