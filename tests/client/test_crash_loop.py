@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, bodies_in
+from plugins.clients import CHANNEL, TOPIC, bodies_in, take
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import ClientOptions, Consumer, Message
 
 MAX_ATTEMPTS = 3
 COUNT = 40
@@ -101,6 +104,45 @@ def test_the_poison_alone_reaches_the_dead_letters(
     assert handled.union(dead) == set(bodies)
     if len(poisoned) == 1:  # of several that come together, those between them may go with them
         assert dead == [b"poison %d" % poisoned[0]]
+
+
+def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment_only(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    nsqd = go_nsqd("-msg-timeout=4s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"came too often")
+    seen: list[bytes] = []
+    release = threading.Event()
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == b"hangs":
+            release.wait(patience_s(30))
+
+    consumer = Consumer(
+        TOPIC,
+        CHANNEL,
+        nsqd_tcp_addresses=nsqd.tcp_address,
+        options=ClientOptions(max_attempts=1),
+        dead_letter="dead",
+    )
+    thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 3})
+    try:
+        with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as other:
+            take(other, 1)  # leaving requeues it
+            other.set_max_in_flight(0)
+            thread.start()
+            nsqd.publish(TOPIC, b"hangs")
+            wait_until(lambda: seen == [b"hangs"], what="the handler to hang")
+        wait_until(lambda: b"came too often" in seen, what="the other one", timeout_s=3)
+        nsqd.publish(TOPIC, b"usual")
+        wait_until(lambda: b"usual" in seen, what="things to go on as usual", timeout_s=3)
+    finally:
+        release.set()
+        consumer.abort()
+        thread.join(patience_s(10))
+    assert seen.count(b"came too often") == 1
 
 
 def is_empty(nsqd: GoNsqd) -> bool:
