@@ -132,7 +132,10 @@ class OneChannel:
                 nsqd.leave()
                 if nsqd.is_kept:
                     count = counted(nsqd.left, "message")
-                    tell(f"{nsqd.data_path} has {count}, and how far this came: run it again")
+                    how = "and how far this came: run it again"
+                    if not resumes:
+                        how = "which the next run delivers; its input may be empty"
+                    tell(f"{nsqd.data_path} has {count}, {how}")
 
     @property
     def wait_s(self) -> float:
