@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from manual.documents import documents, stale_documents
-from manual.tables import fill_lists
-from manual.tree import Page, read_tree
-
-import nsqtools
+from manual.tree import read_tree
 
 CHECKOUT = Path(__file__).parents[1]
 COMPLETIONS = CHECKOUT / "completions"
@@ -106,55 +101,3 @@ def test_the_guides_have_all_the_lists() -> None:
 
     for name in ("options", "client-options", "exit-status", "profile-keys"):
         assert f"<!-- {name}:begin -->\n- `" in text
-
-
-def test_the_command_writes_what_differs_and_can_only_check(tmp_path: Path) -> None:
-    def docs(*arguments: str, cwd: Path = tmp_path) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, str(CHECKOUT / ".ci/manual"), *arguments],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(Path(nsqtools.__file__).parents[1])},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    (tmp_path / "nsqtools").mkdir()
-    guide = tmp_path / "man/nsq-x.7.md"
-    guide.parent.mkdir()
-    guide.write_text("# nsq-x(7): it\n<!-- options:begin -->\n<!-- options:end -->\n")
-
-    status, written, _ = docs()
-    assert (status, docs()) == (0, (0, "", ""))
-    new = {"man/nsq-x.7.md", "man/man7/nsq-x.7", "man/man1/nsq.1"}
-    assert new <= set(written.splitlines())
-    assert "- `-t`, `--topic TOPIC`: " in guide.read_text()
-    (tmp_path / "man/man1/nsq.1").write_text("changed")
-    (tmp_path / "man/man1/nsq-gone.1").write_text("of a command that is gone")
-    changed = "man/man1/nsq.1\nman/man1/nsq-gone.1\n"
-    assert docs("--check") == docs("--check") == (1, changed, "")
-    assert docs() == (0, changed, "")
-    assert docs("--check") == (0, "", "")
-    status, out, err = docs(cwd=tmp_path / "man")
-    assert (status, out) == (1, "")
-    assert "is not a checkout" in err
-
-
-@pytest.fixture(scope="module")
-def tree() -> Page:
-    return read_tree()
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("<!-- nonsense:begin -->\n<!-- nonsense:end -->", "no list is called 'nonsense'"),
-        ("<!-- options:begin -->\n", "has no :end"),
-        ("<!-- options:end -->\n<!-- options:begin -->\n", "has no :end"),
-    ],
-)
-def test_a_wrong_marker_is_an_error(tree: Page, text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        fill_lists(text, tree)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from manual import roff
 from manual.man import render_man
-from manual.markdown import render_guide, to_roff
+from manual.markdown import to_roff
 from manual.tables import fill_lists
 from manual.tree import Page, read_tree
 from plugins.cli import RunNsq
@@ -34,19 +34,6 @@ def page_of(tree: Page, words: str) -> str:
 
 def sections(page: str) -> list[str]:
     return re.findall(r"^\.SH (.*)$", page, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("Name\n", "a guide begins with '# NAME"),
-        ("# nsq-x(7): it\n\n> quoted\n", "has no blockquote"),
-        ("# nsq-x(7): it\n\n![picture](x.png)\n", "has no image"),
-    ],
-)
-def test_what_a_page_cannot_show_is_an_error(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        render_guide(text)
 
 
 def test_a_page_has_all_sections_in_the_usual_order(tree: Page) -> None:

@@ -19,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from nsqtools.client import consumer as client
@@ -122,12 +121,7 @@ class Consumer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop, as leaving ``with`` does: `nsqtools.Consumer`."""
         if kind is not None or not self._consumer.has_begun_to_stop:
             self._consumer.abort()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
@@ -73,12 +72,7 @@ class Producer:
         self._producer.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop(self._producer.patience_s)
 
     async def stop(self, timeout_s: float | None = None) -> bool:

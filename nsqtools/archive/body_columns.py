@@ -301,22 +301,25 @@ def _is_time(value: object) -> bool:
 # -- schemas ------------------------------------------------------------------------------------
 
 
-def load_fields(path: Path) -> list[pyarrow.Field]:
+def load_schema(source: Path | str) -> dict[str, Any]:
     """Read a JSON Schema of an object, or ``{"fields": [{"name": "user", "type": "int64"}]}``.
 
-    Raises `OutputError` and `ConfigurationError`.
+    ``source`` is a file, or the text itself. Returns a JSON Schema. Raises `OutputError` and
+    `ConfigurationError`.
     """
+    is_text = isinstance(source, str) and source.lstrip().startswith("{")
+    shown = "the schema" if is_text else str(source)
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(str(source) if is_text else Path(source).read_bytes())
     except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+        raise OutputError(f"cannot read {shown} ({exc.strerror})") from exc
     except ValueError as exc:
-        raise ConfigurationError(f"{path} is not JSON ({exc})") from None
+        raise ConfigurationError(f"{shown} is not JSON ({exc})") from None
     try:
-        return fields_of(document)
+        return json_schema(fields_of(document))
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ConfigurationError(
-            f"{path} is not a schema ({exc})", hint="nsq archive schema ARCHIVE prints one."
+            f"{shown} is not a schema ({exc})", hint="nsq archive schema ARCHIVE prints one."
         ) from None
 
 

@@ -213,6 +213,9 @@ def archive_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iter
     for archive in find_archives([str(place) for place in places]):
         if archive.is_in_progress or not wanted(_topic_of(archive.name)):
             continue
+        if archive.table is not None:
+            yield from _parquet_source(archive.storage, archive.name, archive.table.bytes)
+            continue
         scan = look_at(archive)
         size = scan.size
         known = replace(archive, members=scan.members)
@@ -281,7 +284,10 @@ def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
             if "topic" in names and "topic" not in partition:
                 topics = sorted(file.read(["topic"])["topic"].unique().to_pylist(), key=str)
     except ArrowException as exc:
-        raise OutputError(f"cannot read {shown} ({str(exc).splitlines()[0]})") from exc
+        topic, problem = partition_of(name).get("topic"), f"it is not whole Parquet ({exc})"
+        damage = problem.splitlines()[0]
+        yield Source(storage, name, shown, size, topic, (), is_timed=False, damage=damage)
+        return
     damage = "it has messages with and without a time" if 0 < untimed < rows else ""
     span = Span(low, high, rows, size)
     for topic in topics if rows else ():

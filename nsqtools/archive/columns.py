@@ -360,7 +360,7 @@ def read_batches(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over a file of messages or of bare bodies, in the columns of `message_schema`.
 
-    ``on_rows`` is told how many messages were read, those out of the range included.
+    ``on_rows`` gets the number of messages read, those out of the range included.
 
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.

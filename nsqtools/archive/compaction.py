@@ -412,7 +412,7 @@ class Compaction:
         if not self.settings.skips_damaged:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
-                    raise unreadable(source.shown, source.damage)
+                    raise unreadable(source, source.damage)
         if self.table is not None and not self.table.exists() and self.jobs:
             others = {name for partition in self.work for name, _ in partition.slot.others}
             create_table(self.table, sorted(others))

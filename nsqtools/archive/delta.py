@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 COMMIT_TRIES = 100
-STATISTICS = 32  # columns that Delta keeps statistics of
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The file that ``to-file`` writes is the log: durable before a message is FINishe
 itself. When it is finished it *lands*: it becomes one Parquet file for each partition that it has
 messages of, and goes.
 
-What a log becomes, and where, is told by `table`. The order is: write the files beside the log,
+`table` decides what a log becomes, and where. The order is: write the files beside the log,
 read them back and compare; write down what is to be done (`Intent`); put the files in their place;
 commit; note beside each log that it has landed; remove it. The commit is
 

@@ -86,15 +86,6 @@ def hidden_below(directory: Path, suffix: str) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def finished_below(directory: Path) -> Iterator[Path]:
-    """Iterate over the finished files below a directory: all that is not hidden, in order."""
-    for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield Path(folder, name)
-
-
 _LINES = re.compile(rb"(?:\d{1,18} \d{1,18} \d{1,18} -?\d{1,19} -?\d{1,19}\n)*+")
 _TOTAL = re.compile(rb"\ntotal (\d{1,18}) (\d{1,18}) (\d{1,18}) (-?\d{1,19}) (-?\d{1,19})\n\Z")
 LONGEST_TOTAL = 128

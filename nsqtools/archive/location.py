@@ -119,16 +119,6 @@ def parse_place(text: str) -> Location:
         raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
 
 
-def parse_locations(texts: Iterable[str]) -> list[Path]:
-    """Return the paths of several locations. Raises ``ValueError``."""
-    return [parse_location(text) for text in texts]
-
-
-def parse_places(texts: Iterable[str]) -> list[Location]:
-    """Return several places. Raises ``ValueError``."""
-    return [parse_place(text) for text in texts]
-
-
 def absolute(place: Location) -> Location:
     """Return a place that means the same whatever the working directory is."""
     return place.absolute() if isinstance(place, Path) else place

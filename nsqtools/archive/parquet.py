@@ -105,6 +105,7 @@ class ParquetWriter:
                     name: encoding for name, encoding in _DELTA_ENCODED.items() if name in names
                 },
                 write_statistics=[name for name in names if name not in ("body", "body_bytes")],
+                write_page_checksum=True,
                 store_schema=False,
             )
             if metadata is not None:
@@ -125,11 +126,6 @@ class ParquetWriter:
                 self._writer.close()
             self._file.close()
             self.path.unlink(missing_ok=True)
-
-    @property
-    def bytes_written(self) -> int:
-        """How much is in the file by now."""
-        return self._file.tell()
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
         """Hold a batch; a full row group is written."""
@@ -189,7 +185,7 @@ def _compare(
 
     times: list[int | None] = []
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             is_same = file.num_row_groups == len(sums)
             for number in range(file.num_row_groups if is_same else 0):
                 group = file.read_row_group(number, use_threads=False)
@@ -273,7 +269,7 @@ def read(
     from pyarrow import ArrowException, compute, parquet
 
     try:
-        with parquet.ParquetFile(source) as file:
+        with parquet.ParquetFile(source, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             wanted = names if columns is None else [name for name in columns if name in names]
             asked = wanted

@@ -1,7 +1,8 @@
 """Say what is wrong with archive files, and make them whole again.
 
 A repaired file holds every member that is good, and from a member that is cut off the lines that
-can still be read; it gets a new index. The damaged file stays beside it as ``.NAME.damaged``.
+can still be read; lines that are no messages are left out, where the others are. It gets a new
+index. The damaged file stays beside it as ``.NAME.damaged``.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nsqtools.archive.codecs import members_of
+from nsqtools.archive.columns import split_lines
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import Index, index_of, manifest_of
 from nsqtools.archive.members import codec_at, scan_members
-from nsqtools.archive.reader import read_messages, read_text
+from nsqtools.archive.reader import is_message, read_messages, read_text
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
 from nsqtools.files.opening import open_to_read
+from nsqtools.records.envelope import decode
 
 DAMAGED = ".damaged"
+TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,9 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
     if archive.table is not None:
-        raise OutputError(f"cannot repair {archive.shown} (a table is not repaired)")
+        raise OutputError(
+            f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
+        )
     path = archive.path
     beside = copy_of(path)
     try:
@@ -93,7 +99,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
             os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
-            for text in _whole_lines(archive, delimiter):
+            for text in _readable(_whole_lines(archive, delimiter), delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())
                 count += text.count(delimiter)
@@ -107,6 +113,27 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     except OSError as exc:
         raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
     return count
+
+
+def _readable(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+    """Leave out what is no message, where the first line is one."""
+    is_jsonl: bool | None = None
+    for text in texts:
+        lines = split_lines(text, delimiter)
+        if is_jsonl is None:
+            is_jsonl = is_message(lines[0])
+        if not is_jsonl:
+            yield text
+        elif good := [line for line in lines if _is_whole(line)]:
+            yield delimiter.join([*good, b""])
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _whole_lines(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:

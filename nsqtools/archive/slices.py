@@ -23,13 +23,14 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from nsqtools.archive.catalog import PARTITIONS, Source
+from nsqtools.archive.codecs import CorruptError
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.storage import LocalStorage, Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import NsqError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 
 if TYPE_CHECKING:
@@ -206,14 +207,17 @@ class _Reading:
         within = EVER if bare else TimeRange(part.since_ns, part.until_ns)
         for source in part.sources:
             if source.archive is None:
-                with source.storage.open(source.name) as file:
-                    found: Iterator[Any] = read(file, within=within)
-                    yield from map(self._counted, map(self._fitted, found))
+                try:
+                    with source.storage.open(source.name) as file:
+                        found: Iterator[Any] = read(file, within=within)
+                        yield from map(self._counted, map(self._fitted, found))
+                except CorruptError as exc:
+                    self._on_damage(source, str(exc))
                 continue
             counted: list[int] = []
             found = read_batches(
                 source.archive,
-                self._on_damage,
+                lambda _, problem, source=source: self._on_damage(source, problem),  # type: ignore[misc]
                 kind=self._job.body,
                 delimiter=self._job.delimiter,
                 within=within,
@@ -225,7 +229,7 @@ class _Reading:
             expected = sum(member.messages for member in members)
             if not source.damage and not bare and sum(counted) != expected:
                 problem = f"it has {sum(counted)} messages, and {expected} in its index"
-                self._on_damage(source.shown, problem)
+                self._on_damage(source, problem)
 
     def _counted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         self.rows += batch.num_rows
@@ -239,10 +243,10 @@ class _Reading:
         mask = compute.equal(batch["topic"], source.topic)
         return batch if compute.all(mask).as_py() else batch.filter(mask)
 
-    def _on_damage(self, shown: str, problem: str) -> None:
+    def _on_damage(self, source: Source, problem: str) -> None:
         if not self._job.skips_damaged:
-            raise unreadable(shown, problem)
-        self.damages.append((shown, problem))
+            raise unreadable(source, problem)
+        self.damages.append((source.shown, problem))
 
     def _fitted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         return fitted(batch, self.schema, self._job.body)
@@ -255,8 +259,14 @@ class _Reading:
         found: list[Any] = []
         for source in self._job.present:
             if source.between(part.since_ns, part.until_ns):
-                with source.storage.open(source.name) as file:
-                    found += read(file, ["ts_ns", "nsqd", "id"], within)
+                try:
+                    with source.storage.open(source.name) as file:
+                        found += read(file, ["ts_ns", "nsqd", "id"], within)
+                except CorruptError as exc:
+                    raise OutputError(
+                        f"cannot read {source.shown}: {exc}",
+                        hint="Restore it: without it nobody knows which messages are there.",
+                    ) from exc
         names = [("ts_ns", pyarrow.int64()), ("nsqd", pyarrow.string()), ("id", pyarrow.string())]
         batches = [each.select([name for name, _ in names]) for each in found]
         return pyarrow.Table.from_batches(batches, pyarrow.schema(names))
@@ -309,11 +319,14 @@ def create_table(table: DeltaCatalog, others: Iterable[str] = ()) -> None:
     table.create(schema, [*PARTITIONS, *others])
 
 
-def unreadable(shown: str, problem: str) -> NsqError:
+def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
+    remedy = "Repair it with nsq archive repair"
+    if source.archive is None:
+        remedy = "Restore it, or make it again from its archive"
     return NsqError(
-        f"cannot read {shown}: {problem}",
-        hint="Repair it with nsq archive repair, or leave out what is damaged with --skip-damaged.",
+        f"cannot read {source.shown}: {problem}",
+        hint=f"{remedy}, or leave out what is damaged with --skip-damaged.",
     )
 
 

@@ -85,8 +85,6 @@ class TablePlan:
             DeltaCatalog(self.url, self.options)
         else:
             open_storage(self.url, self.options)
-        if self.fields is not None and self.body is not BodyKind.json:
-            raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
         known = {each.name for each in fields_of(self.fields)} if self.fields else set()
         for name in self.partition_by:
             if name != "hour" and (name not in known or name in _OWN):

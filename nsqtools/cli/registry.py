@@ -306,11 +306,6 @@ PANELS: dict[str, dict[str, Command | Group]] = {
         ),
     },
     "": {
-        "__complete": Command(
-            "complete:complete",
-            "Print the names of topics, channels, nodes or profiles, one a line.",
-            hidden=True,
-        ),
         "__complete_line": Command(
             "complete_line:complete_line",
             "Print what can follow a command line, for the completion of shells.",

@@ -27,7 +27,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
 from typing import Self
 
 from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
@@ -255,12 +254,7 @@ class Consumer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
         which waits for handlers: `stop`, `begin_stop`."""
         if kind is not None or not self._is_stopping:

@@ -7,12 +7,16 @@ little shorter by chance so that a fleet does not return in step (client guide).
 through nsqlookupd is tried when a lookup lists it, but not before a floor that starts at a second
 and doubles: without it an unauthorized topic is tried in a hot loop.
 
-A connection that has proven itself (`Connection.is_proven`) resets the delays of its address.
+A connection that has proven itself (`Connection.is_proven`) resets the delays of its address. If
+the user gave the address, nsqd is looked for at once then, without SUB. One that cannot be reached
+restarts: it is tried after `QUICK_S`, doubling to the usual delays. One that is there closed the
+connection itself, as when somebody deletes the topic: a SUB would bring it back, and has to wait.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,13 +24,14 @@ from dataclasses import dataclass
 from nsqtools.client.connection import Connection, open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
 from nsqtools.protocol.commands import Subscribe
 from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
 
 DISCOVERED_BASE_S = 1.0
+QUICK_S = 0.1
 
 
 class RetryDelays:
@@ -48,6 +53,7 @@ class RetryDelays:
         self._jitter = jitter
         self._rng = rng or random.Random()
         self._failures = 0
+        self._quick = min(0, math.ceil(math.log2(QUICK_S / base_s)))
 
     def next_delay_s(self) -> float:
         """Return the seconds to wait after the try or connection that just failed."""
@@ -55,9 +61,9 @@ class RetryDelays:
         self._failures += 1
         return delay_s * (1 - self._rng.uniform(0, self._jitter))
 
-    def reset(self) -> None:
-        """The connection has proven itself."""
-        self._failures = 0
+    def reset(self, *, quick: bool = False) -> None:
+        """The address has proven itself. ``quick``: double from `QUICK_S` first."""
+        self._failures = self._quick if quick else 0
 
 
 @dataclass(slots=True)
@@ -69,6 +75,7 @@ class _Nsqd:
     not_before: float
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
+    is_looked_for: bool = False  # a connection that worked was lost: is nsqd there?
 
 
 class KnownNsqd:
@@ -145,16 +152,26 @@ class KnownNsqd:
         waiting = [p.not_before for p in self._nsqds.values() if self._is_waiting(p)]
         return min(waiting, default=None)
 
-    def failed(self, address: Address, now: float, *, was_proven: bool = False) -> float:
-        """A try or connection has ended. Return the seconds until the next try is allowed."""
+    def failed(
+        self, address: Address, now: float, *, was_proven: bool = False, is_away: bool = False
+    ) -> float:
+        """A try or connection has ended, or a look at nsqd, which found that it ``is_away`` or not.
+
+        Return the seconds until the next try is allowed.
+        """
         nsqd = self._nsqds[address]
-        if was_proven:
-            nsqd.delays.reset()
-        delay_s = nsqd.delays.next_delay_s()
+        if was_proven or is_away:
+            nsqd.delays.reset(quick=is_away)
+        nsqd.is_looked_for = was_proven and nsqd.is_direct
+        delay_s = 0.0 if nsqd.is_looked_for else nsqd.delays.next_delay_s()
         nsqd.is_busy = False
         nsqd.is_listed = nsqd.is_direct
         nsqd.not_before = now + delay_s
         return delay_s
+
+    def is_looked_for(self, address: Address) -> bool:
+        """Tell whether the next try is a look."""
+        return self._nsqds[address].is_looked_for
 
     def is_direct(self, address: Address) -> bool:
         """Tell whether the user gave the address."""
@@ -207,8 +224,11 @@ class Dialer:
             return
         now = self._loop.now()
         for address in self._known.take_due(now):
-            self._connecting += 1
-            self._connect(address)
+            if self._known.is_looked_for(address):
+                self._open(address, None, self._looked)
+            else:
+                self._connecting += 1
+                self._open(address, self._subscribe, self._connected)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -216,14 +236,19 @@ class Dialer:
         if next_due is not None:
             self._timer = self._loop.call_later(next_due - now, self.begin)
 
-    def _connect(self, address: Address) -> None:
+    def _open(
+        self,
+        address: Address,
+        subscribe: Subscribe | None,
+        use: Callable[[Address, Connection | NsqError], None],
+    ) -> None:
         def done(result: Connection | NsqError) -> None:  # on the connecting thread
-            self._loop.call_soon(lambda: self._connected(address, result))
+            self._loop.call_soon(lambda: use(address, result))
 
         open_in_background(
             address,
             self._options,
-            self._subscribe,
+            subscribe,
             done,
             is_announced=not self._known.is_direct(address),
         )
@@ -250,6 +275,8 @@ class Dialer:
         delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
         is_direct = self._known.is_direct(address)
         again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
+        if self._known.is_looked_for(address):
+            again = "as soon as nsqd is back"
         log.log(logging.INFO if quietly else logging.WARNING, "%s; trying again %s", error, again)
         self.begin()
         return not is_direct
@@ -266,3 +293,14 @@ class Dialer:
             self._done(address, result)
         elif isinstance(result, Connection):
             result.close()
+
+    def _looked(self, address: Address, result: Connection | NsqError) -> None:
+        is_away = isinstance(result, ConnectionFailed) and not isinstance(result, DeadlineExceeded)
+        delay_s = self._known.failed(address, self._loop.now(), is_away=is_away)
+        if isinstance(result, Connection):
+            result.close()
+            log.info(
+                "%s is there, and ended the connection; trying again in %.1f s", address, delay_s
+            )
+        if not self._is_stopped:
+            self.begin()

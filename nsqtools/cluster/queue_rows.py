@@ -76,16 +76,6 @@ class QueueRow:
         return self.depth - self.disk
 
 
-def rows_of(reports: Iterable[NodeReport]) -> list[QueueRow]:
-    """A row for every topic and channel of every nsqd."""
-    return [
-        row
-        for report in reports
-        for topic in report.stats.topics or ()
-        for row in rows_of_topic(report.address, topic)
-    ]
-
-
 def rows_of_topic(node: str, topic: TopicStats) -> Iterator[QueueRow]:
     """The row of a topic, then those of its channels."""
     yield QueueRow(

@@ -33,8 +33,6 @@ from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
-COLUMNS = 100  # of the terminal that tables are made for
-READ_SIZE = 1 << 16
 
 THEIRS = ("NSQ_", "SPARK_LOCAL_DIRS")
 """What the user has set, and what would lead out of our directory."""
@@ -114,54 +112,29 @@ class DemoStage:
         words = [self._usual.get(word, word) for word in arguments]
         return f"nsq {shlex.join(words)}"
 
-    def run(
-        self, *arguments: str, as_on_a_terminal: bool = False, timeout_s: float | None = None
-    ) -> Done:
-        """Run ``nsq`` to its end. With a terminal for its output, that is what tables are like.
+    def run(self, *arguments: str, timeout_s: float | None = None) -> Done:
+        """Run ``nsq`` to its end.
 
         Raises `DemoFailed` when it fails or takes too long, `DemoStopped` when it was stopped.
         """
         timeout_s = timeout_s or TIMEOUT_S
-        if as_on_a_terminal:
-            with _Terminal() as terminal:
-                process = self._start(arguments, stdout=terminal.for_child)
-                out = terminal.read()
-                _, err = self._finish(process, arguments, timeout_s)
-        else:
-            process = self._start(arguments, stdout=subprocess.PIPE)
-            out, err = self._finish(process, arguments, timeout_s)
-        if process.returncode != 0:
-            said = err.decode(errors="replace").strip()
-            raise DemoFailed(
-                f"the demonstration failed: {self.shown(*arguments)} ended with status "
-                f"{process.returncode}: {said}"
-            )
-        return Done(out or b"", err.decode(errors="replace"))
-
-    def _start(self, arguments: Sequence[str], stdout: int) -> subprocess.Popen[bytes]:
+        failed = f"the demonstration failed: {self.shown(*arguments)}"
         with self._lock:
             if self._is_stopped:
                 raise DemoStopped("the demonstration was stopped")
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nsqtools", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self.directory,
                 env=self._environ,
                 start_new_session=True,  # ^C is for us, who then end it
             )
-            return self._process
-
-    def _finish(
-        self, process: subprocess.Popen[bytes], arguments: Sequence[str], timeout_s: float
-    ) -> tuple[bytes, bytes]:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise DemoFailed(
-                f"the demonstration failed: {self.shown(*arguments)} took over {timeout_s:g} s"
-            ) from None
+            raise DemoFailed(f"{failed} took over {timeout_s:g} s") from None
         finally:
             end_group(process.pid)
             process.communicate()
@@ -169,7 +142,10 @@ class DemoStage:
                 self._process = None
         if self._is_stopped:
             raise DemoStopped("the demonstration was stopped")
-        return out, err
+        said = err.decode(errors="replace")
+        if process.returncode != 0:
+            raise DemoFailed(f"{failed} ended with status {process.returncode}: {said.strip()}")
+        return Done(out, said)
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
@@ -194,40 +170,6 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-
-
-class _Terminal:
-    """A terminal whose output we read."""
-
-    def __enter__(self) -> Self:
-        import fcntl
-        import pty
-        import struct
-        import termios
-
-        self._ours, self.for_child = pty.openpty()
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-        return self
-
-    def read(self) -> bytes:
-        """Everything until the child has closed it."""
-        os.close(self.for_child)
-        self.for_child = -1
-        parts = []
-        while True:
-            try:
-                part = os.read(self._ours, READ_SIZE)
-            except OSError:  # how Linux says that no process has it open
-                break
-            if not part:
-                break
-            parts.append(part)
-        return b"".join(parts).replace(b"\r\n", b"\n")
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in (self._ours, self.for_child):
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 PAGES = {
@@ -266,11 +208,19 @@ ARCHIVE = "archive"
 SLICE = '"page": "/cart"'
 
 
-class StoryWriter:
-    """Writes the story, each line as soon as it is known."""
+class Story:
+    """The steps, on a stage, each written as soon as it is known. Raises `DemoFailed` and
+    `DemoStopped`."""
 
-    def __init__(self, stdout: TextIO) -> None:
+    def __init__(self, stage: DemoStage, stdout: TextIO) -> None:
+        self._stage = stage
         self._stdout = stdout
+        self._clicks = list(click_events(CLICKS))
+
+    def write(self, text: str) -> None:
+        """Text as it is."""
+        self._stdout.write(text)
+        self._stdout.flush()
 
     def announce(self, purpose: str, *commands: str) -> None:
         """What a step is for, and how it is typed."""
@@ -282,113 +232,93 @@ class StoryWriter:
         lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
         self.write("\n".join([*lines, "", ""]))
 
-    def write(self, text: str) -> None:
-        """Text as it is."""
-        self._stdout.write(text)
-        self._stdout.flush()
-
-
-class Story:
-    """The steps, on a stage. Raises `DemoFailed`, `DemoStopped`."""
-
-    def __init__(self, stage: DemoStage, teller: StoryWriter) -> None:
-        self._stage = stage
-        self._teller = teller
-        self._clicks = list(click_events(CLICKS))
+    def do(
+        self, purpose: str, *commands: Sequence[str], timeout_s: float | None = None
+    ) -> list[Done]:
+        """Announce commands and run them."""
+        self.announce(purpose, *(self._stage.shown(*words) for words in commands))
+        return [self._stage.run(*words, timeout_s=timeout_s) for words in commands]
 
     def run(self) -> None:
-        """Everything but Spark, which is `spark.Pipeline`."""
-        self._start()
-        self._create()
-        self._publish()
-        self._tail()
-        self._archive()
-        self._read_back()
-        self._look()
-        self._replay()
-
-    def _start(self) -> None:
-        stage = self._stage
+        """Everything but Spark."""
+        stage, clicks = self._stage, self._clicks
         register = ("nsqd", "--lookupd-tcp-address", stage.lookupd.tcp_address)
-        self._teller.announce(
+        self.announce(
             "Start nsqlookupd, and an nsqd that registers with it",
             *(f"{stage.shown(*words)} &" for words in (("nsqlookupd",), register)),
         )
         addresses = f"nsqlookupd {stage.lookupd.http_address}, nsqd {stage.nsqd.tcp_address}"
-        self._teller.tell(f"here on free ports: {addresses}")
+        self.tell(f"here on free ports: {addresses}")
 
-    def _create(self) -> None:
         topic = ("topic", "create", "clicks")
         channels = ("channel", "create", "clicks", "live", "archive")
-        self._announce("Create a topic and two channels, each gets every message", topic, channels)
-        said = [self._stage.run(*command).err for command in (topic, channels)]
-        self._teller.tell("".join(said))
+        done = self.do("Create a topic and two channels, each gets every message", topic, channels)
+        self.tell("".join(each.err for each in done))
 
-    def _publish(self) -> None:
-        (self._stage.directory / LOG).write_bytes(b"\n".join(self._clicks) + b"\n")
-        command = ("pub", "-t", "clicks", f"@{LOG}")
-        self._announce("Publish a log of clicks", command)
-        said = self._stage.run(*command).err
+        (stage.directory / LOG).write_bytes(b"\n".join(clicks) + b"\n")
+        [done_one] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
+        said = done_one.err
         check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)
-        self._teller.tell(said)
+        self.tell(said)
 
-    def _tail(self) -> None:
-        command = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
-        self._announce("See some of them", command)
-        lines = self._stage.run(*command).lines
+        tail = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
+        lines = self.do("See some of them", tail)[0].lines
         check(len(lines) == SHOWN, f"{SHOWN} messages were asked for, and {len(lines)} came")
-        check(set(lines) <= set(self._clicks), "a message came out that did not go in")
-        self._teller.tell(text(lines))
+        check(set(lines) <= set(clicks), "a message came out that did not go in")
+        self.tell(text(lines))
 
-    def _archive(self) -> None:
-        lookupd = self._stage.lookupd.http_address
-        command = (
-            "to-file",
-            "-t",
-            "clicks",
-            "-c",
-            "archive",
-            "--lookupd-http-address",
-            lookupd,
-            "--output-dir",
-            ARCHIVE,
-            "--gzip",
-            "--until-empty",
-        )
-        self._announce("Archive all of them, from the nsqd that nsqlookupd names", command)
-        said = self._stage.run(*command).err
+        to_file = ["to-file", "-t", "clicks", "-c", "archive"]
+        to_file += ["--lookupd-http-address", stage.lookupd.http_address]
+        to_file += ["--output-dir", ARCHIVE, "--gzip", "--until-empty"]
+        purpose = "Archive all of them, from the nsqd that nsqlookupd names"
+        said = self.do(purpose, to_file)[0].err
         check(said.startswith(f"nsq: {CLICKS} messages, "), said)
-        self._teller.tell(said)
+        self.tell(said)
 
-    def _read_back(self) -> None:
-        command = ("archive", "cat", ARCHIVE, "--bodies")
-        self._announce("Read the archive back", command)
-        lines = self._stage.run(*command).lines
-        check(sorted(lines) == sorted(self._clicks), "the archive must have every click, once")
-        self._teller.tell(f"{len(lines)} lines: every click, once and unchanged")
+        lines = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))[0].lines
+        check(sorted(lines) == sorted(clicks), "the archive must have every click, once")
+        self.tell(f"{len(lines)} lines: every click, once and unchanged")
 
-    def _look(self) -> None:
-        command = ("stat", "--once")
-        self._announce("Look at the queues", command)
-        table = self._stage.run(*command, as_on_a_terminal=True).out.decode()
+        table = self.do("Look at the queues", ("stat", "--once", "-o", "table"))[0].out.decode()
         depths = {channel: int(depth) for channel, depth in DEPTH.findall(table)}
         left = {"archive": 0, "live": CLICKS - SHOWN}
         check(depths == left, f"{left} should be left, and it is {depths}")
-        self._teller.tell(table)
+        self.tell(table)
 
-    def _replay(self) -> None:
-        expected = [click for click in self._clicks if SLICE.encode() in click]
+        expected = [click for click in clicks if SLICE.encode() in click]
         replay = ("replay", ARCHIVE, "--topic", "carts", "--grep", SLICE)
-        tail = ("tail", "-t", "carts", "-c", "live", "--until-empty")
-        self._announce("Publish a part of the archive again, into a second topic", replay, tail)
-        said = self._stage.run(*replay).err
+        again = ("tail", "-t", "carts", "-c", "live", "--until-empty")
+        purpose = "Publish a part of the archive again, into a second topic"
+        replayed, tailed = self.do(purpose, replay, again)
+        said, lines = replayed.err, tailed.lines
         check(said.startswith(f"nsq: {len(expected)} confirmed, 0 rejected"), said)
-        lines = self._stage.run(*tail).lines
         check(sorted(lines) == sorted(expected), f"{len(expected)} clicks should have come again")
-        self._teller.tell(f"{said}{text(lines[:SHOWN])}\n... {len(lines)} messages")
+        self.tell(f"{said}{text(lines[:SHOWN])}\n... {len(lines)} messages")
 
-    def _announce(self, purpose: str, *commands: Sequence[str]) -> None:
-        self._teller.announce(purpose, *(self._stage.shown(*words) for words in commands))
+    def run_spark(self) -> None:
+        """Compact the archive into Parquet, and report on it."""
+        self._date_back()
+        compact = ("spark", "compact", OLD_ARCHIVE, "--output", PARQUET)
+        days = f"the same clicks, dated {DAYS_BACK} days back"
+        purpose = f"Turn a day that is over into Parquet ({days})"
+        said = self.do(purpose, compact, timeout_s=SPARK_TIMEOUT_S)[0].err
+        check(f"{CLICKS} messages read, 0 duplicates removed" in said, said)
+        self.tell(said)
+
+        report = ("spark", "report", PARQUET, "-o", "table")
+        [done] = self.do("Report on it", report, timeout_s=SPARK_TIMEOUT_S)
+        check(f"{CLICKS} messages of 1 topics" in done.err, done.err)
+        self.tell(f"{done.out.decode()}{done.err}")
+
+    def _date_back(self) -> None:
+        """Write the archive again, each message with a time some days earlier."""
+        place = self._stage.directory / OLD_ARCHIVE
+        place.mkdir()
+        with open(place / "clicks.log", "w", encoding="utf-8") as file:
+            for line in self._stage.run("archive", "cat", ARCHIVE).lines:
+                message = json.loads(line)
+                message["ts"] -= DAYS_BACK * DAY_NS
+                file.write(json.dumps(message) + "\n")
 
 
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
@@ -423,31 +353,3 @@ def missing(environ: Mapping[str, str]) -> str:
     except NsqError as error:
         return f"{error}: pip install 'nsqtools[spark-java]'"
     return ""
-
-
-def run_pipeline(stage: DemoStage, teller: StoryWriter) -> None:
-    """Compact the archive into Parquet, and report on it. Raises `DemoFailed`, `DemoStopped`."""
-    _date_back(stage)
-    compact = ("spark", "compact", OLD_ARCHIVE, "--output", PARQUET)
-    purpose = f"Turn a day that is over into Parquet (the same clicks, dated {DAYS_BACK} days back)"
-    teller.announce(purpose, stage.shown(*compact))
-    done = stage.run(*compact, as_on_a_terminal=True, timeout_s=SPARK_TIMEOUT_S)
-    check(f"{CLICKS} messages read, 0 duplicates removed" in done.err, done.err)
-    teller.tell(f"{done.out.decode()}{done.err}")
-
-    report = ("spark", "report", PARQUET)
-    teller.announce("Report on it", stage.shown(*report))
-    done = stage.run(*report, as_on_a_terminal=True, timeout_s=SPARK_TIMEOUT_S)
-    check(f"{CLICKS} messages of 1 topics" in done.err, done.err)
-    teller.tell(f"{done.out.decode()}{done.err}")
-
-
-def _date_back(stage: DemoStage) -> None:
-    """Write the archive again, each message with a time some days earlier."""
-    place = stage.directory / OLD_ARCHIVE
-    place.mkdir()
-    with open(place / "clicks.log", "w", encoding="utf-8") as file:
-        for line in stage.run("archive", "cat", ARCHIVE).lines:
-            message = json.loads(line)
-            message["ts"] -= DAYS_BACK * DAY_NS
-            file.write(json.dumps(message) + "\n")

@@ -506,7 +506,7 @@ def _report(url: str, problem: str) -> None:
     reported.add(problem)
     log.warning("%s announces an nsqd at %s; left out", url, problem)
     if len(reported) == MAX_REPORTS:
-        log.warning("%s announces more nsqd that are left out; they are no longer named", url)
+        log.warning("%s announces more nsqd that are left out; further ones are not named", url)
 
 
 def _known_node(producer: Any, url: str) -> KnownNode | None:

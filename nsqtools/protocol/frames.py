@@ -81,12 +81,6 @@ class WireMessage(NamedTuple):
         return HEADER.pack(self.timestamp_ns, self.attempts, self.id) + self.body
 
 
-def decode_message(data: bytes) -> WireMessage:
-    """Read the data of a message frame. Raises ``struct.error`` when it has under 26 bytes."""
-    timestamp_ns, attempts, message_id = HEADER.unpack_from(data)
-    return WireMessage(timestamp_ns, attempts, message_id, data[MIN_MESSAGE_SIZE:])
-
-
 RESPONSE: Final = 0
 ERROR: Final = 1
 MESSAGE: Final = 2

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Generic, Self, TextIO, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
@@ -99,12 +98,7 @@ class _Embedded(Generic[D]):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http.foundation import Call, HTTPApi, HTTPRefusal, Reply, debug_handlers
+from nsqtools.server.http.foundation import Call, HTTPApi, HTTPRefusal, Reply
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import (
@@ -152,11 +152,7 @@ class NsqdDaemon:
             self._registry.set_addresses,
         )
         nsqd = NsqdHTTP(self.nsqd, ports)
-        handlers = {
-            **nsqd.handlers(),
-            **stats.handlers(),
-            **debug_handlers(),
-        }
+        handlers = {**nsqd.handlers(), **stats.handlers()}
         if self._refusal:
             handlers = {
                 key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()

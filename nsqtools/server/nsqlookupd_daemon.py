@@ -35,7 +35,6 @@ from nsqtools.server.http.foundation import (
     json_reply,
     metrics_reply,
     plain_reply,
-    pprof_handlers,
     raw_json_reply,
     required,
     topic_and_channel_arguments,
@@ -343,10 +342,7 @@ class NsqlookupdDaemon:
             lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
-        handlers = {
-            **NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers(),
-            **pprof_handlers("/debug/pprof"),
-        }
+        handlers = NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers()
         foreign = foreign_calls(self._http, self._own_info.broadcast_address)
         api = HTTPApi(handlers, self._log, foreign=foreign)
         self._http_server = HTTPServer(api, self._http)

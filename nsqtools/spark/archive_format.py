@@ -5,6 +5,9 @@
     topics             only these, separated by commas
     since, until       RFC 3339, or -2h; members outside are not even read
     format=raw         also files of bare bodies, as nsq_to_file writes them; delimiter, topic
+    body               binary (bytes), string (text, other bytes in body_bytes), or json: text,
+                       and a column for each field of the schema; _error says what did not fit
+    schema             of JSON bodies: a file of nsq archive schema, or JSON Schema itself
     onDamage=report    skip what cannot be read, and report it in damagePath
     partitionBytes     about how much of a file a task reads (16MiB)
     minPartitions      the least number of tasks, approximately
@@ -35,14 +38,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
 from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     archive_settings,
+    body_settings,
     stream_settings,
 )
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.pyspark_internals import need_streams
+from nsqtools.spark.pyspark_internals import need_streams, struct_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -71,15 +74,15 @@ class ArchiveFormat(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
-        return ARCHIVED_DDL
+    def schema(self) -> StructType:
+        return struct_of(body_settings(Options(FORMAT, self.options)).archived_schema())
 
     def reader(self, schema: StructType) -> ArchiveReader:
         options = Options(FORMAT, self.options)
         settings = archive_settings(options)
         reader = PruningReader if options.flag(PUSHDOWN, default=False) else ArchiveReader
         options.end()
-        return reader(settings, columns(schema, ARCHIVED_DDL))
+        return reader(settings, columns(schema, settings.bodies.archived_schema()))
 
     def streamReader(self, schema: StructType) -> ArchiveStreamReader:
         need_streams()
@@ -88,7 +91,8 @@ class ArchiveFormat(DataSource):
         options = Options(FORMAT, self.options)
         settings, stream = archive_settings(options), stream_settings(options)
         options.end()
-        return ArchiveStreamReader(settings, stream, columns(schema, ARCHIVED_DDL))
+        names = columns(schema, settings.bodies.archived_schema())
+        return ArchiveStreamReader(settings, stream, names)
 
 
 class SQLArchiveFormat(ArchiveFormat):
@@ -133,12 +137,13 @@ class PruningReader(ArchiveReader):
         return filters  # Spark still drops rows: whole members are read
 
 
-def columns(schema: StructType, all_columns: str) -> list[str]:
+def columns(schema: StructType, known: pyarrow.Schema) -> list[str]:
     """Return the columns that are wanted: all, or those of a schema that the user gave."""
-    known = dict(column.split() for column in all_columns.split(", "))
+    types = {each.name: each.dataType.simpleString() for each in struct_of(known).fields}
     for field in schema.fields:
-        if known.get(field.name) != field.dataType.simpleString():
+        if types.get(field.name) != field.dataType.simpleString():
+            names = ", ".join(f"{name} {kind}" for name, kind in types.items())
             raise ConfigurationError(
-                f"unknown column {field.simpleString()}", hint=f"The columns are: {all_columns}."
+                f"unknown column {field.simpleString()}", hint=f"The columns are: {names}."
             )
     return [field.name for field in schema.fields]

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from nsqtools.spark.archive_format import columns
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.read_settings import body_settings
+from nsqtools.spark.format_options import Options
 from nsqtools.spark.nsq_writer import NsqWriter, batch_writer
-from nsqtools.spark.pyspark_internals import need_streams
+from nsqtools.spark.pyspark_internals import need_streams, struct_of
 from nsqtools.spark.topic_stream import topic_settings
 
 if TYPE_CHECKING:
@@ -41,15 +42,16 @@ class NsqFormat(DataSource):
     def name(cls) -> str:
         return "nsq"
 
-    def schema(self) -> str:
-        return MESSAGE_DDL
+    def schema(self) -> StructType:
+        return struct_of(body_settings(Options("nsq", self.options)).message_schema())
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         need_streams()
         from nsqtools.spark.stream_format import NsqStreamReader
 
         settings = topic_settings(self.options, os.environ)
-        return NsqStreamReader(settings, columns(schema, MESSAGE_DDL))
+        names = columns(schema, settings.read.bodies.message_schema())
+        return NsqStreamReader(settings, names)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         return batch_writer(self.options, schema, overwrite=overwrite)

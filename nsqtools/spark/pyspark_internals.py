@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 OLDEST, STREAMS, BEYOND = (4, 0), (4, 2, 1), (4, 4)
 """OLDEST is the first with data sources in Python, STREAMS with read limits and availableNow."""
@@ -99,12 +101,24 @@ def java_trace(error: BaseException) -> str:
     return str(getattr(error, "_stackTrace", None) or "")
 
 
-def stand_in(spark: SparkSession, name: str, ddl: str) -> int:
+def struct_of(schema: pyarrow.Schema) -> StructType:
+    """Return columns of Arrow as Spark has them. Raises `ConfigurationError`."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        return from_arrow_schema(schema)
+    except PySparkException as exc:
+        raise ConfigurationError(f"Spark has no such column: {exc}") from None
+
+
+def stand_in(spark: SparkSession, name: str, columns: StructType) -> int:
     """Make an empty view that plans are made of; return what `used_columns` knows it by."""
     jvm: Any = spark._jvm
     session = spark._jsparkSession
     empty = jvm.org.apache.spark.api.java.JavaSparkContext(session.sparkContext()).emptyRDD()
-    frame = session.createDataFrame(empty, jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl))
+    kind = jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
+    frame = session.createDataFrame(empty, kind)
     frame.createOrReplaceTempView(name)
     return int(frame.queryExecution().analyzed().rdd().id())
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.datasource import (
@@ -90,12 +90,7 @@ class Poll:
         """Note whether the look found something."""
         self._has_found = has_found
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         took_s = time.monotonic() - self._began_s
         self._not_before_s = self._began_s + max(self._interval_s, took_s * (1 + IDLE_SHARE))
 

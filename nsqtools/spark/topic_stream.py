@@ -5,7 +5,8 @@
     flushInterval                how long a message waits for others before it is durable (50ms)
     idleTimeout                  a channel that is silent this long is empty: availableNow (2s)
     pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, minRowsPerTrigger,
-    maxTriggerDelay, failOnDataLoss, partitionBytes, minPartitions    as of nsq-archive
+    maxTriggerDelay, failOnDataLoss, partitionBytes, minPartitions, body, schema
+                                 as of nsq-archive
 
 and those of the connection, see `format_options`.
 
@@ -39,8 +40,8 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
     read_limits,
+    shared_settings,
     size_option,
-    split_settings,
     waiting,
 )
 from nsqtools.spark.format_options import Options, consumer_connection, read_location, subscription
@@ -91,7 +92,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
         flush_s=spool.flush_s if flush_s is None else flush_s,
         idle_s=spool.idle_s if idle_s is None else idle_s,
     )
-    read = split_settings(options, ReadSettings(paths=(str(folder),)))
+    read = shared_settings(options, ReadSettings(paths=(str(folder),)))
     stream = StreamSettings(
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         limits=read_limits(options),

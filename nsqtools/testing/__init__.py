@@ -1,7 +1,7 @@
 """For the tests of programs that use nsqtools: messages without a server, and servers.
 
     messages            messages that record how they were answered; they need no server
-    producers           producers that record what was published, or fail as they are told
+    producers           producers that record what was published, or raise the error given
     pytest_plugin       fixtures: an nsqd and an nsqlookupd for the run, a topic for each test
 
 pytest finds the plugin by itself where nsqtools is installed. See nsq-python(7).

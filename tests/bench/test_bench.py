@@ -107,14 +107,6 @@ def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> 
     assert len(bodies.batch(9)) == 9
 
 
-def test_bodies_compress_as_logs_do() -> None:
-    import zlib
-
-    data = b"".join(Bodies((200, 200), seed=1).batch(100))
-
-    assert 0.2 < len(zlib.compress(data, 6)) / len(data) < 0.6
-
-
 def test_stamps_are_read_as_they_were_put() -> None:
     bodies = Bodies((HEAD_SIZE, 100), seed=3)
     word = first_word(0xBEEF, 7)
@@ -125,10 +117,6 @@ def test_stamps_are_read_as_they_were_put() -> None:
     assert all(has_stamp(body, 0xBEEF) for body in stamped)
     assert not any(has_stamp(body, 0xBEE0) for body in [*stamped, b"", b"short"])
     assert read_stamps([]) == ([], [])
-
-
-def test_words_of_different_publishers_never_meet() -> None:
-    assert first_word(1, 0) + 0xFFFFFFFF < first_word(1, 1)
 
 
 def test_counters_are_shared_by_their_file() -> None:

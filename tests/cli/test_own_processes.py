@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.cli.commands import complete as name_cache
 from nsqtools.demo.story import DemoStage
 
 NSQ = Path(sys.executable).with_name("nsq")
@@ -44,23 +42,6 @@ def nsqd(any_nsqd: Callable[..., Nsqd]) -> Nsqd:
     return started
 
 
-def test_the_process_that_finds_names_for_tab_runs_nothing_of_the_current_directory(
-    ran: Path, nsqd: Nsqd, nsq_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn, pids = os.posix_spawn, []
-    monkeypatch.setattr(os, "posix_spawn", lambda *args, **more: pids.append(spawn(*args, **more)))
-
-    name_cache.refresh(
-        ["__complete", "topics", f"--nsqd-http-address={nsqd.http_address}"], nsq_env
-    )
-    _, status = os.waitpid(pids[0], 0)
-
-    assert status == 0
-    [kept] = (Path(nsq_env["HOME"]) / ".cache/nsqtools").iterdir()
-    assert kept.read_text().endswith("\nclicks\n")
-    assert not ran.exists()
-
-
 def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
     ran: Path, nsqd: Nsqd, nsq_env: dict[str, str]
 ) -> None:
@@ -83,12 +64,3 @@ def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
 
         assert b"0." in stage.run("--version").out
         assert not ran.exists()
-
-
-def test_the_key_of_kept_names_does_not_depend_on_the_secret() -> None:
-    keys = {
-        name_cache._key(["__complete", "topics"], {"HOME": "/nowhere", "NSQ_AUTH_SECRET": secret})
-        for secret in ("open sesame", "another")
-    }
-
-    assert len(keys) == 1

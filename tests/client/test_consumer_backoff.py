@@ -55,6 +55,7 @@ def test_a_connection_made_in_backoff_is_tested(
     conn.message(b"bad")
     conn.expect("RDY 0")
     conn.close()
+    scripted_nsqd.identified()  # it is looked for
     again = scripted_nsqd.subscribed()
     again.expect("RDY 1")
     assert again.not_yet_expected == []

@@ -116,7 +116,7 @@ class Simulation:
         self._request()
 
 
-@pytest.mark.parametrize("handler_s", [0.001, 0.01, 0.1, 0.25, 0.35, 0.5, 0.7])
+@pytest.mark.parametrize("handler_s", [0.001, 0.1, 0.35, 0.7])
 @pytest.mark.parametrize("kind", ["threads", "pool"])
 def test_handlers_are_busy_and_messages_in_time(kind: Kind, handler_s: float) -> None:
     """Of a pool nothing is known but its answers: it costs a few late ones to find its size."""

@@ -58,7 +58,25 @@ def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known.take_due(8)
     assert known.failed(DIRECT, 9) == 16
     known.take_due(25)
-    assert known.failed(DIRECT, 30, was_proven=True) == 8
+    known.failed(DIRECT, 30, was_proven=True)
+    known.take_due(30)
+    assert known.failed(DIRECT, 30) == 8
+
+
+def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back() -> None:
+    known = known_nsqd(DIRECT)
+    known.take_due(0)
+    now, delays = 1000.0, []
+    assert known.failed(DIRECT, now, was_proven=True) == 0
+    assert known.take_due(now) == [DIRECT]
+    assert known.is_looked_for(DIRECT)
+    delays.append(known.failed(DIRECT, now, is_away=True))
+    for _ in range(8):
+        now += delays[-1]
+        assert known.take_due(now) == [DIRECT]
+        assert not known.is_looked_for(DIRECT)
+        delays.append(known.failed(DIRECT, now))
+    assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
 
 def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
@@ -118,8 +136,9 @@ class NsqdMachine(RuleBasedStateMachine):
     @rule(data=st.data(), proven=st.booleans())
     def lose(self, data: st.DataObject, proven: bool) -> None:
         address = data.draw(st.sampled_from(sorted(self.busy)))
-        delay_s = self.known.failed(address, self.now, was_proven=proven)
-        assert 0 < delay_s <= 120
+        looks = self.known.is_looked_for(address)
+        delay_s = self.known.failed(address, self.now, was_proven=proven and not looks)
+        assert self.known.is_looked_for(address) or 0 < delay_s <= 120
         self.busy.discard(address)
         self.not_before[address] = self.now + delay_s
 

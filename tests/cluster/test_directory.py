@@ -12,9 +12,7 @@ from plugins.clusters import RunningCluster
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.queue_rows import totals
 from nsqtools.cluster.sampling import SampleFilter, Sampler
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
 from nsqtools.http.http_api import HTTPAccess
@@ -152,37 +150,3 @@ def test_a_name_that_does_not_exist_and_a_pattern_that_matches_nothing_are_refus
             Sampler(asked, SampleFilter(["click"])).sample()
         with pytest.raises(NotFoundError, match="channel arhc does not exist"):
             Sampler(asked, SampleFilter(["clicks"], ["arhc"])).sample()
-
-
-def test_rates_are_those_of_a_known_publisher_within_5_percent(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
-    nsqd = any_nsqd()
-    nsqd.create_channel("clicks", "arch")
-    finished = 0
-    pause = threading.Event()
-    with (
-        Cluster(ClusterAddresses([nsqd.http_address])) as asked,
-        Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
-    ):
-        wait_until(lambda: nsqd.channel_stats("clicks", "arch")["client_count"], what="a client")
-        sampler = Sampler(asked, SampleFilter(["clicks"]))
-        began_s = time.monotonic()
-        sampler.sample()
-        for _ in range(20):
-            nsqd.publish("clicks", *[b"x"] * 50)
-            pause.wait(0.05)
-        for batch in consumer.batches():
-            finished += batch.finish()
-            if finished == 1000:
-                break
-        wait_until(lambda: not nsqd.channel_stats("clicks", "arch")["in_flight_count"], what="FIN")
-        elapsed_s = time.monotonic() - began_s
-        rows = totals(sampler.sample().rows)
-
-    expected = pytest.approx(1000 / elapsed_s, rel=0.05)
-    topic, channel = rows
-    assert topic.rates is not None
-    assert channel.rates is not None
-    assert topic.rates.ingress == expected
-    assert (channel.rates.ingress, channel.rates.egress, channel.rates.finish) == (expected,) * 3

@@ -16,7 +16,7 @@ from nsqtools.cluster.queue_rows import (
     RateMeter,
     SumReader,
     rates_between,
-    rows_of,
+    rows_of_topic,
     totals,
 )
 from nsqtools.cluster.stats_documents import Thresholds, parse_filter, sort_rows
@@ -205,9 +205,10 @@ def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:
 def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> None:
     stats = read_stats({"topics": [{"topic_name": "clicks", "depth": "many", "channels": None}]})
 
-    [row] = rows_of([NodeReport("a:1", 0.0, stats)])
+    [topic] = stats.topics or ()
+    [row] = rows_of_topic("a:1", topic)
     assert (row.topic, row.depth, row.latency) == ("clicks", 0, ())
-    assert rows_of([NodeReport("a:1", 0.0, read_stats({"topics": None}))]) == []
+    assert not read_stats({"topics": None}).topics
     with pytest.raises(ProtocolError):
         read_stats(["clicks"])
 

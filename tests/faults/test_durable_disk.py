@@ -10,27 +10,19 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faults.durable_load import OFTEN, Load, mpub
 from plugins import daemons
 from plugins.daemons import EmbeddedNsqdProcess
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient
 from plugins.servers import Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 SOURCE = Path(daemons.__file__).parent / "unsynced_disk.c"
-
-PROGRAM = """
-import sys
-from nsqtools.server.durable import database
-database._WAL_BYTES = 50_000
-from nsqtools.cli.commands.daemons import nsqd
-sys.exit(nsqd(sys.argv[1:]))
-"""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +45,7 @@ class OnSuchADisk(EmbeddedNsqdProcess):
 
     def _command(self) -> list[str | Path]:
         disk = [f"LD_PRELOAD={self._library}", f"SHADOW={self.shadow}", f"DISK={self.data_path}"]
-        return ["env", *disk, sys.executable, "-c", PROGRAM]
+        return ["env", *disk, sys.executable, "-c", OFTEN]
 
     def lose_power(self) -> None:
         self.kill()
@@ -63,39 +55,21 @@ class OnSuchADisk(EmbeddedNsqdProcess):
             path.unlink()
 
 
-class Load:
+class DiskLoad(Load):
     """A publisher and a consumer of ``t:ch`` until the nsqd is gone."""
 
     def __init__(self, nsqd: OnSuchADisk, name: int, chance: random.Random) -> None:
-        self.confirmed: set[bytes] = set()
-        self.finished: set[bytes] = set()
+        super().__init__(nsqd)
         self.refused = 0
-        self._nsqd, self._name, self._chance = nsqd, name, chance
-        works = (self._publish, self._consume)
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(patience_s(20))
-            assert not thread.is_alive()
-
-    def _run(self, work: Callable[[RawClient], None]) -> None:
-        while True:
-            try:
-                with RawClient(self._nsqd.tcp_address) as client:
-                    work(client)
-            except (OSError, EOFError):
-                return  # it was killed
+        self._name, self._chance = name, chance
+        self.start(self._publish, self._consume)
 
     def _publish(self, client: RawClient) -> None:
         for number in range(1_000_000):
             bodies = [
                 b"%d %d %d %d" % (self._name, self.refused, number, each) * 5 for each in range(7)
             ]
-            packed = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
-            client.send(b"MPUB t\n" + sized(packed))
+            client.send(mpub(bodies))
             if client.read()[1] != b"OK":
                 self.refused += 1
                 return
@@ -130,7 +104,7 @@ def test_nothing_confirmed_is_missing_whatever_the_disk_does(
     confirmed: set[bytes] = set()
     finished: set[bytes] = set()
     for number in range(rounds):
-        load = Load(nsqd, number, chance)
+        load = DiskLoad(nsqd, number, chance)
         wait_until(lambda at=load: len(at.confirmed) > 20, what="publishing")  # type: ignore[misc]
         if how != "power":
             trouble = shadow / ("fail" if how == "failed sync" else "full")

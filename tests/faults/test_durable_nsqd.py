@@ -5,26 +5,18 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faults.durable_load import OFTEN, Load, mpub
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient
 from plugins.servers import Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 FLAGS = ("-durable", "-mem-queue-size=50", "-max-bytes-per-file=20000")
-
-OFTEN = """
-import sys
-from nsqtools.server.durable import database
-database._WAL_BYTES = 50_000
-from nsqtools.cli.commands.daemons import nsqd
-sys.exit(nsqd(sys.argv[1:]))
-"""
 
 
 class OftenCheckpointing(EmbeddedNsqdProcess):
@@ -34,34 +26,17 @@ class OftenCheckpointing(EmbeddedNsqdProcess):
         return [sys.executable, "-c", OFTEN]
 
 
-class Load:
+class KilledLoad(Load):
     """Publishers and a consumer of the channel ``t:ch``, until the nsqd is killed."""
 
     def __init__(self, nsqd: EmbeddedNsqdProcess, first: int, chance: random.Random) -> None:
-        self.confirmed: set[bytes] = set()
-        self.finished: set[bytes] = set()
+        super().__init__(nsqd)
         self.held: dict[bytes, float] = {}  # body -> since when, unanswered
         self.attempts: dict[bytes, int] = {}
         self.written_s = 0.0  # what nsqd did before is on its disk
-        self._nsqd = nsqd
         self._first = first
         self._chance = chance
-        works = (self._publish, self._publish_many, self._publish_deferred, self._consume)
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(patience_s(20))
-            assert not thread.is_alive()
-
-    def _run(self, work: Callable[[RawClient], None]) -> None:
-        try:
-            with RawClient(self._nsqd.tcp_address) as client:
-                work(client)
-        except (OSError, EOFError):
-            pass  # it was killed
+        self.start(self._publish, self._publish_many, self._publish_deferred, self._consume)
 
     def _publish(self, client: RawClient) -> None:
         for number in range(100_000):
@@ -74,8 +49,7 @@ class Load:
     def _publish_many(self, client: RawClient) -> None:
         for number in range(100_000):
             bodies = [b"many %d %d %d" % (self._first, number, each) for each in range(20)]
-            packed = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
-            assert client.ask(b"MPUB t\n" + sized(packed)) == b"OK"
+            assert client.ask(mpub(bodies)) == b"OK"
             self.confirmed.update(bodies)
 
     def _publish_deferred(self, client: RawClient) -> None:
@@ -112,7 +86,7 @@ def test_nothing_confirmed_is_missing_however_often_it_is_killed(
     finished: set[bytes] = set()
     delivered: dict[bytes, int] = {}  # to somebody who held it when nsqd was killed
     for number in range(rounds):
-        load = Load(nsqd, number, chance)
+        load = KilledLoad(nsqd, number, chance)
         enough = chance.randint(20, 1000)  # not a time: much that is published takes long to read
         wait_until(lambda at=load, n=enough: len(at.confirmed) > n, what="publishing")  # type: ignore[misc]
         held_before = load.written_s

@@ -435,41 +435,6 @@ def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) 
         assert (process.returncode, files_below(skipping)) == (0, {}), err.decode()
 
 
-def test_a_hangup_finishes_the_file(world: World, tmp_path: Path) -> None:
-    """Go's closes it, for whoever has renamed it; here it appears."""
-    world.fill("hup", b"one", channels=("ours",))
-    more = "-topic=hup '-filename-format=<TOPIC>.log' -skip-empty-files"
-    with running(world.command("ours", to_file(tmp_path, more))) as process:
-        wait_until(lambda: world.is_empty("hup", "ours"), what="one", timeout_s=15)
-        assert files_below(tmp_path) == {}
-        process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "hup.log" in files_below(tmp_path), what="the file")
-        world.nsqd.publish("hup", b"two")
-        wait_until(lambda: world.is_empty("hup", "ours"), what="two", timeout_s=15)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 0
-    texts = {name: text for name, (_, text) in files_below(tmp_path).items()}
-    assert texts == {"hup.log": b"\none", "hup-000001.log": b"\ntwo"}
-
-
-def test_what_a_kill_left_in_the_work_dir_is_finished_by_the_next_run(
-    world: World, tmp_path: Path
-) -> None:
-    world.fill("kill", b"one", channels=("ours",))
-    more = f"-topic=kill -work-dir {tmp_path / 'work'} -skip-empty-files"
-    command = world.command("ours", to_file(tmp_path / "out", more))
-    with running(command) as process:
-        wait_until(lambda: world.is_empty("kill", "ours"), what="one", timeout_s=15)
-        process.kill()
-        process.wait(DEADLINE_S)
-    assert files_below(tmp_path) == {}
-    ended = run(command, until=lambda: files_below(tmp_path / "out"))
-    assert ended.status == 0, ended.err
-
-    [(_, text)] = files_below(tmp_path / "out").values()
-    assert text.split() == [b"one"]
-
-
 # -- nsq_to_nsq, nsq_to_http --------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
 from nsqtools.server.go_flags import (
     FlagError,
-    HelpAsked,
     flags_of,
     parse_flags,
     read_config,
@@ -126,12 +125,6 @@ def test_usage_and_version_are_gos(
 def without_own_flags(usage: str) -> str:
     """Flags of our own say so in the usage; and ssl3.0 is in Go's, and refused."""
     return re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", usage)
-
-
-def test_help_is_asked_for() -> None:
-    for word in ("-h", "-help", "--help", "--h"):
-        with pytest.raises(HelpAsked):
-            given(word)
 
 
 @pytest.mark.parametrize(
@@ -344,37 +337,3 @@ def test_a_file_gives_options_and_the_command_line_wins(
     assert any(line.endswith(f"TCP: listening on {address}") for line in lines)
     process.terminate()
     assert process.wait(timeout=TIMEOUT_S) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("tcp_address = [", "failed to load config file"),
-        ('tombstone_lifetime = "soon"', "failed to coerce value 'soon' for tombstone_lifetime"),
-        ('log_level = "loud"', "log_level"),
-    ],
-)
-def test_a_bad_file_is_a_line_and_exit_1(
-    run_nsq: RunNsq, tmp_path: Path, content: str, complaint: str
-) -> None:
-    config = tmp_path / "nsqlookupd.cfg"
-    config.write_text(content)
-
-    result = run_nsq(["nsqlookupd", f"-config={config}"])
-
-    assert (result.status, result.out) == (1, b"")
-    [line] = result.err.splitlines()
-    assert " FATAL: " in line
-    assert complaint in line
-
-
-def test_a_port_in_use_is_a_line_and_exit_1(run_nsq: RunNsq) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run_nsq(["nsqlookupd", *FREE_PORTS, f"-tcp-address={address}"])
-
-    assert result.status == 1
-    assert result.err.splitlines()[-1].endswith(
-        f"FATAL: failed to instantiate nsqlookupd - listen ({address}) failed - "
-        f"listen tcp {address}: bind: address already in use"
-    )

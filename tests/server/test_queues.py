@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.frames import decode_message
+from nsqtools.protocol.frames import HEADER
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues import queued_message
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
@@ -40,6 +40,11 @@ def messages(*bodies: bytes) -> list[bytes]:
 
 def bodies(found: list[bytes]) -> list[bytes]:
     return [message[34:] for message in found]
+
+
+def attempts_of(record: bytes) -> int:
+    attempts: int = HEADER.unpack_from(record)[1]
+    return attempts
 
 
 # ids
@@ -75,10 +80,10 @@ def test_a_message_is_the_frame_of_its_delivery() -> None:
 
     assert int.from_bytes(message[:4], "big") == len(message) - 4
     assert message[4:8] == b"\0\0\0\2"
-    delivered = decode_message(message[8:])
-    assert (delivered.attempts, delivered.body) == (1, b"body")
-    assert (delivered.timestamp_ns, timestamp_ns(message)) == (NOW_NS, NOW_NS)
-    assert message_ids([message]) == [delivered.id]
+    delivered_ns, attempts, message_id = HEADER.unpack_from(message, 8)
+    assert (attempts, message[34:]) == (1, b"body")
+    assert (delivered_ns, timestamp_ns(message)) == (NOW_NS, NOW_NS)
+    assert message_ids([message]) == [message_id]
 
 
 @given(st.binary(max_size=50), st.integers(0, 3))
@@ -87,8 +92,8 @@ def test_attempts_survive_the_disk(body: bytes, times: int) -> None:
     for _ in range(times):
         [message] = again([message])
 
-    assert decode_message(to_record(message)).attempts == times
-    assert decode_message(delivered_to_record(message)).attempts == times + 1
+    assert attempts_of(to_record(message)) == times
+    assert attempts_of(delivered_to_record(message)) == times + 1
     assert from_record(to_record(message)) == message
 
 
@@ -96,8 +101,8 @@ def test_attempts_wrap_at_16_bits() -> None:
     [message] = messages(b"x")
     worn_out = from_record(b"\0" * 8 + b"\xff\xff" + b"0" * 16)
 
-    assert decode_message(worn_out[8:]).attempts == 0
-    assert decode_message(to_record(worn_out)).attempts == 65535
+    assert attempts_of(worn_out[8:]) == 0
+    assert attempts_of(to_record(worn_out)) == 65535
     assert list(map(len, again([message]))) == [len(message)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,78 @@ def messages(begin: int, end: int) -> list[WireMessage]:
         WireMessage(BASE_NS + n, 1 + n % 3, b"%016x" % n, bodies.get(n % 10, b"body %d" % n))
         for n in range(begin, end)
     ]
+
+
+CLICKS = [
+    (b'{"user": 7, "at": {"x": 1.5}, "more": "new"}', 7, 1.5, None),
+    (b'{"user": "seven"}', None, None, "user is not int64"),
+    (b"no JSON", None, None, "it is not JSON"),
+    (b"\xff", None, None, "it is not UTF-8"),
+    (b'{"at": null, "user": 8}', 8, None, None),
+]
+
+
+@pytest.fixture
+def clicks(tmp_path: Path) -> tuple[Path, Path]:
+    """An archive of JSON and of what is none, and a schema."""
+    archive, schema = tmp_path / "clicks", tmp_path / "clicks.json"
+    archive.mkdir()
+    some = [WireMessage(BASE_NS + n, 1, b"%016x" % n, c[0]) for n, c in enumerate(CLICKS)]
+    write_archive(archive / "a.log.gz", some)
+    (archive / "b.log").write_bytes(b'{"user": 9}\n')
+    number = {"type": "number"}
+    at = {"type": "object", "properties": {"x": number}}
+    schema.write_text(json.dumps({"properties": {"user": {"type": "integer"}, "at": at}}))
+    return archive, schema
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_bodies_have_columns_by_a_schema_and_what_does_not_fit_says_why(
+    spark: SparkSession, clicks: tuple[Path, Path], is_text: bool
+) -> None:
+    archive, schema = clicks
+    reader = spark.read.format("nsq-archive").option("body", "json").option("format", "raw")
+    frame = reader.option("schema", schema.read_text() if is_text else str(schema))
+    frame = frame.load(str(archive))
+
+    rows = sorted(frame.collect(), key=lambda row: row.ts_ns or 0)
+
+    assert rows[0].asDict(recursive=True) | {"file": ""} == {
+        **dict.fromkeys(("topic", "nsqd", "id", "timestamp", "ts_ns", "attempts", "body_bytes")),
+        "body": '{"user": 9}',
+        "user": 9,
+        "at": None,
+        "_error": None,
+        "file": "",
+        "pos": 0,
+    }
+    found = [
+        (bytes(r.body_bytes or r.body.encode()), r.user, r.at.x if r.at else None, r["_error"])
+        for r in rows[1:]
+    ]
+    assert found == CLICKS
+    one = reader.option("schema", str(schema)).schema("user bigint").load(str(archive))
+    assert sorted(row.user for row in one.collect() if row.user) == [7, 8, 9]
+
+
+def test_text_is_text_and_other_bytes_are_beside_it(
+    spark: SparkSession, clicks: tuple[Path, Path]
+) -> None:
+    reader = spark.read.format("nsq-archive").option("body", "string")
+    rows = reader.load(str(clicks[0] / "a.log.gz")).orderBy("ts_ns").collect()
+
+    assert (rows[2].body, rows[2].body_bytes) == ("no JSON", None)
+    assert (rows[3].body, rows[3].body_bytes) == (None, b"\xff")
+
+
+def test_a_column_that_is_none_and_a_schema_without_json_are_refused(
+    spark: SparkSession, clicks: tuple[Path, Path]
+) -> None:
+    reader = spark.read.format("nsq-archive").option("path", str(clicks[0]))
+    with pytest.raises(Exception, match="body=json needs the option schema"):
+        reader.option("body", "json").load()
+    with pytest.raises(Exception, match="unknown column user:string"):
+        reader.option("schema", str(clicks[1])).schema("user string").load().collect()
 
 
 def bodies_of(some: list[WireMessage]) -> list[bytes]:

@@ -140,6 +140,8 @@ def repair(
         write_json(runtime, document, indent=2)
     for problem in failed:
         runtime.insist(f"nsq: {problem}")
+        if problem.hint:
+            runtime.insist(f"hint: {problem.hint}")
     return status_of_work(
         failed[0] if failed else None,
         is_whole=not failed,

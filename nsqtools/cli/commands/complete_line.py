@@ -15,9 +15,7 @@ option completes like similar ones without being listed here.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -247,14 +245,13 @@ class CommandLine:
         return Offer([(name, "") for name in names], prefix=prefix + old + equals)
 
     def names(self, kind: str) -> list[str]:
-        """Names from the cluster that the line names, kept or asked for."""
-        from nsqtools.cli.commands import complete
+        """Names from the cluster that the line names."""
         from nsqtools.cli.options.connection import CONNECTION, TLS
         from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup
         from nsqtools.cli.running.runtime import Runtime
 
         asked = Command("nsqtools.cli.commands.complete:names_of", "")
-        asking = LazyGroup("nsq", Group("", {"__complete": asked})).load("__complete")
+        asking = LazyGroup("nsq", Group("", {"names": asked})).load("names")
         request = [kind]
         if kind == "channels" and self.topic:
             request += ["--topic", self.topic.rpartition("=")[2]]
@@ -262,12 +259,9 @@ class CommandLine:
         for name, value in self.given:
             if name in known and known[name].panel in (CONNECTION, TLS):
                 request += [name] if value is None else [name, value]
-        line = ["__complete", *request]
-        if (kept := complete.answer(line, os.environ, time.time())) is not None:
-            return kept.split()
-        runtime = Runtime.of_process(line)
+        runtime = Runtime.of_process(["names", *request])
         with asking.make_context(
-            "__complete", request, obj=runtime, help_option_names=HELP_NAMES
+            "names", request, obj=runtime, help_option_names=HELP_NAMES
         ) as context:
             names: list[str] = asking.invoke(context)
         return names

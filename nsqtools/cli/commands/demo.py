@@ -27,26 +27,19 @@ def demo(
         nsq demo
         nsq demo --no-spark
     """
-    from nsqtools.demo.story import (
-        DemoStage,
-        DemoStopped,
-        Story,
-        StoryWriter,
-        missing,
-        run_pipeline,
-    )
+    from nsqtools.demo.story import DemoStage, DemoStopped, Story, missing
 
     stage = DemoStage(runtime.environ)
-    teller = StoryWriter(runtime.stdout)
+    story = Story(stage, runtime.stdout)
     with stopping(stage.stop) as signals:
         try:
             with stage:
-                Story(stage, teller).run()
+                story.run()
                 if spark and (what := missing(runtime.environ)):
-                    teller.write(f"The part with Spark is left out. {what}\n\n")
+                    story.write(f"The part with Spark is left out. {what}\n\n")
                 elif spark:
-                    run_pipeline(stage, teller)
+                    story.run_spark()
         except DemoStopped:
             return signals.status(otherwise=ExitStatus.FAILED)
-    teller.write("Everything was there. Next: nsq --help\n")
+    story.write("Everything was there. Next: nsq --help\n")
     return signals.status()

@@ -20,6 +20,7 @@ from nsqtools.cli.options.spark_options import (
     open_spark,
     places,
 )
+from nsqtools.cli.options.tables import ColumnsOfArchives
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Form, Kind, ListingForm, write_documents, write_listing
@@ -72,6 +73,7 @@ def sql(
     skip_damaged: SkipDamaged = False,
     damage_dir: DamageDir = None,
     *,
+    bodies: ColumnsOfArchives,
     form: ListingForm,
     spark: SparkOptions,
     runtime: Session,
@@ -79,15 +81,19 @@ def sql(
     """Query archives and Parquet in SQL.
 
     Archives have the columns topic, nsqd, id, timestamp, ts_ns, attempts, body (binary), file and
-    pos. Times are UTC. On a terminal the result is a table, on a pipe tab-separated text; with
-    --json bytes that are not UTF-8 are in base64, under the name of their column followed by 64.
+    pos; with --body json also those of --schema, and _error. Times are UTC. On a terminal the
+    result is a table, on a pipe tab-separated text; with --json bytes that are not UTF-8 are in
+    base64, under the name of their column followed by 64.
 
     Examples:
         nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
         nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
+        nsq spark sql 'SELECT country, count(*) FROM archive GROUP BY 1' /var/nsq \
+            --body json --schema clicks.json
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.archives.message_columns import Bodies
     from nsqtools.spark.format_options import read_place
     from nsqtools.spark.jobs.sql import QueryRows, named_views, places_of, plan_query
 
@@ -102,13 +108,14 @@ def sql(
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
+    chosen = Bodies(bodies.kind, bodies.fields(needed=True))
     settings = spark.settings("nsq spark sql", places_of(views))
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:
         with naming_flags(), open_spark(runtime, settings) as session:
             with job_progress(runtime, session):
-                reading = QueryRows(plan_query(session, settings, views, text, damage_path))
+                reading = QueryRows(plan_query(session, settings, views, text, damage_path, chosen))
                 rows = reading.first(count + 1) if count else reading.all()
                 if runtime.stdout_is_tty:  # which the progress line is on, too
                     rows = list(rows)

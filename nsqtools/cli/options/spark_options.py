@@ -62,11 +62,6 @@ def places(texts: Iterable[str]) -> list[Location]:
     return [place(text) for text in texts]
 
 
-def locations(texts: Iterable[str]) -> list[Path]:
-    """Read several of them. Raises ``ValueError``."""
-    return [location(text) for text in texts]
-
-
 OutputDir = Annotated[
     Any,  # a Location
     opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place),

@@ -11,6 +11,7 @@ from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from nsqtools.archive.columns import BodyKind
     from nsqtools.archive.table import TablePlan
 
 TABLE = "Table"
@@ -24,8 +25,8 @@ class Body(Enum):
     json = "json"
 
 
-class BodyOptions(OptionSet):
-    """Columns made of bodies, and partitions."""
+class BodyColumnsOptions(OptionSet):
+    """Columns made of bodies."""
 
     body: Body = opt(
         "",
@@ -37,6 +38,43 @@ class BodyOptions(OptionSet):
     schema: Path | None = opt(
         "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema.", TABLE
     )
+
+    @property
+    def kind(self) -> BodyKind:
+        """What becomes of bodies."""
+        from nsqtools.archive.columns import BodyKind
+
+        return BodyKind(self.body.value)
+
+    def fields(self, *, needed: bool) -> dict[str, Any] | None:
+        """Return the JSON Schema of bodies. Raises `NsqError`, also when one is ``needed``."""
+        from nsqtools.archive.body_columns import load_schema
+
+        if self.schema is not None and self.body is not Body.json:
+            raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
+        if self.schema is None and needed and self.body is Body.json:
+            raise ConfigurationError(
+                "--body json needs --schema here",
+                hint="nsq archive schema ARCHIVE > FILE makes one of a sample.",
+            )
+        return None if self.schema is None else load_schema(self.schema)
+
+
+class ReadOptions(BodyColumnsOptions):
+    """Columns of archives that are read as they are."""
+
+    body: Body = opt(
+        "",
+        "Bodies of archives: bytes (binary); text, with other bytes in body_bytes (string); text, "
+        "and a column for each field of --schema (json).",
+        TABLE,
+        Body.binary,
+    )
+
+
+class BodyOptions(BodyColumnsOptions):
+    """Columns made of bodies, and partitions."""
+
     partition_by: list[str] | None = opt(
         "BY",
         "Partitions of tables beside topic and date: hour, or a field of JSON bodies (.country). "
@@ -48,13 +86,8 @@ class BodyOptions(OptionSet):
         self, url: str, host: str, settings: Mapping[str, str], *, is_delta: bool
     ) -> TablePlan:
         """Return what is made of archives. Raises `NsqError` for what does not fit together."""
-        from nsqtools.archive.body_columns import json_schema, load_fields
-        from nsqtools.archive.columns import BodyKind
         from nsqtools.archive.table import TablePlan
 
-        fields: dict[str, Any] | None = None
-        if self.schema is not None:
-            fields = json_schema(load_fields(self.schema))
         names = [name for name in self.partition_by or () if name not in WHOSE]
         for name in names:
             if name != "hour" and not name.startswith("."):
@@ -63,11 +96,13 @@ class BodyOptions(OptionSet):
                     hint="Write hour, or a field of the body: .country.",
                 )
         columns = tuple(name.removeprefix(".") for name in names)
-        kind = BodyKind(self.body.value)
-        plan = TablePlan(url, is_delta, host, kind, fields, columns, dict(settings))
+        fields = self.fields(needed=False)
+        plan = TablePlan(url, is_delta, host, self.kind, fields, columns, dict(settings))
         plan.check()
         return plan
 
 
 WHOSE = ("arrival", "message")
 BodyChoice = Annotated[BodyOptions, From(BodyOptions)]
+ColumnsOfArchives = Annotated[ReadOptions, From(ReadOptions)]
+ColumnsChoice = Annotated[BodyColumnsOptions, From(BodyColumnsOptions)]

@@ -227,10 +227,6 @@ class Topic:
         if self.backlog.is_over and self.is_ephemeral:
             self.backlog.overflow()
 
-    def publish_deferred(self, body: bytes, delay_s: float) -> None:
-        """Queue a new message whose delay starts when a channel gets it. Raises `BackendError`."""
-        self.put_deferred(self.new_messages([body])[0], delay_s)
-
     def put_deferred(self, message: bytes, delay_s: float) -> None:
         """Queue a message whose delay starts when a channel gets it. Raises `BackendError`.
 

@@ -6,8 +6,12 @@ member that holds it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.body_columns import BodyColumns, fields_of
 from nsqtools.archive.columns import BodyKind, message_schema
 
 if TYPE_CHECKING:
@@ -20,9 +24,35 @@ MESSAGE_DDL = (
 ARCHIVED_DDL = f"{MESSAGE_DDL}, file string, pos bigint"
 
 
-def archived_schema() -> pyarrow.Schema:
-    """The Arrow schema of `ARCHIVED_DDL`."""
-    import pyarrow
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """What becomes of bodies; ``fields`` is the JSON Schema of those that are JSON."""
 
-    schema = message_schema(BodyKind.binary).append(pyarrow.field("file", pyarrow.string()))
-    return schema.append(pyarrow.field("pos", pyarrow.int64()))
+    kind: BodyKind = BodyKind.binary
+    fields: Mapping[str, Any] | None = None
+
+    def options(self) -> dict[str, str]:
+        """Return them as options of a format."""
+        schema = {} if self.fields is None else {"schema": json.dumps(self.fields)}
+        return {"body": self.kind.value, **schema}
+
+    def columns(self) -> BodyColumns | None:
+        """Return what makes their columns, with a count of its own, if they have any."""
+        if self.kind is not BodyKind.json:
+            return None
+        return BodyColumns(fields_of(self.fields or {"properties": {}}), evolves=False)
+
+    def message_schema(self) -> pyarrow.Schema:
+        """Return the columns of a message, those made of its body included."""
+        columns = self.columns()
+        return columns.schema() if columns else message_schema(self.kind)
+
+    def archived_schema(self) -> pyarrow.Schema:
+        """Return them with the place of the message."""
+        import pyarrow
+
+        schema = self.message_schema().append(pyarrow.field("file", pyarrow.string()))
+        return schema.append(pyarrow.field("pos", pyarrow.int64()))
+
+
+BYTES = Bodies()

@@ -13,9 +13,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.codecs import Codec, unpack_whole
 from nsqtools.archive.columns import (
-    BodyKind,
     Columns,
     bare_columns,
     exact_columns,
@@ -33,7 +33,6 @@ from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
-from nsqtools.spark.archives.message_columns import archived_schema
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
 
@@ -222,7 +221,7 @@ def read_partition(
 
     Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
     """
-    names = archived_schema().names if names is None else names
+    names = settings.bodies.archived_schema().names if names is None else names
     for each in partition.ranges if partition is not None else ():
         try:
             yield from _Reader(each, settings, names).batches()
@@ -239,8 +238,13 @@ class _Reader:
 
         self._range = wanted
         self._settings = settings
-        self._schema = pyarrow.schema([archived_schema().field(name) for name in names])
+        schema = settings.bodies.archived_schema()
+        self._schema = pyarrow.schema([schema.field(name) for name in names])
+        self._kind = settings.bodies.kind
         self._parsed = {*names, *filtered_columns(settings.within, settings.names)}
+        self._columns = settings.bodies.columns() if self._parsed - RESERVED else None
+        if self._columns is not None:
+            self._parsed.add("body")
         self._is_raw = wanted.content.kind is LineKind.bodies
         self._delimiter = settings.delimiter if self._is_raw else b"\n"
         self._damages = DamageReports(settings.damage_path)
@@ -284,7 +288,7 @@ class _Reader:
         counts = [piece.text.count(b"\n") for piece in held]
         if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
             columns = fast_columns(
-                b"".join(piece.text for piece in held), sum(counts), self._parsed, BodyKind.binary
+                b"".join(piece.text for piece in held), sum(counts), self._parsed, self._kind
             )
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
@@ -297,7 +301,7 @@ class _Reader:
 
     def _exactly(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         lines = split_lines(piece.text, b"\n")
-        columns, kept, problems = exact_columns(lines, BodyKind.binary)
+        columns, kept, problems = exact_columns(lines, self._kind)
         places = self._places(piece, lines)
         for number, problem in problems:
             self._note(places[number], problem)
@@ -307,7 +311,7 @@ class _Reader:
 
     def _bodies(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         bodies = split_lines(piece.text, self._delimiter)
-        columns = bare_columns(bodies, self._settings.topic, BodyKind.binary)
+        columns = bare_columns(bodies, self._settings.topic, self._kind)
         yield from self._rows(columns, _int64(self._places(piece, bodies)))
 
     def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
@@ -340,11 +344,14 @@ class _Reader:
             return
         file = pyarrow.repeat(pyarrow.scalar(self._range.shown, pyarrow.string()), count)
         columns = {**columns, "file": file, "pos": positions}
-        schema = self._schema
-        batch = pyarrow.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
+        names = [name for name in columns if name in self._parsed]
+        batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
         mask = wanted_rows(columns, self._settings.within, self._settings.names)
         if mask is not None:
             batch = batch.filter(mask)
+        if self._columns is not None:
+            batch = self._columns.add(batch)
+        batch = batch.select(self._schema.names)
         for begin in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(begin, BATCH_ROWS)
 

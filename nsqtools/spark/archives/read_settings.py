@@ -11,11 +11,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict, cast
 
+from nsqtools.archive.body_columns import load_schema
+from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape
+from nsqtools.spark.archives.message_columns import BYTES, Bodies
 from nsqtools.spark.format_options import Options, read_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20
@@ -63,6 +66,7 @@ class ReadSettings:
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     min_partitions: int = 0
     """0: as many as run at a time, when there is enough for them."""
+    bodies: Bodies = BYTES
 
     @property
     def description(self) -> str:
@@ -195,16 +199,33 @@ def archive_settings(options: Options) -> ReadSettings:
         on_damage=on_damage,
         damage_path=damage_path,
     )
-    return split_settings(options, settings)
+    return shared_settings(options, settings)
 
 
-def split_settings(options: Options, settings: ReadSettings) -> ReadSettings:
-    """Read how archives are split into partitions. Raises `ConfigurationError`."""
+def shared_settings(options: Options, settings: ReadSettings) -> ReadSettings:
+    """Read how archives are split into partitions, and bodies. Raises `ConfigurationError`."""
     return replace(
         settings,
+        bodies=body_settings(options),
         partition_bytes=size_option(options, "partitionBytes") or settings.partition_bytes,
         min_partitions=options.integer("minPartitions") or settings.min_partitions,
     )
+
+
+def body_settings(options: Options) -> Bodies:
+    """Read ``body`` and ``schema``: a file, or the JSON Schema itself.
+
+    Raises `ConfigurationError` and `OutputError`.
+    """
+    kinds = [each.value for each in BodyKind]
+    kind = BodyKind(options.choice("body", kinds, default=BodyKind.binary.value))
+    text = options.text("schema")
+    if (kind is BodyKind.json) != (text is not None):
+        raise ConfigurationError(
+            "body=json needs the option schema, and schema is for body=json",
+            hint="nsq archive schema ARCHIVE > FILE makes one of a sample.",
+        )
+    return Bodies(kind, None if text is None else load_schema(text))
 
 
 def stream_settings(options: Options) -> StreamSettings:

@@ -27,7 +27,8 @@ from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import BYTES, MESSAGE_DDL, Bodies
+from nsqtools.spark.pyspark_internals import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -113,23 +114,30 @@ def _read_archives(
         **damage_options(choice.damage_path),
     }
     reader = reader.options(**{name: text for name, text in options.items() if text})
-    return load_columns(reader, [str(path) for path in paths], used, MESSAGE_DDL)
+    return load_columns(reader, [str(path) for path in paths], used).select(*MESSAGE_COLUMNS)
 
 
 def load_columns(
-    reader: DataFrameReader, paths: Sequence[str], used: Collection[str], ddl: str = ARCHIVED_DDL
+    reader: DataFrameReader,
+    paths: Sequence[str],
+    used: Collection[str],
+    bodies: Bodies = BYTES,
 ) -> DataFrame:
-    """The rows of archives with all columns of ``ddl``: those that are not ``used`` are null.
+    """The rows of archives with all columns: those that are not ``used`` are null.
 
     Spark asks a data source in Python for the columns of its schema, whatever a query uses.
     """
-    known = [tuple(column.split()) for column in ARCHIVED_DDL.split(", ")]
-    read = [(name, kind) for name, kind in known if name in used] or known[-1:]
-    rows = reader.schema(", ".join(f"{name} {kind}" for name, kind in read)).load(list(paths))
-    names = {name for name, _ in read}
-    given = (column.split() for column in ddl.split(", "))
-    return rows.selectExpr(
-        *(name if name in names else f"CAST(NULL AS {kind}) AS {name}" for name, kind in given)
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    known = struct_of(bodies.archived_schema())
+    read = [each for each in known.fields if each.name in used] or known.fields[-1:]
+    rows = reader.schema(StructType(read)).load(list(paths))
+    return rows.select(
+        *(
+            each.name if each in read else F.lit(None).cast(each.dataType).alias(each.name)
+            for each in known.fields
+        )
     )
 
 

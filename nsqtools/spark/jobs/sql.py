@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.archive.catalog import find_inputs, table_files
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
+from nsqtools.spark.archives.message_columns import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.jobs.inputs import (
     damage_options,
     load_columns,
     read_files,
 )
-from nsqtools.spark.pyspark_internals import stand_in, used_columns
+from nsqtools.spark.pyspark_internals import stand_in, struct_of, used_columns
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def plan_query(
     views: Sequence[NamedView],
     text: str,
     damage_path: Location | None = None,
+    bodies: Bodies = BYTES,
 ) -> DataFrame:
     """Give the views their names and plan the query; what it returns is not yet computed.
 
@@ -110,9 +111,9 @@ def plan_query(
     """
     try:
         with spark_errors(settings):
-            used = columns_of_views(spark, views, text)
+            used = columns_of_views(spark, views, text, bodies)
             for view in views:
-                _read(spark, view, damage_path, used).createOrReplaceTempView(view.name)
+                _read(spark, view, damage_path, used, bodies).createOrReplaceTempView(view.name)
             return spark.sql(text)
     except NotFoundError as error:
         known = ", ".join(view.name for view in views) or "none, because no path was given"
@@ -120,7 +121,10 @@ def plan_query(
 
 
 def columns_of_views(
-    spark: SparkSession, views: Sequence[NamedView], text: str
+    spark: SparkSession,
+    views: Sequence[NamedView],
+    text: str,
+    bodies: Bodies = BYTES,
 ) -> dict[str, set[str]]:
     """Return the columns of archives that a query reads, by view.
 
@@ -128,9 +132,10 @@ def columns_of_views(
     the columns to a data source in Python, so the query is planned over empty views in their place.
     """
     stand_ins = {}
+    columns = struct_of(bodies.archived_schema())
     for view in views:
         if view.kind == ARCHIVE:
-            stand_ins[stand_in(spark, view.name, ARCHIVED_DDL)] = view.name
+            stand_ins[stand_in(spark, view.name, columns)] = view.name
         else:
             _read_files(spark, view).createOrReplaceTempView(view.name)
     try:
@@ -147,15 +152,17 @@ def _read(
     view: NamedView,
     damage_path: Location | None,
     used: Mapping[str, Collection[str]],
+    bodies: Bodies,
 ) -> DataFrame:
     if view.kind != ARCHIVE:
         return _read_files(spark, view)
     reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+    reader = reader.options(**bodies.options())
     if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
         reader = reader.option("filterPushdown", "true")
     if view.name not in used:
         return reader.load(list(view.paths))
-    return load_columns(reader, view.paths, used[view.name])
+    return load_columns(reader, view.paths, used[view.name], bodies)
 
 
 def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import resource
 import zlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from plugins.archives import lines_of, text_of, write_archive
 from plugins.cli import RunNsq
@@ -33,6 +33,11 @@ def lines(first: int, last: int) -> bytes:
     return encode_many("clicks", "nsqd:4150", messages(first, last))
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A finished file of 20 messages in two members, one a second."""
@@ -46,35 +51,12 @@ def torn(archive: Path) -> Path:
     return archive
 
 
-def test_a_good_archive_is_verified(archive: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "verify", str(archive.parent)])
-
-    assert (result.status, result.out) == (0, b"")
-    assert "1 file, 20 messages, 0 damaged" in result.err
-
-
-def test_damage_is_found_and_named(torn: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "verify", str(torn)])
-
-    assert result.status == 1
-    assert result.out.decode().startswith(f"{torn}: 30 bytes are missing")
-
-
 def test_a_file_that_somebody_appended_to_differs_from_its_index(
     archive: Path, run_nsq: RunNsq
 ) -> None:
     archive.write_bytes(archive.read_bytes() + gzip.compress(lines(20, 21)))
 
     assert b"its index ends" in run_nsq(["archive", "verify", str(archive)]).out
-
-
-def test_cat_prints_what_can_be_read_of_a_torn_file(torn: Path, run_nsq: RunNsq) -> None:
-    result = run_nsq(["archive", "cat", str(torn), "--bodies"])
-
-    assert result.status == 6
-    printed = result.out.splitlines()
-    assert printed[:10] == [b"body %d" % number for number in range(10)]
-    assert "bytes are missing" in result.err
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -105,6 +87,58 @@ def test_repair_keeps_what_can_be_read_and_the_original(torn: Path, run_nsq: Run
     assert (torn.parent / ".clicks.log.gz.damaged").read_bytes() == before
 
 
+def test_repair_leaves_out_lines_that_are_no_messages_once(tmp_path: Path, run_nsq: RunNsq) -> None:
+    path = tmp_path / "clicks.log"
+    path.write_bytes(lines(0, 5) + b"not a message\n" + lines(5, 10))
+
+    first = run_nsq(["archive", "repair", str(tmp_path)])
+    again = run_nsq(["archive", "repair", str(tmp_path)])
+
+    assert first.out == b"%s: repaired, 10 messages\n" % bytes(path)
+    assert (again.status, again.out) == (0, b"")
+    assert path.read_bytes() == lines(0, 10)
+    assert b"not a message\n" in (tmp_path / ".clicks.log.damaged").read_bytes()
+
+
+def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    lake, out = tmp_path / "lake", str(tmp_path / "out")
+    assert run_nsq(["archive", "convert", str(archive.parent), "-o", str(lake)]).status == 0
+    (path,) = lake.rglob("*.parquet")
+    ids = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    data[ids.data_page_offset + ids.total_compressed_size - 10] ^= 1
+    path.write_bytes(data)
+
+    dry = run_nsq(["replay", str(lake), "--dry-run"])
+    repaired = run_nsq(["archive", "repair", str(lake)])
+    compacted = run_nsq(["archive", "compact", str(lake), "-o", out])
+    skipped = run_nsq(["archive", "compact", str(lake), "-o", out, "--skip-damaged"])
+
+    assert run_nsq(["archive", "verify", str(lake)]).status == 1
+    assert (dry.status, dry.err.count("it is not whole Parquet")) == (6, 1), dry.err
+    assert "hint: Restore the file, or make it again from its archive" in repaired.err
+    assert compacted.status == 1
+    assert f"cannot read {path}: it is not whole Parquet" in compacted.err
+    assert "hint: Restore it, or make it again from its archive" in compacted.err
+    assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
+
+
+def test_parquet_among_archives_is_compacted_as_what_it_is(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    assert run_nsq(["archive", "convert", str(archive), "-o", str(lake)]).status == 0
+    for path in (archive, index_of(archive)):
+        path.rename(lake / path.name)
+
+    result = run_nsq(["archive", "compact", str(lake), "-o", str(tmp_path / "out")])
+
+    assert result.status == 0, result.err
+    assert "40 messages read, 20 duplicates removed, 1 files" in result.err
+
+
 def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
     write_archive(tmp_path / "clicks.log.gz", messages(0, 10), is_finished=False)
 
@@ -119,29 +153,6 @@ def test_cat_of_a_time_range(archive: Path, run_nsq: RunNsq) -> None:
     result = run_nsq(["archive", "cat", str(archive), "--bodies", *span])
 
     assert result.out.split(b"\n")[:-1] == [b"body %d" % number for number in range(5, 12)]
-
-
-def test_cat_prints_messages_as_they_were_stored(archive: Path, run_nsq: RunNsq) -> None:
-    assert run_nsq(["archive", "cat", str(archive)]).out == lines(0, 20)
-
-
-def test_cat_of_bare_bodies_prints_them(tmp_path: Path, run_nsq: RunNsq) -> None:
-    (tmp_path / "a.log").write_bytes(b'{"no": "envelope"}\nsecond\n')
-
-    assert run_nsq(["archive", "cat", str(tmp_path)]).out == b'{"no": "envelope"}\nsecond\n'
-
-
-def test_info_tells_messages_topics_and_times(archive: Path, run_nsq: RunNsq) -> None:
-    (row,) = json.loads(run_nsq(["archive", "info", str(archive), "--json"]).out)
-
-    assert row["messages"] == 20
-    assert row["topics"] == "clicks"
-    assert (row["first"], row["last"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:13:39Z")
-    assert (row["format"], row["state"]) == ("jsonl gzip", "good")
-
-
-def test_a_path_that_is_not_there_is_not_found(tmp_path: Path, run_nsq: RunNsq) -> None:
-    assert run_nsq(["archive", "cat", str(tmp_path / "nope")]).status == 3
 
 
 # archives that somebody else made
@@ -220,10 +231,7 @@ def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     archive: Path,
     run_nsq: RunNsq,
     command: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
     path = archive.parent / "_spark_metadata/0"
     path.parent.mkdir()
     path.write_bytes(b'v1\n{"path": "file:///x"}\n')

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.certificates import Certificates
 from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
@@ -143,24 +142,6 @@ def test_messages_that_nsqd_discards_are_missed(
     document = measure("e2e", "--count=1000", "--batch=1000", PROMPT, of=small, status=1)
 
     assert document["missing"] == 1000 - document["consumed"] > 0
-
-
-@pytest.mark.parametrize("flag", ["--snappy", "--deflate"])
-def test_tls_and_compression_are_measured_too(
-    go_nsqd: Callable[..., GoNsqd],
-    certificates: Certificates,
-    run_nsq: RunNsq,
-    measure: Measure,
-    flag: str,
-) -> None:
-    nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=tcp-https")
-    tls = ["--tls", f"--tls-ca-file={certificates.ca}", flag]
-
-    document = measure("e2e", "-n", "500", QUICK, *tls, of=nsqd)
-    plain = run_nsq(at(nsqd, "e2e", "-n", "500"))
-
-    assert document["transport"] == ["tls", flag.strip("-")]
-    assert (plain.status, "TLS" in plain.err) == (5, True)
 
 
 def test_an_embedded_nsqd_needs_no_other(run_nsq: RunNsq, valid_json: ValidJson) -> None:

@@ -28,7 +28,7 @@ COMPLETIONS = Path(__file__).parents[3] / "completions"
 DEADLINE_S = patience_s(20.0)
 PATIENT_NSQ = f"""
 from nsqtools.cli.commands import complete
-complete.LIMIT_S = complete.TIMEOUT_S = {DEADLINE_S}
+complete.LIMIT_S, complete.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
 from nsqtools.cli.main import main
 raise SystemExit(main())
 """

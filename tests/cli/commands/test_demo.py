@@ -28,7 +28,7 @@ COMMANDS = [
     "nsq to-file -t clicks -c archive --lookupd-http-address 127.0.0.1:4161 "
     "--output-dir archive --gzip --until-empty",
     "nsq archive cat archive --bodies",
-    "nsq stat --once",
+    "nsq stat --once -o table",
     'nsq replay archive --topic carts --grep \'"page": "/cart"\'',
     "nsq tail -t carts -c live --until-empty",
 ]
@@ -80,7 +80,7 @@ def test_every_step_shows_its_command_and_its_counts(
         (signal.SIGINT, "Start nsqlookupd"),
         (signal.SIGTERM, "Publish a log"),
         (signal.SIGINT, "Archive all"),
-        (signal.SIGTERM, "Look at"),  # which is on a terminal
+        (signal.SIGTERM, "Look at"),
     ],
 )
 def test_stopped_at_any_moment_it_leaves_nothing(
@@ -178,7 +178,7 @@ def test_with_spark_the_archive_becomes_parquet_and_a_report(
     text = result.out.decode()
     assert "  $ nsq spark compact archive-of-then --output parquet\n" in text
     assert "    nsq: 5000 messages read, 0 duplicates removed, " in text
-    assert "  $ nsq spark report parquet\n" in text
+    assert "  $ nsq spark report parquet -o table\n" in text
     assert "    nsq: 5000 messages of 1 topics\n" in text
     assert os.listdir(temporary) == []
     assert [path for path in tmp_path.iterdir() if path != temporary] == []  # the home

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.auth_server import AuthServer
-from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -88,19 +88,6 @@ def test_the_rate_is_kept_when_low_and_when_high(
     # the first may be seen late, so the lower bound starts before it; test_pacing.py is exact
     assert ended - started > seconds * 0.9
     assert ended - seen < patience_s(seconds * 2)  # generous: the machine may be busy
-
-
-def test_progress_is_shown_on_a_terminal_only(
-    nsq_on_a_terminal: TerminalNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"x\n" * 3000)
-    terminal = nsq_on_a_terminal([*to(nsqd), f"@{path}", "--rate", "5000"])
-
-    terminal.expect(r"[\d,]+ confirmed")
-    terminal.expect_exact("3000 confirmed, 0 rejected, 0 unknown, 0 unsent")
-    terminal.wait()
-    assert terminal.exitstatus == 0
 
 
 def test_a_refused_secret_is_status_5_and_never_shown(

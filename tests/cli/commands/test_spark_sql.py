@@ -295,3 +295,19 @@ def test_a_statement_is_planned_over_stand_ins_without_being_run(
 
     spark.sql("DROP TABLE made")
     assert (made.status, read.out) == (0, b"topic\tn\nclicks\t4\n")
+
+
+def test_bodies_are_columns_by_a_schema(run_spark: RunSpark, tmp_path: Path) -> None:
+    archive, schema = tmp_path / "clicks", tmp_path / "clicks.json"
+    archive.mkdir()
+    bodies = [b'{"user": 7}', b'{"user": "seven"}', b'{"user": 8}']
+    some = [WireMessage(10**18 + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    write_archive(archive / "a.log.gz", some)
+    query = "SELECT sum(user) AS users, max(_error) AS error FROM archive"
+    schema.write_text('{"properties": {"user": {"type": "integer"}}}')
+
+    typed = run_spark("sql", query, archive, "--body", "json", "--schema", schema)
+    without = run_spark("sql", query, archive, "--body", "json")
+
+    assert (typed.status, typed.out) == (0, b"users\terror\n15\tuser is not int64\n")
+    assert "--body json needs --schema here\nhint: nsq archive schema" in without.err

@@ -14,13 +14,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.publish.repeating import filled
 from nsqtools.publish.source import RecordSource
 
-BODIES = [
-    b'{"page": "/cart", "user": {"id": 1}}',
-    b'{"page": "/", "user": {"id": 2}}',
-    b'{"page": "/cart"}',
-    b"no json",
-]
-
 
 def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
     return ["pub", "-t", topic, "--nsqd-tcp-address", nsqd.tcp_address]
@@ -87,25 +80,6 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     assert len(bodies) - 9002 < 1000  # what was under way may come twice
 
 
-def test_a_file_that_grew_goes_on_at_its_old_end(
-    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    nsqd.create_channel("events", "c")
-    log = tmp_path / "a.log"
-    log.write_bytes(b"one\ntwo\nthr")
-    run = [*to(nsqd), f"@{log}", "--checkpoint", str(tmp_path / "done")]
-    first = run_nsq(run)
-    log.write_bytes(b"one\ntwo\nthree\nfour\n")
-    second = run_nsq(run)
-    log.write_bytes(b"another\n")
-    refused = run_nsq(run)
-
-    assert (first.status, second.status) == (0, 0)
-    assert published(run_nsq, nsqd) == [b"ee", b"four", b"one", b"thr", b"two"]
-    assert refused.status == 2
-    assert "is not the file that" in refused.err
-
-
 def test_the_place_counts_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"".join(b"%d\r\n" % n for n in range(5000)) + b"\r\nlast")
@@ -132,26 +106,3 @@ def test_tail_ends_when_the_channel_is_empty_although_messages_keep_coming(
 
     assert result.status == 0
     assert len(set(result.out.splitlines()) & {b"%d" % n for n in range(1000)}) == 1000
-
-
-def test_tail_and_peek_select_and_pick(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
-    nsqd.create_channel("events", "c")
-    nsqd.publish("events", *BODIES)
-    nsqd.publish("events", *(b"filler %d" % n for n in range(30)), b"late", b"late again")
-    cart = ["--where", '.page == "/cart"']
-    silence = f"{patience_s(0.5):g}s"  # of nsqd too, on a busy machine
-    late = ["--exit-idle", silence, "--format", "{size} {body}\\n", "--grep", "late", "-n", "9"]
-
-    peeked = run_nsq([*from_(nsqd, "peek"), "-n", "2", *cart, "--pick", ".page"])
-    whole = run_nsq([*from_(nsqd, "peek"), *late])
-    tailed = run_nsq([*from_(nsqd), *cart, "--pick", ".user", "--json", "--until-empty"])
-
-    assert peeked.out == b"/cart\n/cart\n"
-    assert "nsq: 2 shown of " in peeked.err
-    assert sorted(whole.out.splitlines()) == [b"10 late again", b"4 late"]
-    assert "nsq: 2 shown of 36 messages looked at; the attempts" in whole.err
-    picked = sorted(json.loads(line)["body"] for line in tailed.out.splitlines())
-    assert picked == ["null", '{"id":1}']
-
-
-# archive cat and replay

@@ -5,7 +5,6 @@ The real command runs against the real nsqd.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -444,18 +443,6 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(to_file: ToFile
 
     assert [message["attempts"] for message in messages_of(to_file.out)] == [1, 1, 1]
     assert to_file.nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
-
-
-def test_after_a_crash_zcat_reads_every_file(to_file: ToFile) -> None:
-    to_file.publish(*[b"%d" % number for number in range(500)])
-    kill(to_file.start(*RAW, "--gzip"))
-    (part,) = parts(to_file.out)
-    with part.open("ab") as file:
-        file.write(gzip.compress(b"never finished\n" * 100)[:40])
-
-    to_file.run(*RAW, "--gzip", "--until-empty")
-
-    assert sorted(map(int, lines_of(to_file.out))) == list(range(500))
 
 
 def test_an_nsqd_that_is_down_is_an_error_and_not_an_idle_process(to_file: ToFile) -> None:

@@ -23,7 +23,7 @@ from nsqtools.cli.top.app import Top
 from nsqtools.cli.top.view import TopView
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import rows_of, totals
+from nsqtools.cluster.queue_rows import rows_of_topic, totals
 from nsqtools.cluster.sampling import NodeState, Question, Sample, SampleFilter, Sampler
 from nsqtools.protocol.stats import read_stats
 
@@ -41,7 +41,8 @@ def _sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: s
             for name, depth in depths.items()
         ]
         report = NodeReport(address, 0.0, read_stats({"topics": topics, "health": "OK"}))
-        states.append(NodeState(address, rows_of([report]), [], health="OK"))
+        rows = [row for topic in report.stats.topics or () for row in rows_of_topic(address, topic)]
+        states.append(NodeState(address, rows, [], health="OK"))
     if silent:
         states.append(NodeState(silent, [], [], silent_s=72.0, error="connection refused"))
     rows = [row for state in states for row in state.rows]
