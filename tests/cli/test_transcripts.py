@@ -14,7 +14,7 @@ Commands run in an empty directory, which is their home, find the nsqd by the en
 name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP`` and
 ``$LOOKUP_TCP``, which is also what the transcript shows. Before each, everything that was published
 is in its channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons
-holds for the Go daemons and for the embedded ones. On a terminal columns are shown two blanks apart.
+holds for the Go daemons and the embedded ones. On a terminal columns are shown two blanks apart.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
