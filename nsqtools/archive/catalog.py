@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsqtools.archive.delta import LOG as DELTA_LOG
-from nsqtools.archive.delta import DeltaCatalog, is_table
+from nsqtools.archive.delta import DeltaCatalog, Partition, is_table
 from nsqtools.archive.finding import PARQUET_MAGIC, ArchiveFile, find_archives
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, StoredPlace, absolute
@@ -186,9 +186,6 @@ class Source:
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
 
 
-Partition = Mapping[str, str | None]
-"""The values in the names of folders, or in the log of a table."""
-
 Wanted = Callable[[Partition], bool]
 """Says whether a file in a partition has to be looked at."""
 
@@ -325,9 +322,7 @@ def _others(partition: Partition) -> tuple[tuple[str, str | None], ...]:
 
 def delta_sources(table: DeltaCatalog, wanted: Wanted = all_of) -> Iterator[Source]:
     """Iterate over the files of a table, by its log. Raises `NsqError`."""
-    for file in table.files():
-        if not wanted(file.partition):
-            continue
+    for file in table.files(wanted=wanted):
         topic = file.partition.get("topic")
         if file.min_ts_ns is None or file.max_ts_ns is None or file.rows is None or topic is None:
             yield from _parquet_source(table.storage, file.path, file.bytes)
@@ -357,11 +352,11 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
         except OSError as exc:
             raise failure_of(exc, "read", place) from exc
         if is_delta:
-            files = ((each.path, each.partition) for each in DeltaCatalog(str(root)).files())
+            files = [each.path for each in DeltaCatalog(str(root)).files(wanted=wanted)]
         else:
-            files = ((name, partition_of(name)) for name in _parquet_names(root)[1])
+            files = [each for each in _parquet_names(root)[1] if wanted(partition_of(each))]
         folder = f"{inside}/" if inside else ""
-        names += [name for name, at in files if name.startswith(folder) and wanted(at)]
+        names += [name for name in files if name.startswith(folder)]
     return found
 
 
