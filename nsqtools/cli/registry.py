@@ -230,7 +230,10 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "nodes:tombstone",
             "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         ),
-        "drain": Command("nodes:drain", "Move the messages that are left on one nsqd to another."),
+        "drain": Command(
+            "nodes:drain",
+            "Move the messages that are left on one nsqd to another, or to their consumers.",
+        ),
         "bench": Group(
             "Measure the speed and the latency of an nsqd.",
             {
