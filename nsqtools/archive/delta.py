@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 COMMIT_TRIES = 100
+FILES = 10_000
+"""Of a log, that are rows of Python at a time."""
+
+Partition = Mapping[str, str | None]
+"""The values in the names of folders, or in the log of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class TableFile:
     rows: int | None = None
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
-    partition: Mapping[str, str | None] = field(default_factory=dict)
+    partition: Partition = field(default_factory=dict)
 
 
 class DeltaConflict(NsqError):
@@ -117,9 +122,14 @@ class DeltaCatalog:
     def partition_columns(self) -> list[str]:
         return list(self._table().metadata().partition_columns)
 
-    def files(self, *, version: int | None = None) -> list[TableFile]:
-        """Return the files of the newest version, or of another one, with their statistics."""
-        return list(_files_of(self._table(version)))
+    def files(
+        self, *, version: int | None = None, wanted: Callable[[Partition], bool] = lambda at: True
+    ) -> list[TableFile]:
+        """Return the files of the newest version, or of another one, with their statistics.
+
+        Those in partitions that are not ``wanted`` take no memory.
+        """
+        return list(_files_of(self._table(version), wanted))
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
@@ -288,22 +298,31 @@ def _statistics(file: TableFile) -> str:
     return json.dumps(document)
 
 
-def _files_of(table: DeltaTable) -> Iterator[TableFile]:
+def _files_of(
+    table: DeltaTable, wanted: Callable[[Partition], bool] = lambda at: True
+) -> Iterator[TableFile]:
     import pyarrow
 
     actions = pyarrow.table(table.get_add_actions(flatten=True))
     names = actions.column_names
-    partitions = [name for name in names if name.startswith("partition.")]
-    wanted = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *partitions]
-    for row in actions.select([name for name in wanted if name in names]).to_pylist():
-        yield TableFile(
-            unquote(row["path"]),
-            row["size_bytes"],
-            row.get("num_records"),
-            row.get("min.ts_ns"),
-            row.get("max.ts_ns"),
-            {name.removeprefix("partition."): _shown(row[name]) for name in partitions},
-        )
+    keys = [name for name in names if name.startswith("partition.")]
+    columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
+    partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not wanted
+    for batch in actions.select([name for name in columns if name in names]).to_batches(FILES):
+        for row in batch.to_pylist():
+            key = tuple(row[name] for name in keys)
+            if key not in partitions:
+                at = {name.removeprefix("partition."): _shown(row[name]) for name in keys}
+                partitions[key] = at if wanted(at) else None
+            if (partition := partitions[key]) is not None:
+                yield TableFile(
+                    unquote(row["path"]),
+                    row["size_bytes"],
+                    row.get("num_records"),
+                    row.get("min.ts_ns"),
+                    row.get("max.ts_ns"),
+                    partition,
+                )
 
 
 def _shown(value: object) -> str | None:

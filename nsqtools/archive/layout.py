@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -208,16 +209,17 @@ def decode_index(data: bytes, end: int = 0) -> list[Member]:
     lines = _LINES.match(split_head(data)[1])
     numbers = map(int, lines[0].split() if lines else ())
     members = list(map(Member._make, zip(*[numbers] * 5, strict=True)))
-    for at, member in enumerate(members):
-        if member.offset != end:
+    offsets = accumulate([member[1] for member in members], initial=end)
+    for at, (member, offset) in enumerate(zip(members, offsets, strict=False)):
+        if member[0] != offset:
             return members[:at]
-        end += member.length
     return members
 
 
-def encode_members(members: Iterable[Member]) -> bytes:
+def encode_members(members: Sequence[Member]) -> bytes:
     """Return their lines."""
-    return b"".join(map(Member.encode, members))
+    numbers = tuple(chain.from_iterable(members))
+    return b"%d %d %d %d %d\n" * len(members) % numbers
 
 
 def load_index(path: Path) -> Index | None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from nsqtools.archive.codecs import CorruptError
+from nsqtools.archive.codecs import CorruptError, crc32
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming
@@ -42,6 +41,8 @@ _METADATA = "nsqtools"
 _DELTA_ENCODED = {"ts_ns": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 _UNIQUE = {"id", "body", "body_bytes", *_DELTA_ENCODED}
 """Columns whose values hardly repeat: a dictionary would be built in vain."""
+_ANY = {"id", "body", "body_bytes"}
+"""Columns whose values are in no order: their least and most leave no row group out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class ParquetWriter:
                 column_encoding={
                     name: encoding for name, encoding in _DELTA_ENCODED.items() if name in names
                 },
-                write_statistics=[name for name in names if name not in ("body", "body_bytes")],
+                write_statistics=[name for name in names if name not in _ANY],
                 write_page_checksum=True,
                 store_schema=False,
             )
@@ -208,9 +209,9 @@ def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
     sums = [0, 0, 0]  # of which are null, of lengths, and of the values or their bytes
     for array in chunks:
         if column.null_count:
-            sums[0] = zlib.crc32(_values(array.is_null().cast(pyarrow.int8())), sums[0])
+            sums[0] = crc32(_values(array.is_null().cast(pyarrow.int8())), sums[0])
         _add(array, sums)
-    return zlib.crc32(repr((len(column), column.null_count, sums)).encode())
+    return crc32(repr((len(column), column.null_count, sums)).encode())
 
 
 def _add(array: pyarrow.Array, sums: list[int]) -> None:
@@ -221,18 +222,18 @@ def _add(array: pyarrow.Array, sums: list[int]) -> None:
     if types.is_string(kind) or types.is_binary(kind):
         if array.null_count:
             array = compute.fill_null(array, pyarrow.scalar(b"" if types.is_binary(kind) else ""))
-        sums[1] = zlib.crc32(_values(compute.binary_length(array)), sums[1])
-        sums[2] = zlib.crc32(_text_of(array), sums[2])
+        sums[1] = crc32(_values(compute.binary_length(array)), sums[1])
+        sums[2] = crc32(_text_of(array), sums[2])
         return
     if types.is_boolean(kind):
         array = array.cast(pyarrow.int8())
     if types.is_primitive(array.type):
         if array.null_count:
             array = array.view(f"int{array.type.bit_width}").fill_null(0)
-        sums[2] = zlib.crc32(_values(array), sums[2])
+        sums[2] = crc32(_values(array), sums[2])
         return
     for value in array.to_pylist():
-        sums[2] = zlib.crc32(json.dumps(value, default=str).encode(), sums[2])
+        sums[2] = crc32(json.dumps(value, default=str).encode(), sums[2])
 
 
 def _values(array: pyarrow.Array) -> memoryview:

@@ -85,6 +85,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "forwarding:to_http",
             "Send topics to HTTP endpoints, each message finished when one has accepted it.",
         ),
+        "to-exec": Command(
+            "to_exec:to_exec",
+            "Run a command for each message, which is finished when the command ends with "
+            "status 0.",
+        ),
     },
     "Archives": {
         "to-file": Command(
@@ -102,8 +107,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 ),
                 "convert": Command("archive:convert", "Bring archives into a table."),
                 "schema": Command(
-                    "archive:schema",
-                    "Print the columns of JSON bodies, as a JSON Schema.",
+                    "archive:schema", "Print the columns of JSON bodies, as a JSON Schema."
                 ),
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."
@@ -306,7 +310,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             },
             "nsq spark doctor",
             "nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq",
-        ),
+        )
     },
     "Servers": {
         "demo": Command(
@@ -330,7 +334,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "Print what can follow a command line, for the completion of shells.",
             raw=True,
             hidden=True,
-        ),
+        )
     },
 }
 """Commands by the heading under which they are listed; those without one are hidden."""

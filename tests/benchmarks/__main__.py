@@ -27,8 +27,8 @@ from benchmarks import pages
 from benchmarks.parts import CHECKOUT, PARTS, Settings
 from benchmarks.raw import RESULTS, Result, Row, machine, save
 
-LONGEST_S = 240  # then a part begins no other run
-HANGS_S = 600  # then it is killed
+LONGEST_S = 600  # then a part begins no other run
+HANGS_S = 1200  # then it is killed
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", choices=[*PARTS, "report"])
     parser.add_argument("--seconds", type=float, default=2.5, help="of a sample (2.5)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (240)")
+    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (600)")
     parser.add_argument("--save", type=Path, help="directory for the raw data of a part")
     parser.add_argument("--only", action="append", choices=pages.CLAIMED, help="of a report")
     parser.add_argument("--render", action="store_true", help="only make the tables of the report")

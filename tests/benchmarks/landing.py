@@ -34,7 +34,7 @@ KINDS = [("parquet", "string"), ("delta", "string"), ("delta", "json")]
 
 def landing(messages: int, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory(prefix="nsq-landing-") as place:
-        log = make_log(Path(place), messages)
+        log = make_log(Path(place, "clicks.log"), range(messages), BEGIN_NS, EACH_NS)
         for number in range(rounds + 1):
             for store, kind in KINDS:
                 figures = land(log, store == "delta", BodyKind(kind), messages)
@@ -42,18 +42,18 @@ def landing(messages: int, rounds: int) -> Iterator[Row]:
                     yield Row(f"{store}, {kind}", number, figures)
 
 
-def make_log(directory: Path, messages: int) -> Path:
-    path = directory / "clicks.log"
+def make_log(path: Path, numbers: range, begin_ns: int, each_ns: int) -> Path:
+    """Write messages, each ``each_ns`` after the one before, as an archiver does."""
     file = PartFile(path, 0o640, Plain, 0.0, Head(uuid.uuid4().hex, 1))
-    for first in range(0, messages, MEMBER):
-        times = [BEGIN_NS + n * EACH_NS for n in range(first, min(first + MEMBER, messages))]
+    for first in range(0, len(numbers), MEMBER):
         some = [
-            WireMessage(at, 1, b"%016x" % (at - BEGIN_NS << 12), body(at // EACH_NS))
-            for at in times
+            WireMessage(begin_ns + at * each_ns, 1, b"%016x" % at, body(at))
+            for at in numbers[first : first + MEMBER]
         ]
         file.append(encode_many("clicks", "nsqd:4150", some))
-        file.flush(file.end_member(len(some), times[0], times[-1]))
-    return finish(path, Directories(directory, directory))
+        times = some[0].timestamp_ns, some[-1].timestamp_ns
+        file.flush(file.end_member(len(some), *times))
+    return finish(path, Directories(path.parent, path.parent))
 
 
 def land(log: Path, is_delta: bool, kind: BodyKind, messages: int) -> dict[str, float]:

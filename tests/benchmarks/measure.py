@@ -13,9 +13,10 @@ import itertools
 import os
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,67 @@ def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen
             yield program
         finally:
             program.kill()  # pynsq would take five seconds to end by itself
+
+
+# -- this process and all that it started -------------------------------------------------------
+
+
+def cost(run: Callable[[], object], messages: int) -> dict[str, float]:
+    """Seconds, rate and CPU of some work, and the most memory of a process it was done in.
+
+    That is a process below this one that is no JVM: what this one has is of the benchmark, too.
+    """
+    peaks = [0.0]
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_S):
+            peaks.extend(_resident_mb(pid) for pid in descendants(os.getpid()))
+
+    looking = threading.Thread(target=look)
+    began_s, began_cpu_s = time.monotonic(), family_cpu_s()
+    looking.start()
+    try:
+        run()
+    finally:
+        taken_s, taken_cpu_s = time.monotonic() - began_s, family_cpu_s() - began_cpu_s
+        is_over.set()
+        looking.join()
+    return {
+        "s": taken_s,
+        "rate": messages / taken_s,
+        "cpu_us": taken_cpu_s / messages * 1e6,
+        "peak_mb": max(peaks),
+    }
+
+
+def family_cpu_s() -> float:
+    """CPU of this process and of all that it started, those that live too."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    used = sum(os.times()[:4])
+    for pid in descendants(os.getpid()):
+        with suppress(OSError, IndexError):
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            used += sum(map(int, stat[11:15])) / ticks
+    return used
+
+
+def _resident_mb(pid: int) -> float:
+    with suppress(OSError, IndexError):
+        if not os.readlink(f"/proc/{pid}/exe").endswith("/java"):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return 0.0
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                new = {int(each) for each in task.read_text().split()} - found
+                found |= new
+                waiting += new
+    return found

@@ -239,18 +239,17 @@ def startup(result: Result) -> str:
 
 def spark(result: Result) -> str:
     shown = {
-        "spark.read.json": ("`spark.read.json`", "spark.read.json"),
-        "nsq-archive": ("`nsq-archive`, batch", "spark.read.json"),
-        "nsq-archive, stream": ("`nsq-archive`, stream", "spark.read.json"),
-        "spark.read.json by day": (
-            "the same, by date",
-            "spark.read.json by day",
-        ),
-        "nsq spark compact by day": ("`nsq spark compact`", "spark.read.json by day"),
+        "spark.read.json": "`spark.read.json`",
+        "nsq-archive": "`nsq-archive`, batch",
+        "nsq-archive, stream": "`nsq-archive`, stream",
     }
     rows = [
-        (label, number(result.middle(name, "rate")), times(ratio(result, name, other, "rate")))
-        for name, (label, other) in shown.items()
+        (
+            label,
+            number(result.middle(name, "rate")),
+            times(ratio(result, name, "spark.read.json", "rate")),
+        )
+        for name, label in shown.items()
     ]
     waits = [
         (name, number(result.middle(name, "p50_ms")), number(result.middle(name, "p95_ms")))
@@ -259,6 +258,67 @@ def spark(result: Result) -> str:
     tables = (
         markdown(("", "rows/s", "ratio"), rows),
         markdown(("to `foreachBatch`", "p50 ms", "p95 ms"), waits),
+    )
+    return "\n\n".join(tables)
+
+
+JSON, JOB = "spark.read.json", "a job with dropDuplicates"
+BESIDE = {
+    "GROUP BY topic, hour in Spark": ("GROUP BY, table", f"GROUP BY, {JSON}", "5x"),
+    "the same in DuckDB": ("GROUP BY, DuckDB", f"GROUP BY, {JSON}", "0.1 s"),
+    "full scan into Parquet in Spark": ("scan, table", f"scan, {JSON}", "1.8x CPU"),
+    "`nsq spark compact`": ("nsq spark compact", JOB, "1.8x, 1,000 MB"),
+    "`nsq archive compact`": ("nsq archive compact", JOB, "1.8x, 1,000 MB"),
+}
+LANDED = {
+    "a log into Parquet": ("parquet, string", "2.5 us, 26 bytes"),
+    "a log into Delta": ("delta, string", "2.5 us, 26 bytes"),
+    "with columns of JSON bodies": ("delta, json", "1.5 us more"),
+    "`nsq to-file --store parquet`": ("to-file, parquet", "150,000/s"),
+    "`nsq to-file --store delta`": ("to-file, delta", "150,000/s"),
+}
+PLANNED = {
+    "an hour of a topic, 400 files of 3,600 members": ("400 files, a topic", "0.5 s, 100 MB"),
+    "an hour of 200 topics, 1,000 such files": ("200 topics", ""),
+    "10,000 logs in a bucket, the first time": ("logs in a bucket, first", ""),
+    "the same, with a catalog": ("logs in a bucket", "20 requests"),
+    "a Delta table of 10,000 files in a bucket": ("Delta in a bucket", "20 requests"),
+    "archives in a bucket, 1,000,000 files": ("a million logs", "1,000 MB"),
+    "a Delta table of 1,000,000 files": ("a million in Delta", "1,000 MB"),
+}
+
+
+def lake(result: Result) -> str:
+    """All about tables, beside what was aimed at."""
+
+    def of(name: str, *figures: str) -> list[str]:
+        return [number(result.middle(name, figure)) for figure in figures]
+
+    beside = [
+        (
+            label,
+            *of(name, "s"),
+            times(ratio(result, other, name, "s")),
+            *of(name, "cpu_us"),
+            times(ratio(result, other, name, "cpu_us")),
+            *of(name, "peak_mb"),
+            target,
+        )
+        for label, (name, other, target) in BESIDE.items()
+    ]
+    landed = [
+        (label, *of(name, "rate", "cpu_us", "row_bytes"), target)
+        for label, (name, target) in LANDED.items()
+    ]
+    planned = [
+        (label, *of(name, "s", "cpu_s", "peak_mb", "requests"), target)
+        for label, (name, target) in PLANNED.items()
+    ]
+    head = ("beside Spark's own", "s", "ratio", "CPU us a row", "ratio", "MB a process", "target")
+    tables = (
+        markdown(head, beside),
+        markdown(("landing", "messages/s", "CPU us", "bytes a row", "target"), landed),
+        markdown(("planning", "s", "CPU s", "MB", "requests", "target"), planned),
     )
     return "\n\n".join(tables)
 
@@ -340,6 +400,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
     "server": ("server", with_state(serving)),
     "startup": ("startup", with_state(startup)),
     "spark": ("spark", with_state(spark)),
+    "lake": ("spark", with_state(lake)),
     "spark-publish": ("spark-publish", with_state(spark_publish)),
     "spark-query": ("spark-query", with_state(spark_query)),
     "six-ratios": ("consume", six_ratios),

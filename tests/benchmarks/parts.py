@@ -244,16 +244,36 @@ PLAN_LINE = re.compile(r"^(?P<files>\d+) files: (?P<s>[\d.]+) s .*, (?P<tasks>\d
 
 
 def spark(settings: Settings) -> Iterator[Row]:
-    """Reading and compaction, as their benchmarks print them."""
-    for script, more in (("spark_read.py", ["--seconds", "5"]), ("spark_compact.py", [])):
-        for line in spark_benchmark(script, settings, *more):
-            if isinstance(line, Row):
-                yield line
-            elif found := RATE_LINE.match(line):
-                yield rate_row(found, " by day" if "compact" in script else "")
-            elif found := WAIT_LINE.match(line):
-                figures = {"p50_ms": float(found["p50"]), "p95_ms": float(found["p95"])}
-                yield Row(found["name"], 0, figures)
+    """Reading as its benchmark prints it, and all about tables."""
+    for line in spark_benchmark("spark_read.py", settings, "--seconds", "5"):
+        if isinstance(line, Row):
+            yield line
+        elif found := RATE_LINE.match(line):
+            yield rate_row(found)
+        elif found := WAIT_LINE.match(line):
+            figures = {"p50_ms": float(found["p50"]), "p95_ms": float(found["p95"])}
+            yield Row(found["name"], 0, figures)
+    from benchmarks import lake  # it needs the packages of tables and of Spark
+    from benchmarks.landing import landing
+    from benchmarks.spark_compact import compaction
+
+    messages = int(settings.seconds * 800_000)
+    rounds = settings.rounds
+    yield from errors_as_rows("queries", lake.queries(messages, rounds))
+    yield from errors_as_rows("compaction", compaction(messages, rounds))
+    yield from errors_as_rows("landing", landing(messages // 4, rounds))
+    yield from errors_as_rows("to-file", lake.sustained(messages, rounds))
+    yield from errors_as_rows("planning", lake.planning())
+    yield from errors_as_rows("a bucket", lake.buckets())
+    yield from errors_as_rows("a million files", lake.a_million())
+
+
+def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """What could not be measured is said, and ends nothing else."""
+    try:
+        yield from rows
+    except Exception as exc:
+        yield Row(name, 0, error=f"{type(exc).__name__}: {exc}"[:300])
 
 
 def spark_publishing(settings: Settings) -> Iterator[Row]:
@@ -277,26 +297,20 @@ def spark_queries(settings: Settings) -> Iterator[Row]:
             yield Row(f"{int(found['files']):,} files", 0, figures)
 
 
-def landings(settings: Settings) -> Iterator[Row]:
-    from benchmarks.landing import landing  # it needs the packages of tables
-
-    yield from landing(int(settings.seconds * 200_000), settings.rounds)
-
-
 def spark_benchmark(
     script: str, settings: Settings, *more: str, rounds: int = 2
 ) -> Iterator[str | Row]:
     """What a benchmark prints, and a row for its failure. A round of its own warms its JVM up."""
     few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", str(rounds)]
     command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         yield Row(script, 0, error=done.stderr[-300:])
     yield from done.stdout.splitlines()
 
 
-def rate_row(found: re.Match[str], suffix: str = "") -> Row:
-    return Row(f"{found['name']}{suffix}", 0, {"rate": float(found["median"].replace(",", ""))})
+def rate_row(found: re.Match[str]) -> Row:
+    return Row(found["name"], 0, {"rate": float(found["median"].replace(",", ""))})
 
 
 PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -312,5 +326,4 @@ PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "spark": spark,
     "spark-publish": spark_publishing,
     "spark-query": spark_queries,
-    "landing": landings,
 }

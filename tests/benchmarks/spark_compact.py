@@ -1,7 +1,5 @@
 """Compaction, in Spark and without Java, beside the job that a user would write, on the same files.
 
-    python tests/benchmarks/spark_compact.py [--messages 2000000] [--rounds 3]
-
 The user's job reads the archives with ``spark.read.json`` and an explicit schema, drops duplicates
 and writes Parquet by topic and date; nothing is verified. Compaction does all it always does: it
 plans, removes the 1 % of duplicates, sorts, and reads back what it wrote. Bodies are JSON of about
@@ -10,22 +8,18 @@ plans, removes the 1 % of duplicates, sorts, and reads back what it wrote. Bodie
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import shutil
-import statistics
-import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from benchmarks.measure import cost
+from benchmarks.raw import Row
 from plugins.archives import write_archive
 
 from nsqtools.archive.catalog import find_inputs
@@ -129,66 +123,20 @@ def seconds(run: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+def compaction(messages: int, rounds: int) -> Iterator[Row]:
     contestants = {
         JOB: users_job,
         "nsq spark compact": compact,
         "nsq archive compact": without_java,
     }
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    sizes: dict[str, float] = {}
-    cpu: dict[str, list[float]] = {name: [] for name in contestants}
     with TemporaryDirectory(prefix="compact-") as directory, spark_session(SETTINGS) as spark:
         archives, output = Path(directory, "archives"), Path(directory, "output")
         archives.mkdir()
-        written = make_archives(archives, arguments.messages)
-        for number in range(arguments.rounds + 1):  # the first warms the JVM up
+        written = make_archives(archives, messages)
+        for number in range(rounds + 1):  # the first warms the JVM up
             for name, contestant in contestants.items():
-                before_s = cpu_s()
-                taken_s = seconds(lambda run=contestant: run(spark, archives, output))  # type: ignore[misc]
-                if number:
-                    rates[name].append(written / taken_s)
-                    cpu[name].append((cpu_s() - before_s) / written * 1e6)
+                figures = cost(partial(contestant, spark, archives, output), written)
                 size = sum(path.stat().st_size for path in output.rglob("*.parquet"))
                 shutil.rmtree(output)
-                sizes[name] = size / written
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    used = {name: statistics.median(values) for name, values in cpu.items()}
-    for name, values in rates.items():
-        figures = f"{medians[name]:>10,.0f}{min(values):>10,.0f}{max(values):>10,.0f} rows/s"
-        print(f"{name:<26}{figures}, {used[name]:.1f} us of CPU, {sizes[name]:.1f} bytes a row")
-    for name in list(contestants)[1:]:
-        ratio, saved = medians[name] / medians[JOB], used[JOB] / used[name]
-        print(f"{name}: {ratio:.2f} x {JOB}, {saved:.2f} x in CPU (target: 1.8)")
-
-
-def cpu_s() -> float:
-    """CPU of this process and of all that it started, those that live too."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    used = sum(os.times()[:4])
-    for pid in descendants(os.getpid()):
-        with suppress(OSError, IndexError):
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used += sum(map(int, stat[11:15])) / ticks
-    return used
-
-
-def descendants(pid: int) -> set[int]:
-    """All processes below one."""
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            with suppress(OSError):
-                new = {int(each) for each in task.read_text().split()} - found
-                found |= new
-                waiting += new
-    return found
-
-
-if __name__ == "__main__":
-    main()
+                if number:
+                    yield Row(name, number, {**figures, "row_bytes": size / written})

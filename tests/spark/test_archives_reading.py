@@ -8,21 +8,25 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
-from nsqtools.archive.codecs import zstd_members
-from nsqtools.archive.layout import TimeRange, index_of
+from nsqtools.archive.codecs import Codec, zstd_members
+from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
 from nsqtools.archive.part_file import Directories, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.spark.archives import partitions
+from nsqtools.spark.archives.archive_files import FileContent, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
-from nsqtools.spark.archives.partitions import plan_batch
+from nsqtools.spark.archives.partitions import Weights, plan_batch, ranges_of
 from nsqtools.spark.archives.read_settings import FileFormat, OnDamage, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
@@ -38,6 +42,35 @@ BODIES = [
     b"x\n" * (1 << 20),
     bytes(range(256)) * 5000,
 ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9), st.booleans())),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.integers(1, 30),
+)
+def test_ranges_have_each_member_of_the_time_asked_for(
+    some: list[tuple[int, int, int, bool]], asked: tuple[int, int], most: int
+) -> None:
+    members, end = [], 0
+    for length, count, time, is_apart in some:
+        end += 5 if is_apart else 0
+        members.append(Member(end, length, count, time, time + 2 if time else 0))
+        end += length
+    file = cast(
+        "ListedFile", SimpleNamespace(location="a", shown="a", key="a", total=total_of(members))
+    )
+    content, weights = FileContent(LineKind.messages, Codec.GZIP, "clicks"), Weights(1.0, 0.0)
+    within = TimeRange(*asked)
+
+    ranges = list(
+        ranges_of(file, content, members, ReadSettings(("a",), within=within), weights, most)
+    )
+
+    found = [member for each, _ in ranges for member in each.members]
+    assert found == [each for each in members if within.may_have(each)]
+    assert [weight for _, weight in ranges] == [sum(map(weights.of, r.members)) for r, _ in ranges]
+    assert all(weight <= most or len(each.members) == 1 for each, weight in ranges)
 
 
 def messages(begin: int, end: int) -> list[WireMessage]:

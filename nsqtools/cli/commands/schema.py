@@ -38,6 +38,7 @@ SHARED = {
     "tombstone": "changes",
     "tail": "message",
     "to-http": "to-nsq",
+    "to-exec": "to-nsq",
     "peek": "message",
     "archive cat": "message",
     "queue cat": "message",

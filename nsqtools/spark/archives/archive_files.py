@@ -590,9 +590,15 @@ LEAST_NEW = 16
 
 
 class StoredListing:
-    """Lists the archives at some places of object stores; remembers what it has seen."""
+    """Lists the archives at some places of object stores; remembers what it has seen.
 
-    def __init__(self, places: Iterable[StoredPlace], topics: Topics = None) -> None:
+    What its record says is out of a range is not kept: there may be a million files.
+    """
+
+    def __init__(
+        self, places: Iterable[StoredPlace], topics: Topics = None, within: TimeRange = EVER
+    ) -> None:
+        self._within = within
         self._places = list(places)
         self._topics = topics
         self._known: dict[StoredPlace, StoredArchive] = {}
@@ -608,7 +614,10 @@ class StoredListing:
             with ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
                 for place in self._places:
                     for folder, entries in self._folders(place):
-                        learned += self._learn(threads, place, folder, entries)
+                        files = self._learn(threads, place, folder, entries)
+                        learned += (
+                            each for each in files if not each.has_none_within(self._within)
+                        )
         except OSError as exc:
             raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
         self._known = {file.place: file for file in learned}
@@ -656,14 +665,16 @@ class StoredListing:
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
         recorded = _read_catalog(catalog) if has_catalog else {}
 
+        def record_of(name: str) -> Recorded | None:
+            record = recorded.get(name.removeprefix(folder))
+            return record if record and record.version == entries[name].version else None
+
         def learn(name: str) -> StoredArchive | None:
             entry, at = entries[name], place / name if name else place
-            record = recorded.get(name.removeprefix(folder))
+            record = record_of(name)
             try:
-                if record is None or record.version != entry.version:
-                    record = None
-                    if _beside(name, MANIFEST) in entries:
-                        record = _read_manifest(at, entry)
+                if record is None and _beside(name, MANIFEST) in entries:
+                    record = _read_manifest(at, entry)
                 return StoredArchive(
                     at,
                     name or at.name,
@@ -675,10 +686,12 @@ class StoredListing:
             except FileNotFoundError:
                 return None
 
-        learned = dict(zip(new, threads.map(learn, new), strict=True))
+        asked = [name for name in new if record_of(name) is None]
+        learned = {name: learn(name) for name in new if record_of(name) is not None}
+        learned.update(zip(asked, threads.map(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
-        told = [each for each in learned.values() if each and each.recorded]
-        if sum(each.recorded not in recorded.values() for each in told) >= LEAST_NEW:
+        told = [each for name in asked if (each := learned[name]) and each.recorded]
+        if len(told) >= LEAST_NEW:
             _write_catalog(catalog, folder, files)
         return files
 
@@ -755,12 +768,13 @@ class UnitedListing:
         return found
 
 
-def listing_of(settings: ReadSettings) -> Listing | StoredListing | UnitedListing:
-    """Return what lists the archives that are to be read."""
+def listing_of(
+    settings: ReadSettings, within: TimeRange = EVER
+) -> Listing | StoredListing | UnitedListing:
+    """Return what lists the archives that are to be read, for a stream or for one range."""
     stored, topics = settings.stored(), settings.wanted_topics
     local = Listing(settings.roots, settings.work_dir, topics)
     if not stored:
         return local
-    if len(stored) == len(settings.paths):
-        return StoredListing(stored, topics)
-    return UnitedListing([local, StoredListing(stored, topics)])
+    remote = StoredListing(stored, topics, within)
+    return remote if len(stored) == len(settings.paths) else UnitedListing([local, remote])

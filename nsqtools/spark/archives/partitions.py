@@ -8,11 +8,20 @@ and a line belongs to the range in which it begins. `plan_batch` plans to read a
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
-from nsqtools.archive.layout import Head, Member, decode_index, encode_members
+from nsqtools.archive.layout import (
+    EVER,
+    Head,
+    Member,
+    TimeRange,
+    decode_index,
+    encode_members,
+)
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -132,33 +141,48 @@ def ranges_of(
     most: float,
 ) -> Iterator[tuple[Range, float]]:
     """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
-    path = file.location
-    held: list[Member] = []
-    weight = 0.0
+    members = list(members)
+    known = [each for each in members if each.messages != UNKNOWN]
+    if not _is_whole(file, settings.within):
+        known = [each for each in known if settings.within.may_have(each)]
 
-    def range_of(some: list[Member]) -> Range:
-        lines = encode_members(some)
-        return Range(path, file.key, content, some[0].offset, some[-1].end, file.shown, lines)
+    def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
+        return Range(file.location, file.key, content, begin, end, file.shown, lines)
 
-    for member in members:
-        is_known = member.messages != UNKNOWN
-        must_begin_another = held and (
-            not is_known or member.offset != held[-1].end or weight + weights.of(member) > most
-        )
-        if must_begin_another:
-            yield range_of(held), weight
-            held, weight = [], 0.0
-        if not is_known:
+    for run in _runs(known):
+        ends = list(accumulate([each[1] + weights.row * each[2] for each in run]))
+        first, before = 0, 0.0
+        while first < len(run):
+            after = max(first + 1, bisect_right(ends, before + most))
+            some = run[first:after]
+            wanted = range_of(some[0].offset, some[-1].end, encode_members(some))
+            yield wanted, ends[after - 1] - before
+            first, before = after, ends[after - 1]
+    for member in members[-1:]:
+        if member.messages == UNKNOWN:
             size = round(most) if _can_be_cut(content, settings) else member.length
             for begin in range(member.offset, member.end, max(1, size)):
                 end = min(begin + size, member.end)
-                wanted = Range(path, file.key, content, begin, end, file.shown)
-                yield wanted, end - begin
-        elif settings.within.may_have(member):
-            held.append(member)
-            weight += weights.of(member)
-    if held:
-        yield range_of(held), weight
+                yield range_of(begin, end), end - begin
+
+
+def _is_whole(file: ListedFile, within: TimeRange) -> bool:
+    """Whether all messages are in a range, by the commit record."""
+    total = file.total
+    if within == EVER:
+        return True
+    return (
+        total is not None
+        and bool(total.max_ts and within.has(total.min_ts))
+        and (within.has(total.max_ts))
+    )
+
+
+def _runs(members: list[Member]) -> Iterator[list[Member]]:
+    """Iterate over members that follow each other in the file."""
+    cuts = [at for at, (one, two) in enumerate(pairwise(members), 1) if two[0] != one[0] + one[1]]
+    for begin, end in pairwise([0, *cuts, len(members)]):
+        yield members[begin:end]
 
 
 def pack(
@@ -232,7 +256,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    listing = listing_of(settings)
+    listing = listing_of(settings, settings.within)
     tell = damage_reporter(settings)
 
     def plan() -> list[ReadPartition]:

@@ -18,12 +18,12 @@ from nsqtools.archive.catalog import (
     DAY_NS,
     NEEDED,
     Inputs,
-    Partition,
     begin_ns,
     table_files,
     without_columns,
 )
 from nsqtools.archive.columns import filtered_columns
+from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
