@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def complaints(path: Path, source: str) -> Iterator[tuple[int, str]]:
     name, part = path.as_posix(), part_of(path)
     if part not in EDGES and part != "__init__":
         yield 1, f"{part} is not in the table of edges"
-    tree = ast.parse(source)
+    tree = parsed(source)
     is_pure = name.startswith(PURE) or says_pure(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -149,6 +150,9 @@ def complaints(path: Path, source: str) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, text) for text in found)
         elif isinstance(node, ast.Call) and is_pure and called(node) in IMPURE_CALLS:
             yield node.lineno, f"pure code calls {called(node)}()"
+
+
+parsed = lru_cache(maxsize=None)(ast.parse)
 
 
 def part_of(path: Path) -> str:
@@ -183,7 +187,7 @@ def used_edges(package: Path) -> set[tuple[str, str]]:
     used = set()
     for path in package.rglob("*.py"):
         relative = path.relative_to(package)
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path.read_text("utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for imported in imported_names(node, relative):
                     if imported.startswith("nsqtools."):

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 from nsqtools.bench.bench_plan import (
     BACKLOG,
     MAX_TAG,
+    BenchJob,
     BenchMode,
     BenchPlan,
     BenchReport,
-    Job,
     Latencies,
     WorkerResult,
 )
@@ -196,7 +196,7 @@ class Bench:
 
     def _crew(self, plan: BenchPlan, *, publishes: bool) -> Crew:
         jobs = [
-            Job(plan, number, publishes, self.topic, self.channel, self._tag)
+            BenchJob(plan, number, publishes, self.topic, self.channel, self._tag)
             for number in range(plan.connections)
         ]
         return Crew(jobs, self._counters, self._look)

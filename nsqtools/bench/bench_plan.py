@@ -207,7 +207,7 @@ class BenchPlan:
         return [name for name, is_on in used.items() if is_on]
 
 
-class Job(NamedTuple):
+class BenchJob(NamedTuple):
     """What one process does of a plan: it publishes, or it consumes until all have everything.
 
     The messages of e2e carry the ``tag``, which distinguishes them from those of other programs.

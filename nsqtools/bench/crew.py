@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Self
 
-from nsqtools.bench.bench_plan import Job
+from nsqtools.bench.bench_plan import BenchJob
 from nsqtools.errors import NsqError
 
 LOOK_S = 0.1
@@ -132,7 +132,7 @@ class Crew:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], counters: SharedCounts, on_look: Callable[[], None]
+        self, jobs: Sequence[BenchJob], counters: SharedCounts, on_look: Callable[[], None]
     ) -> None:
         self._on_look = on_look
         self._processes: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
@@ -144,7 +144,7 @@ class Crew:
             self.end()
             raise
 
-    def _start(self, job: Job, counters: int) -> None:
+    def _start(self, job: BenchJob, counters: int) -> None:
         ours, theirs = Pipe()
         with theirs:
             self._processes[ours] = subprocess.Popen(

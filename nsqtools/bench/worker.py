@@ -25,8 +25,8 @@ from typing import Any
 
 from nsqtools.bench.bench_plan import (
     BACKLOG,
+    BenchJob,
     Bodies,
-    Job,
     WorkerResult,
     first_word,
     has_stamp,
@@ -77,7 +77,7 @@ class LoadPublisher:
     """Publishes ``plan.count`` messages after the warm-up, or for ``plan.for_s``. Made when it may
     connect, run when it may begin."""
 
-    def __init__(self, job: Job, counters: SharedCounts) -> None:
+    def __init__(self, job: BenchJob, counters: SharedCounts) -> None:
         self._job = job
         self._plan = job.plan
         self._counters = counters
@@ -177,7 +177,7 @@ class LoadSubscriber:
     """Consumes until all consumers together have everything. It is subscribed as soon as it is
     made, which raises the error of the connection when there is none."""
 
-    def __init__(self, job: Job, counters: SharedCounts) -> None:
+    def __init__(self, job: BenchJob, counters: SharedCounts) -> None:
         self._job = job
         self._counters = counters
         self._result = WorkerResult()

@@ -85,6 +85,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "forwarding:to_http",
             "Send topics to HTTP endpoints, each message finished when one has accepted it.",
         ),
+        "to-exec": Command(
+            "to_exec:to_exec",
+            "Run a command for each message, which is finished when the command ends with "
+            "status 0.",
+        ),
     },
     "Archives": {
         "to-file": Command(
@@ -118,6 +123,25 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "nsq archive cat /var/nsq/clicks.*.log.gz",
         ),
         "replay": Command("replay:replay", "Publish archived messages again, in order of time."),
+        "queue": Group(
+            "Read the data directory of an nsqd, running or dead, and leave it as it is.",
+            {
+                "ls": Command("queue:ls", "List the queues in a data directory, and their state."),
+                "list": Command(
+                    "queue:ls",
+                    "List the queues in a data directory, and their state.",
+                    hidden=True,
+                ),
+                "cat": Command("queue:cat", "Print the messages that wait in a queue."),
+                "verify": Command("queue:verify", "Read every message and report what is damaged."),
+                "recover": Command(
+                    "queue:recover",
+                    "Bring the messages of damaged and orphaned files into an archive.",
+                ),
+            },
+            "nsq queue ls /var/lib/nsqd",
+            "nsq queue recover /var/lib/nsqd -o recovered.log.gz",
+        ),
     },
     "Cluster": {
         "stat": Command(

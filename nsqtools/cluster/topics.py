@@ -170,10 +170,7 @@ def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
-    stats, failed = cluster.ask(
-        {nsqd.address: nsqd.client for nsqd in nsqds},
-        lambda nsqd: read_stats(nsqd.stats()).topics or (),
-    )
+    stats, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics)
     failures += [*impostors, *failed]
     if failures and not answers and not stats:
         raise failures[0].error

@@ -48,7 +48,7 @@ class DemoStopped(NsqError):
     """The demonstration was stopped in the middle."""
 
 
-class Done(NamedTuple):
+class Ended(NamedTuple):
     """What a command wrote."""
 
     out: bytes
@@ -112,7 +112,7 @@ class DemoStage:
         words = [self._usual.get(word, word) for word in arguments]
         return f"nsq {shlex.join(words)}"
 
-    def run(self, *arguments: str, timeout_s: float | None = None) -> Done:
+    def run(self, *arguments: str, timeout_s: float | None = None) -> Ended:
         """Run ``nsq`` to its end.
 
         Raises `DemoFailed` when it fails or takes too long, `DemoStopped` when it was stopped.
@@ -145,7 +145,7 @@ class DemoStage:
         said = err.decode(errors="replace")
         if process.returncode != 0:
             raise DemoFailed(f"{failed} ended with status {process.returncode}: {said.strip()}")
-        return Done(out, said)
+        return Ended(out, said)
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
@@ -234,7 +234,7 @@ class Story:
 
     def do(
         self, purpose: str, *commands: Sequence[str], timeout_s: float | None = None
-    ) -> list[Done]:
+    ) -> list[Ended]:
         """Announce commands and run them."""
         self.announce(purpose, *(self._stage.shown(*words) for words in commands))
         return [self._stage.run(*words, timeout_s=timeout_s) for words in commands]

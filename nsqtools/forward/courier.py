@@ -7,6 +7,7 @@ to the forwarder's thread, which alone decides:
     unknown       sent again, and counted: it may be there twice
     unreachable   held, touched, and sent again when a destination works; nothing more is taken
                   meanwhile, and nothing counts against the messages
+    busy          REQ, and as with unreachable nothing more is taken for a while
     failed        REQ, with the delay that the destination asks for; a dead letter when it was tried
                   max_attempts times
     refused       a dead letter; without a place for those REQ: it stays in the queue
@@ -201,6 +202,9 @@ class Courier:
                     self._hold(parcel.part(at, at + size), outcome.error, now)
             case Fate.UNREACHABLE:
                 self._hold(parcel, outcome.error, now)
+            case Fate.BUSY:
+                self._requeue(parcel, outcome.error, outcome.retry_after_s)
+                self._open_circuit(outcome.error, now)
             case Fate.FAILED:
                 self._failed(parcel, outcome)
             case _:
@@ -230,6 +234,9 @@ class Courier:
 
     def _hold(self, parcel: Parcel, error: str, now: float) -> None:
         self._held.append(parcel)
+        self._open_circuit(error, now)
+
+    def _open_circuit(self, error: str, now: float) -> None:
         if not self.is_open:
             self.is_open = True
             self._on_circuit(True)

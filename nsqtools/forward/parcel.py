@@ -29,6 +29,9 @@ class Fate(enum.Enum):
     answer, or (with ``may_split``) it stored some and tells not which."""
     UNREACHABLE = "unreachable"
     """No destination works. This is not the messages' fault: they wait until one does."""
+    BUSY = "busy"
+    """It asks to be left alone for a while. Nothing counts against the messages, which go back to
+    their queue."""
     FAILED = "failed"
     """It could not take these messages now, and may later."""
     REFUSED = "refused"

@@ -127,6 +127,16 @@ class HTTPAPI:
         """POST with nothing but parameters, with the same errors."""
         self._request("POST", self.url + path, parameters)
 
+    def administer(self, action: str, topic: str, channel: str = "") -> None:
+        """Create or delete a topic, or one channel of it; nsqd also empties, pauses, unpauses.
+
+        Raises `HTTPError` of category ``not_found`` where it does not exist.
+        """
+        if channel:
+            self.post(f"/channel/{action}", topic=topic, channel=channel)
+        else:
+            self.post(f"/topic/{action}", topic=topic)
+
     def ping(self) -> None:
         """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
         answer = self.get_text("/ping")
@@ -283,16 +293,6 @@ class NsqdHTTPClient(HTTPAPI):
             parameters["channel"] = channel
         return self._object("/stats", "topics", **parameters)
 
-    def administer(self, action: str, topic: str, channel: str = "") -> None:
-        """Create, delete, empty, pause or unpause a topic, or one channel of it.
-
-        Raises `HTTPError` of category ``not_found`` where it does not exist.
-        """
-        if channel:
-            self.post(f"/channel/{action}", topic=topic, channel=channel)
-        else:
-            self.post(f"/topic/{action}", topic=topic)
-
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
         return self._setting(self._request("GET", f"{self.url}/config/{option}", None))
@@ -415,13 +415,6 @@ class NsqlookupdHTTPClient(HTTPAPI):
         some = _some(producers, self.url, self._max_nodes, self._allowed)
         known = (_known_node(producer, self.url) for producer in some)
         return [node for node in known if node is not None]
-
-    def administer(self, action: str, topic: str, channel: str = "") -> None:
-        """Create or delete the registration of a topic, or of one channel of it."""
-        if channel:
-            self.post(f"/channel/{action}", topic=topic, channel=channel)
-        else:
-            self.post(f"/topic/{action}", topic=topic)
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
@@ -581,13 +574,7 @@ class HTTPAccess:
 
     def nsqd(self, url: str) -> NsqdHTTPClient:
         """Return the client for one nsqd, to be closed."""
-        return NsqdHTTPClient(
-            url,
-            connect_timeout_s=self.connect_timeout_s,
-            timeout_s=self.timeout_s,
-            max_body_bytes=self.max_body_bytes,
-            tls=self.tls,
-        )
+        return NsqdHTTPClient(url, **self._options)
 
     def nsqlookupd(self, url: str) -> NsqlookupdHTTPClient:
         """Return the client for one nsqlookupd, to be closed.
@@ -603,14 +590,16 @@ class HTTPAccess:
             _warn_of_plain_text(url)
         return NsqlookupdHTTPClient(
             url,
-            connect_timeout_s=self.connect_timeout_s,
-            timeout_s=self.timeout_s,
-            max_body_bytes=self.max_body_bytes,
             max_nodes=self.max_nodes,
             allow_announced=self.allow_announced,
-            tls=self.tls,
             bearer=self.bearer,
+            **self._options,
         )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        names = ("connect_timeout_s", "timeout_s", "max_body_bytes", "tls")
+        return {name: getattr(self, name) for name in names}
 
     def reachable(self, announced: Address) -> Address:
         """Return where to connect to over TCP for an announced address."""

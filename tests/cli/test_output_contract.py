@@ -17,7 +17,7 @@ from plugins.clusters import RunningCluster, ValidJson
 from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
 from nsqtools.cli.render.documents import DOCUMENTS
 
-ELSEWHERE = {"to-http", "bench pub", "bench sub", "bench e2e"}
+ELSEWHERE = {"to-http", "to-exec", "bench pub", "bench sub", "bench e2e"}
 ELSEWHERE |= {"archive compact", "archive compact plan"}  # in tests of its own
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}
 

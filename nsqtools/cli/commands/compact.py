@@ -100,7 +100,7 @@ Processes = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CompactionChoice:
     """What is compacted, and how, as the options say."""
 
     paths: list[Any]
@@ -147,11 +147,11 @@ def choice(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-) -> Choice:
+) -> CompactionChoice:
     """What the options say."""
     if day is not None and until_day is not None:
         raise ConfigurationError("--day and --until-day exclude each other")
-    return Choice(
+    return CompactionChoice(
         paths,
         output,
         format is TableFormat.delta,
@@ -170,7 +170,7 @@ def choice(
     )
 
 
-CompactionOptions = Annotated[Choice, From(choice)]
+CompactionOptions = Annotated[CompactionChoice, From(choice)]
 
 
 def archive_compact(
@@ -225,7 +225,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
 
 def compact(
     runtime: Runtime,
-    chosen: Choice,
+    chosen: CompactionChoice,
     parallel: int,
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:

@@ -58,25 +58,35 @@ class ForwardOptions(Consuming):
 
     def check(self) -> None:
         super().check()
-        has_letters = self.dead_letter_topic is not None or self.dead_letter_file is not None
         if self.dead_letter_topic is not None and self.dead_letter_file is not None:
             raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
-        if self.max_attempts and not has_letters:
-            raise ConfigurationError(
-                "--max-attempts needs a place for what is given up",
-                hint="Give --dead-letter-topic or --dead-letter-file.",
-            )
+        if self.max_attempts:
+            self.need_letters("--max-attempts")
         if self.dead_letter_topic in self.topics:
             raise ConfigurationError(
                 f"dead letters cannot go to {self.dead_letter_topic}, which is forwarded"
             )
 
-    def source(self, channel: str, connection: ConnectionSettings, **more: Any) -> SourceSettings:
-        """Where messages come from."""
+    def need_letters(self, option: str) -> None:
+        """Raise `ConfigurationError` when there is no place for what an option gives up."""
+        if self.dead_letter_topic is None and self.dead_letter_file is None:
+            raise ConfigurationError(
+                f"{option} needs a place for what is given up",
+                hint="Give --dead-letter-topic or --dead-letter-file.",
+            )
+
+    def source(
+        self,
+        channel: str,
+        connection: ConnectionSettings,
+        usual: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> SourceSettings:
+        """Where messages come from; ``usual`` are client options, where the user gives none."""
         from nsqtools.forward.forwarder import THROUGHPUT
         from nsqtools.forward.topic_sources import SourceSettings
 
-        options = connection.client_options(**THROUGHPUT)
+        options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
         pattern, refresh_s = self.topic_pattern, self.topic_refresh
         return SourceSettings(self.topics, channel, connection, options, pattern, refresh_s, **more)
 

@@ -88,8 +88,7 @@ def sql(
     Examples:
         nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
         nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
-        nsq spark sql 'SELECT country, count(*) FROM archive GROUP BY 1' /var/nsq \
-            --body json --schema clicks.json
+        nsq spark sql 'SELECT max(n) FROM archive' /var/nsq --body json --schema clicks.json
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage

@@ -59,7 +59,7 @@ class Compression(Enum):
     zstd = "zstd"
 
 
-class Store(Enum):
+class StoreKind(Enum):
     """What finished files are kept as."""
 
     file = "file"
@@ -80,11 +80,11 @@ def parse_mode(text: str) -> int:
 
 def archive_settings(
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
-    store: Store = opt(
+    store: StoreKind = opt(
         "",
         "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
         FILES,
-        Store.file,
+        StoreKind.file,
     ),
     work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
     filename_format: str = opt(
@@ -158,7 +158,7 @@ def archive_settings(
     work = _absolute(work_dir) if work_dir else output
     by = set(bodies.partition_by or ())
     rotation = Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age)
-    if store is not Store.file:
+    if store is not StoreKind.file:
         if format is StoredForm.raw:
             raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
         if rotation == Rotation():
@@ -245,7 +245,7 @@ class UploadOptions(OptionSet):
     )
 
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
-    store: Store = opt("", "", FILES, Store.file)
+    store: StoreKind = opt("", "", FILES, StoreKind.file)
     bodies: BodyChoice
 
     def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
@@ -255,7 +255,7 @@ class UploadOptions(OptionSet):
         not fit together, and for missing packages.
         """
         settings = dict(map(_setting, self.upload_option or ()))
-        if self.store is not Store.file:
+        if self.store is not StoreKind.file:
             from nsqtools.archive.landing import Landings
 
             if self.upload_hive:
@@ -264,7 +264,7 @@ class UploadOptions(OptionSet):
                 self.upload or str(_absolute(self.output_dir)),
                 archive.naming.host,
                 settings,
-                is_delta=self.store is Store.delta,
+                is_delta=self.store is StoreKind.delta,
             )
             logs = archive.directories.output
             return Landings(plan, logs, self.max_local_bytes, on_landed)
@@ -349,7 +349,7 @@ def to_file(
     allow_many()
     hook = FileHook(on_file) if on_file is not None else None
     uploads = upload.open(settings, hook.put if hook is not None else lambda place: None)
-    is_landing = upload.store is not Store.file
+    is_landing = upload.store is not StoreKind.file
     options = connection.client_options(**THROUGHPUT)
     look_before(topics, channel, connection, runtime, create=consuming.create, force=True)
 

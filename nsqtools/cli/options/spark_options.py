@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from nsqtools.cli.options.params import OUTPUT, SELECTION
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
-from nsqtools.cli.running.runtime import SIGNALS, Runtime, StopSignals, stopping
+from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, stopping
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
                 while not left.wait(INTERVAL_S):
                     cancel_jobs(session.sparkContext)
 
-            signals: StopSignals | None = None
+            signals: EndSignals | None = None
             try:
                 with stopping(cancel) as signals:
                     yield session

@@ -93,7 +93,7 @@ def group_page(path: str, group: Group) -> HelpPage:
 
 
 def _rows(commands: Mapping[str, Command | Group]) -> list[Row]:
-    return [(name, command.help) for name, command in commands.items()]
+    return [(n, c.help) for n, c in commands.items() if isinstance(c, Group) or not c.hidden]
 
 
 def rendered_for_stdout(page: HelpPage) -> str:

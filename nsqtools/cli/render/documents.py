@@ -331,6 +331,25 @@ class DamagedFile(TypedDict):
     problems: list[str]
 
 
+class StoredQueueRow(TypedDict):
+    topic: str
+    channel: Annotated[str | None, "Null for what waits in the topic itself."]
+    messages: Annotated[int, "Whole messages in files, deferred ones included."]
+    deferred: Annotated[int | None, "Those of them that are deferred; null where files do not say."]
+    bytes: Annotated[int, "Of these messages, as in the files."]
+    oldest: Time | None
+    newest: Time | None
+    files: int
+    state: Literal["good", "damaged", "orphaned", "set aside", "read"]
+    memory: Annotated[int | None, "Messages that are not in files, by --nsqd-http-address."]
+
+
+class RecoveredDocument(TypedDict):
+    archive: Annotated[str | None, "Null when there was nothing to recover."]
+    messages: int
+    damaged: list[DamagedFile]
+
+
 class Verified(TypedDict):
     files: int
     messages: int
@@ -605,6 +624,9 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "archive-repair": ("What was finished and repaired", Repaired),
     "archive-convert": ("What was brought into a table", ConvertedDocument),
     "archive-verify": ("What is damaged", Verified),
+    "queue-ls": ("The queues in a data directory", list[StoredQueueRow]),
+    "queue-verify": ("What is damaged", Verified),
+    "queue-recover": ("What was recovered, and what cannot be read", RecoveredDocument),
     "archive-compact": ("What a compaction did", Compacted),
     "archive-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),
     "spark-compact": ("What a compaction did", Compacted),

@@ -25,7 +25,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import Runtime, StopSignals, stopping
+from nsqtools.cli.running.runtime import EndSignals, Runtime, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
@@ -119,7 +119,7 @@ class WatchedRun(NamedTuple):
 
     progress: Progress
     service: Service
-    signals: StopSignals
+    signals: EndSignals
 
     def tick(self, text: Callable[[], str]) -> None:
         """A turn was taken, and this is how far it is."""

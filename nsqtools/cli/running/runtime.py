@@ -104,7 +104,7 @@ STATUS_OF_CATEGORY = {
 # -- signals ------------------------------------------------------------------------------------
 
 
-class StopSignals:
+class EndSignals:
     """The signals that arrived; ``received`` is the first one's number, or None."""
 
     def __init__(self, stop: Callable[[], object], at_once: Callable[[], object] | None = None):
@@ -134,13 +134,13 @@ def stopping(
     *,
     at_once: Callable[[], object] | None = None,
     also: Iterable[signal.Signals] = (),
-) -> Iterator[StopSignals]:
+) -> Iterator[EndSignals]:
     """Inside, the first INT or TERM calls ``stop`` (on another thread), the second exits at once.
 
     ``at_once`` is called before that exit, in the handler; ``also`` are more signals. Used on the
     main thread; the previous handlers are restored at the end.
     """
-    signals = StopSignals(stop, at_once)
+    signals = EndSignals(stop, at_once)
     before = {number: signal.signal(number, signals.handle) for number in (*SIGNALS, *also)}
     try:
         yield signals

@@ -22,7 +22,7 @@ Read = Callable[[Any], Cell]
 TREND = "trend"
 
 
-class LineKind(enum.Enum):
+class ViewKind(enum.Enum):
     """What a line is."""
 
     TOPICS = "topics"
@@ -123,7 +123,7 @@ _queue = "depth memory disk in_flight deferred ingress egress finish requeue req
 _wide = {"ingress": 8, "egress": 8, "finish": 8, "messages": 8, "paused": 6}
 
 VIEWS = {
-    LineKind.TOPICS: _view(
+    ViewKind.TOPICS: _view(
         [
             Column("topic", _get("name"), 10, is_text=True),
             Column("depth", _own("depth"), 9),
@@ -139,7 +139,7 @@ VIEWS = {
         "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
         "timed_out",
     ),
-    LineKind.CHANNELS: _view(
+    ViewKind.CHANNELS: _view(
         [
             Column("channel", _get("channel"), 10, is_text=True),
             *(
@@ -151,7 +151,7 @@ VIEWS = {
         "channel depth clients in_flight finish ingress requeue deferred trend timed_out requeued "
         "e2e_ms",
     ),
-    LineKind.CONSUMERS: _view(
+    ViewKind.CONSUMERS: _view(
         [
             Column("client_id", _get("client.client_id"), 9, is_text=True),
             *(
@@ -169,7 +169,7 @@ VIEWS = {
         "client_id remote_address channel topic in_flight finish node ready hostname requeued "
         "requeue finished user_agent",
     ),
-    LineKind.NODES: _view(
+    ViewKind.NODES: _view(
         [
             Column("node", _get("name"), 10, is_text=True),
             Column("state", lambda each: state_text(each.state), 6, is_text=True),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, Cell, Column, LineKind, duration_text
+from nsqtools.cli.top.columns import TREND, Cell, Column, ViewKind, duration_text
 from nsqtools.cli.top.view import Line, TopView
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.text import counted
@@ -65,7 +65,7 @@ def draw(view: TopView, width: int, height: int, bottom: str, *, unicode: bool) 
 
 def _list(view: TopView, width: int, height: int, *, unicode: bool) -> Drawn:
     lines, here = view.lines(), view.position()
-    table = Table(view, width, unicode=unicode)
+    table = ListTable(view, width, unicode=unicode)
     rows = [Row(summary(view.sample, width), "bold")]
     rows += [Row(problem, "red") for problem in problem_lines(view.sample)]
     rows.append(Row(status(view, table.columns)))
@@ -144,13 +144,13 @@ def why_empty(view: TopView) -> str:
     look, scope, sample = view.look, view.scope, view.sample
     if look.filter:
         return f"nothing meets the filter {cell_text(look.filter)!r}; / changes it"
-    if view.kind is LineKind.CHANNELS and sample is not None:
+    if view.kind is ViewKind.CHANNELS and sample is not None:
         waiting = sum(
             row.depth for row in sample.totals if row.topic == scope.topic and not row.channel
         )
         kept = f"its {counted(waiting, 'message')} wait" if waiting else "what is published waits"
         return f"topic {cell_text(scope.topic)} has no channels: {kept} until one is created"
-    if view.kind is LineKind.CONSUMERS:
+    if view.kind is ViewKind.CONSUMERS:
         if view.is_frozen:
             return "the consumers were not asked for before the screen was frozen"
         where = cell_text(f"{scope.topic}/{scope.channel}")
@@ -161,7 +161,7 @@ def why_empty(view: TopView) -> str:
 # -- the list -------------------------------------------------------------------------------------
 
 
-class Table:
+class ListTable:
     """Lines in the columns that fit beside the longest name, which takes what the others leave.
 
     The last columns are left out where they do not fit. A text takes as much as the longest of all

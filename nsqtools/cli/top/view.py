@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nsqtools.cli.top.columns import TEXTS, TREND, VIEWS, Column, LineKind, Sum, check_column
+from nsqtools.cli.top.columns import TEXTS, TREND, VIEWS, Column, Sum, ViewKind, check_column
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.queue_rows import QueueRow, totals
 from nsqtools.cluster.sampling import Question, Sample
@@ -23,7 +23,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
 
 TREND_LENGTH = 40
-ORDER = (LineKind.TOPICS, LineKind.NODES, LineKind.CONSUMERS)
+ORDER = (ViewKind.TOPICS, ViewKind.NODES, ViewKind.CONSUMERS)
 WHEEL_LINES = 3
 KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
     **dict.fromkeys(("up", "k"), ("move", -1)),
@@ -92,11 +92,11 @@ class Change(NamedTuple):
 # -- lines --------------------------------------------------------------------------------------
 
 
-def lines_of(sample: Sample, kind: LineKind, scope: Scope) -> list[Line]:
+def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     """All lines of a view."""
-    if kind is LineKind.NODES:
+    if kind is ViewKind.NODES:
         return _node_lines(sample, scope)
-    if kind is LineKind.CONSUMERS:
+    if kind is ViewKind.CONSUMERS:
         return [
             Line(" ".join(row.id), row)
             for node in sample.nodes
@@ -109,7 +109,7 @@ def lines_of(sample: Sample, kind: LineKind, scope: Scope) -> list[Line]:
         rows = totals(
             row for node in sample.nodes if node.address == scope.node for row in node.rows
         )
-    if kind is LineKind.CHANNELS:
+    if kind is ViewKind.CHANNELS:
         return [
             Line(row.channel, row, row.paused)
             for row in rows
@@ -157,7 +157,7 @@ class LineFilter(NamedTuple):
     conditions: tuple[Condition, ...] = ()
     problem: str = ""
 
-    def keep(self, lines: Iterable[Line], kind: LineKind) -> list[Line]:
+    def keep(self, lines: Iterable[Line], kind: ViewKind) -> list[Line]:
         """The lines that meet all of it; a view without the column of a condition ignores that."""
         columns = VIEWS[kind].columns
         texts = [column.read for column in columns.values() if column.is_text]
@@ -235,21 +235,21 @@ class TopView:
 
     def __init__(self, columns: Sequence[str] = (), sort: str = "", filter: str = "") -> None:
         self.sample: Sample | None = None
-        self.kind = LineKind.TOPICS
+        self.kind = ViewKind.TOPICS
         self.scope = Scope()
         self.is_frozen = False
         self.is_typing = False  # a filter
         self.room = 1  # the lines of a page
         self.selected = ""
         self._filter = filter
-        self._looks = {kind: self._look(kind, columns, sort) for kind in LineKind}
-        self._way: list[tuple[LineKind, Scope, str]] = []
+        self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
+        self._way: list[tuple[ViewKind, Scope, str]] = []
         self._trends: dict[tuple[str, str], deque[float]] = {}
         self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
         self._lines: list[Line] | None = None
         self._last_position = 0
 
-    def _look(self, kind: LineKind, names: Sequence[str], sort: str) -> Look:
+    def _look(self, kind: ViewKind, names: Sequence[str], sort: str) -> Look:
         columns, shown = VIEWS[kind]
         chosen = [name for name in names if name in columns and name != shown[0]]
         look = Look([shown[0], *chosen] if chosen else shown, sort if sort in columns else shown[0])
@@ -263,23 +263,23 @@ class TopView:
     @property
     def columns(self) -> list[Column]:
         """The columns that were chosen. What is the same in all lines is left out."""
-        is_list = self.kind is LineKind.CONSUMERS
+        is_list = self.kind is ViewKind.CONSUMERS
         view, known = VIEWS[self.kind].columns, self.scope._asdict()
         return [view[name] for name in self.look.columns if not (is_list and known.get(name))]
 
     @property
     def question(self) -> Question:
         """What is to be asked for this view."""
-        if self.kind is LineKind.CONSUMERS:
+        if self.kind is ViewKind.CONSUMERS:
             return Question(consumers=True, topic=self.scope.topic, channel=self.scope.channel)
-        return Question(memory=self.kind is LineKind.NODES)
+        return Question(memory=self.kind is ViewKind.NODES)
 
     @property
     def path(self) -> str:
         """Where the view is: ``topics > clicks > archive``."""
         if not any(self.scope):
             return self.kind.value
-        below = "" if self.kind is LineKind.CHANNELS else f"[{self.kind.value}]"
+        below = "" if self.kind is ViewKind.CHANNELS else f"[{self.kind.value}]"
         parts = ("nsqd" if self.scope.node else "topics", *self.scope, below)
         return " > ".join(filter(None, parts))
 
@@ -297,8 +297,8 @@ class TopView:
         """The ingress of a topic or channel at the last samples."""
         if self.scope.node:
             return ()
-        topic = line.key if self.kind is LineKind.TOPICS else self.scope.topic
-        channel = line.key if self.kind is LineKind.CHANNELS else ""
+        topic = line.key if self.kind is ViewKind.TOPICS else self.scope.topic
+        channel = line.key if self.kind is ViewKind.CHANNELS else ""
         return tuple(self._trends.get((topic, channel), ()))
 
     def position(self) -> int:
@@ -319,9 +319,9 @@ class TopView:
     def target(self) -> tuple[str, str] | str:
         """The topic and channel of the selected line, or why nothing can be done with it."""
         scope, line = self.scope, self.selected_line()
-        if line is None or self.kind not in (LineKind.TOPICS, LineKind.CHANNELS):
+        if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS):
             return "select a topic or a channel for this"
-        target = (line.key, "") if self.kind is LineKind.TOPICS else (scope.topic, line.key)
+        target = (line.key, "") if self.kind is ViewKind.TOPICS else (scope.topic, line.key)
         if scope.node:
             return f"this changes every nsqd: go to the topics of all (1), not of {scope.node}"
         if not all(is_valid_name(name) for name in filter(None, target)):
@@ -428,7 +428,7 @@ class TopView:
 
     # -- where the view is ----------------------------------------------------------------------
 
-    def go_to(self, kind: LineKind) -> None:
+    def go_to(self, kind: ViewKind) -> None:
         """Show all topics, nsqd or consumers."""
         self._way.clear()
         self._enter(kind, Scope(), "")
@@ -441,38 +441,38 @@ class TopView:
     def go_down(self) -> None:
         """Look into the selected line."""
         line, scope = self.selected_line(), self.scope
-        if line is None or self.kind is LineKind.CONSUMERS:
+        if line is None or self.kind is ViewKind.CONSUMERS:
             return
-        if self.kind is LineKind.TOPICS:
-            kind, scope = LineKind.CHANNELS, scope._replace(topic=line.key)
-        elif self.kind is LineKind.CHANNELS:
-            kind, scope = LineKind.CONSUMERS, scope._replace(channel=line.key)
+        if self.kind is ViewKind.TOPICS:
+            kind, scope = ViewKind.CHANNELS, scope._replace(topic=line.key)
+        elif self.kind is ViewKind.CHANNELS:
+            kind, scope = ViewKind.CONSUMERS, scope._replace(channel=line.key)
         else:  # what of it is on this nsqd
             scope = scope._replace(node=line.key)
-            kind = LineKind.CONSUMERS if scope.channel else LineKind.CHANNELS
-            kind = kind if scope.topic else LineKind.TOPICS
+            kind = ViewKind.CONSUMERS if scope.channel else ViewKind.CHANNELS
+            kind = kind if scope.topic else ViewKind.TOPICS
         self._way.append((self.kind, self.scope, line.key))
         self._enter(kind, scope, "")
 
     def go_to_nodes(self) -> None:
         """Show the selected topic or channel on each nsqd."""
         line = self.selected_line()
-        if line is None or self.kind not in (LineKind.TOPICS, LineKind.CHANNELS) or self.scope.node:
+        if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS) or self.scope.node:
             return
-        name = "topic" if self.kind is LineKind.TOPICS else "channel"
+        name = "topic" if self.kind is ViewKind.TOPICS else "channel"
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(LineKind.NODES, self.scope._replace(**{name: line.key}), "")
+        self._enter(ViewKind.NODES, self.scope._replace(**{name: line.key}), "")
 
     def go_up(self) -> None:
         """Go back to the view before; at the beginning: clear the filter."""
         if self._way:
             self._enter(*self._way.pop())
-        elif self.kind is not LineKind.TOPICS:
-            self._enter(LineKind.TOPICS, Scope(), "")
+        elif self.kind is not ViewKind.TOPICS:
+            self._enter(ViewKind.TOPICS, Scope(), "")
         else:
             self.set_filter("")
 
-    def _enter(self, kind: LineKind, scope: Scope, selected: str) -> None:
+    def _enter(self, kind: ViewKind, scope: Scope, selected: str) -> None:
         if scope.depth > self.scope.depth:
             self._looks[kind].set_filter(self._filter)
         self.kind, self.scope, self.selected = kind, scope, selected

@@ -41,11 +41,9 @@ from nsqtools.server.queues.data_path import (
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
     AtOnce,
-    CorruptFile,
     Positions,
     QueueFiles,
     QueueSync,
-    RecordReader,
     queues_with_files,
 )
 from nsqtools.server.queues.queued_message import (
@@ -55,12 +53,53 @@ from nsqtools.server.queues.queued_message import (
     to_record,
     with_attempts,
 )
+from nsqtools.server.queues.salvage import QueueFile, Record
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
 _DUE_FILE = "nsqd.deferred"
 _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
 _AT_ONCE = 1000
+
+
+def named_database(data_path: Path) -> tuple[Path | None, bool]:
+    """Return the database of a data path, None without one, and whether nsqd.dat names it.
+
+    Nothing is written. Raises `ConfigurationError` for the log of an earlier version, or when it is
+    not known which one it is, ``OSError``.
+    """
+    if any(data_path.glob("nsqd.durable.*.log")):
+        raise ConfigurationError(
+            f"{data_path} has a log of --durable that nsqtools 0.2 wrote. "
+            "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
+            "`nsq nsqd --recover-only --durable` of this one.",
+        )
+    found = sorted(each for each in data_path.iterdir() if _DATABASE.fullmatch(each.name))
+    try:
+        content = (data_path / FILE_NAME).read_bytes()
+    except FileNotFoundError:
+        content = b""
+    named = _NAMED.fullmatch(content)
+    if named:
+        path = data_path / named[1].decode()
+    else:
+        with suppress(ValueError, RecursionError):
+            decode_metadata(content)
+            return None, False
+        if not found:
+            return None, False
+        path = found[0]
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"{data_path / FILE_NAME} does not say which database has the messages. "
+                f"Keep one of {', '.join(each.name for each in found)} in {data_path}.",
+            )
+    if not path.exists():
+        raise ConfigurationError(
+            f"{path} is not there, which has the messages. "
+            f"Bring it back, or remove {data_path / FILE_NAME} to begin without any.",
+        )
+    return path, named is not None
 
 
 class DurablePath:
@@ -77,43 +116,14 @@ class DurablePath:
     # which file
 
     def current(self) -> Path | None:
-        """Return the database, None without one.
+        """Return the database, None without one, and name it where a damaged file does not.
 
-        Raises `ConfigurationError` for the log of an earlier version, or when it is not known
-        which one it is.
+        Raises as `named_database` does.
         """
-        if any(self._path.glob("nsqd.durable.*.log")):
-            raise ConfigurationError(
-                f"{self._path} has a log of --durable that nsqtools 0.2 wrote. "
-                "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
-                "`nsq nsqd --recover-only --durable` of this one.",
-            )
-        found = sorted(each for each in self._path.iterdir() if _DATABASE.fullmatch(each.name))
-        try:
-            content = (self._path / FILE_NAME).read_bytes()
-        except FileNotFoundError:
-            content = b""
-        if named := _NAMED.fullmatch(content):
-            path = self._path / named[1].decode()
-        else:
-            with suppress(ValueError, RecursionError):
-                decode_metadata(content)
-                return None
-            if not found:
-                return None
-            path = found[0]
-            if len(found) > 1:
-                raise ConfigurationError(
-                    f"{self._path / FILE_NAME} does not say which database has the messages. "
-                    f"Keep one of {', '.join(each.name for each in found)} in {self._path}.",
-                )
+        path, is_named = named_database(self._path)
+        if path is not None and not is_named:
             self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
             self._name(path)
-        if not path.exists():
-            raise ConfigurationError(
-                f"{path} is not there, which has the messages. "
-                f"Bring it back, or remove {self._path / FILE_NAME} to begin without any.",
-            )
         return path
 
     def refuse(self) -> None:
@@ -328,15 +338,17 @@ class DurablePath:
                 if number < positions.read_file:
                     continue
                 start = positions.read_position if number == positions.read_file else 0
-            reader = RecordReader(files.data(number), start, _MESSAGE_LIMIT)
-            try:
-                while (record := reader.read(None)) is not None:
-                    yield record
-            except CorruptFile as exc:
-                self._log.error(f"DISKQUEUE({name}) reading {files.data(number)} - {exc}")
-                shutil.copy2(files.data(number), f"{files.data(number)}.bad")
-            finally:
-                reader.close()
+            path = files.data(number)
+            with QueueFile(path) as file:
+                for found in file.scan(start):
+                    if isinstance(found, Record):
+                        yield file.content(found)
+                        continue
+                    self._log.error(
+                        f"DISKQUEUE({name}) reading {path} - bytes {found.at} to {found.end} are "
+                        f"no messages; {path}.bad is a copy of it"
+                    )
+                    shutil.copy2(path, f"{path}.bad")
 
     def _disk(self, name: str, max_bytes_per_file: int) -> DiskQueue:
         return DiskQueue(

@@ -378,15 +378,19 @@ def read_queues(path: Path) -> list[Queue]:
         return _queues_of(connection)
 
 
-def all_rows(path: Path) -> Iterator[Row]:
-    """Yield every message that is whole, around what is damaged. Raises ``sqlite3.Error``."""
+def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
+    """Yield every message that is whole, of one queue or all, around what is damaged.
+
+    Raises ``sqlite3.Error``.
+    """
+    select = "SELECT * FROM message" + ("" if queue is None else f" WHERE queue={queue}")
     with closing(_connect(path)) as connection:
         for order in ("", " ORDER BY queue DESC, due DESC, turn DESC"):
             try:
-                for row in connection.execute(f"SELECT * FROM message{order}"):
-                    queue, due_ns, turn, attempts, crc, frame = row
-                    if all(type(each) is int for each in row[:5]) and _is_whole(queue, crc, frame):
-                        yield queue, due_ns, turn, attempts, frame
+                for row in connection.execute(select + order):
+                    number, due_ns, turn, attempts, crc, frame = row
+                    if all(type(each) is int for each in row[:5]) and _is_whole(number, crc, frame):
+                        yield number, due_ns, turn, attempts, frame
                 return
             except sqlite3.DatabaseError:
                 continue  # from the other end

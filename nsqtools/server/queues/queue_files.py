@@ -312,6 +312,13 @@ class Positions(NamedTuple):
     write_file: int
     write_position: int
 
+    @classmethod
+    def read(cls, meta: Path) -> Positions:
+        """Return what a meta file holds. Raises ``OSError``, ``ValueError``."""
+        depth, *positions = map(int, meta.read_text("ascii").replace(",", "\n").split())
+        read_file, read_position, write_file, write_position = positions
+        return cls(depth, read_file, read_position, write_file, write_position)
+
     def encode(self) -> bytes:
         """Return the content of the meta file."""
         depth, read_file, read_position, write_file, write_position = self
@@ -352,13 +359,11 @@ class QueueSync:
     def read(self) -> Positions | None:
         """Return what the meta file holds, None without one that can be read."""
         try:
-            numbers = self._files.meta.read_text("ascii").replace(",", "\n").split()
-            depth, read_file, read_position, write_file, write_position = map(int, numbers)
+            return Positions.read(self._files.meta)
         except (OSError, ValueError) as exc:
             if not isinstance(exc, FileNotFoundError):
                 self._log.error(f"DISKQUEUE({self._files.name}) failed to retrieveMetaData - {exc}")
             return None
-        return Positions(depth, read_file, read_position, write_file, write_position)
 
     def count(self, operations: int) -> None:
         """Note that something happened which is not on disk yet."""

@@ -201,19 +201,19 @@ def test_an_index_that_claims_more_than_there_is_is_damage(
     assert b"body 9" in run_nsq(["archive", "cat", str(archive), "--bodies"]).out
 
 
-def test_a_member_that_unpacks_to_gigabytes_takes_bounded_memory(
+def test_a_member_that_unpacks_to_half_a_gigabyte_takes_bounded_memory(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     path = tmp_path / "bomb.log.gz"
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
-    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 10))
+    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 9))
     packed += compressor.flush()
     path.write_bytes(packed)
     index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     assert run_nsq(["archive", "verify", str(path)]).status == 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
 
 
 COMMANDS = [
@@ -244,16 +244,15 @@ def test_files_of_other_programs_are_not_taken_for_bare_bodies(
     assert path.read_bytes() == b'v1\n{"path": "file:///x"}\n'
 
 
-@pytest.mark.parametrize("program", ["archive", "spark"])
 def test_parquet_among_archives_that_cannot_be_compacted_is_named(
-    archive: Path, bucket: Bucket, run_nsq: RunNsq, tmp_path: Path, program: str
+    archive: Path, bucket: Bucket, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     name = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
     for each in (archive, index_of(archive)):
         bucket.storage.put_file(each.name, each)
     bucket.storage.put(name, b"PAR1\x15\x04\nPAR1")
 
-    result = run_nsq([program, "compact", "-o", str(tmp_path / "new"), bucket.url])
+    result = run_nsq(["archive", "compact", "-o", str(tmp_path / "new"), bucket.url])
 
     assert (result.status, result.out) == (1, b"")
     assert f"cannot read {bucket.url}/{name}: it is not whole Parquet" in result.err

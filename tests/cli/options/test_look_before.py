@@ -15,6 +15,7 @@ COMMANDS = {
     "to-file": ["to-file", "-t", "clicks", "--output-dir", "DIR"],
     "to-nsq": ["to-nsq", "-t", "clicks", f"--destination-nsqd-tcp-address={DEAD}"],
     "to-http": ["to-http", "-t", "clicks", "--post=http://127.0.0.1:1/"],
+    "to-exec": ["to-exec", "-t", "clicks", "true"],
     "spark ingest": ["spark", "ingest", "-t", "clicks", "-o", "DIR/o", "--checkpoint", "DIR/c"],
 }
 SUBSCRIBING = [each for each in COMMANDS if each not in ("spark ingest", "peek")]

@@ -8,7 +8,7 @@ import pytest
 from plugins.hostile_cluster import EVIL
 from rich.cells import cell_len
 
-from nsqtools.cli.top.columns import LineKind
+from nsqtools.cli.top.columns import ViewKind
 from nsqtools.cli.top.screen import draw, fit, plain, short, sparkline
 from nsqtools.cli.top.view import TopView, parse_line_filter
 from nsqtools.cluster.sampling import Sample
@@ -66,7 +66,7 @@ def test_when_the_selected_line_is_gone_the_one_in_its_place_is_selected(look: M
 
 def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}}, silent="c:1"))
-    view.go_to(LineKind.NODES)
+    view.go_to(ViewKind.NODES)
     view.sort_by("waiting")
     assert keys(view) == ["b:1", "a:1", "c:1"]
     press(view, "r")

@@ -148,6 +148,7 @@ def test_a_line_has_gaps_where_nothing_is_known() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
 )
 
 

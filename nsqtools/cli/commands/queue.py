@@ -1,0 +1,342 @@
+"""``nsq queue``: what the data directory of an nsqd holds, read without touching it.
+
+Damage is reported on stderr, a line each, and the exit status is 6.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument
+
+from nsqtools.cli.options.params import Channel, Count, Json, Topic
+from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import DamageReporter
+from nsqtools.cli.render.output import ByteWriter, ListingForm, write_json, write_listing
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.protocol.text import NS, counted
+
+if TYPE_CHECKING:
+    from nsqtools.cli.render.documents import DamagedFile, RecoveredDocument, Verified
+    from nsqtools.server.stored_queues import StoredMessage, StoredQueue
+
+DataPath = Annotated[
+    Path, Argument(metavar="DATA_PATH", help="The --data-path of an nsqd, of Go or nsq nsqd.")
+]
+
+QUEUES = (
+    "topic",
+    "channel",
+    "messages",
+    "deferred",
+    "bytes",
+    "oldest",
+    "newest",
+    "files",
+    "state",
+    "memory",
+)
+AT_ONCE = 1000
+
+
+class Damage(DamageReporter):
+    """Damage by file, beside what is said of each."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.files: dict[str, list[str]] = {}
+
+    def __call__(self, path: Path | str, problem: str) -> None:
+        super().__call__(path, problem)
+        self.files.setdefault(str(path), []).append(problem)
+
+    @property
+    def documents(self) -> list[DamagedFile]:
+        return [{"file": path, "problems": found} for path, found in self.files.items()]
+
+
+def ls(
+    data_path: DataPath,
+    nsqd_http_address: str | None = opt(
+        "HOST:PORT", "The nsqd that runs there: how much it has in memory."
+    ),
+    *,
+    form: ListingForm,
+    runtime: Session,
+) -> int:
+    """List the queues in a data directory, and their state.
+
+    What a queue holds is good or damaged. Files are orphaned that no nsqd.dat or no metadata knows,
+    set aside that nsqd renamed to .bad, and read when their nsqd is past them. What nsqd has in
+    memory is not in its files. The exit status is 6 when something is damaged.
+
+    Examples:
+        nsq queue ls /var/lib/nsqd
+        nsq queue ls /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
+    """
+    from nsqtools.server.stored_queues import GOOD, StoredQueues, StoredRows
+
+    form.check(QUEUES)
+    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address)
+    damage = Damage(runtime)
+    rows: list[tuple[str | int | None, ...]] = []
+    with StoredQueues(data_path) as stored:
+        report(stored.problems, damage)
+        for queue in stored.queues:
+            report(queue.problems, damage)
+            states = list(dict.fromkeys(part.state for part in queue.parts)) or [GOOD]
+            for state in states:
+                parts = [part for part in queue.parts if part.state == state]
+                before = damage.count
+                messages = deferred = size = newest_ns = 0
+                oldest_ns: int | None = None
+                for part in parts:
+                    for each in part.messages(damage, bodies=False):
+                        messages += 1
+                        deferred += bool(each.due_ns)
+                        size += each.size
+                        oldest_ns = min(oldest_ns or each.timestamp_ns, each.timestamp_ns)
+                        newest_ns = max(newest_ns, each.timestamp_ns)
+                is_damaged = state == GOOD and (damage.count > before or bool(queue.problems))
+                own = (queue.topic, queue.channel)
+                rows.append(
+                    (
+                        queue.topic,
+                        queue.channel or None,
+                        messages,
+                        deferred if any(isinstance(each, StoredRows) for each in parts) else None,
+                        size,
+                        moment(oldest_ns),
+                        moment(newest_ns),
+                        len(parts),
+                        "damaged" if is_damaged else state,
+                        memory.get(own, 0) if memory and state == states[0] else None,
+                    )
+                )
+        write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
+        if memory is not None and not stored.is_durable:
+            runtime.tell(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
+        elif not stored.is_durable:
+            runtime.tell(
+                "nsq: what a running nsqd has in memory is not in its files; --nsqd-http-address "
+                "shows how much"
+            )
+    return damage.status
+
+
+def in_memory(address: str) -> dict[tuple[str, str], int]:
+    """How many messages of each queue an nsqd has outside its files."""
+    from nsqtools.http.http_api import HTTPAccess
+    from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
+    from nsqtools.protocol.stats import read_stats
+
+    with HTTPAccess().nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
+        stats = read_stats(client.stats())
+    found = {}
+    for topic in stats.topics or ():
+        found[topic.topic_name, ""] = topic.depth - topic.backend_depth
+        for each in topic.channels:
+            held = each.in_flight_count + each.deferred_count
+            found[topic.topic_name, each.channel_name] = each.depth - each.backend_depth + held
+    return found
+
+
+def moment(timestamp_ns: int | None) -> str | None:
+    """A time as listings show it; None without one."""
+    if not timestamp_ns:
+        return None
+    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def report(problems: list[tuple[str, str]] | tuple[tuple[str, str], ...], damage: Damage) -> None:
+    """Report what is known before messages are read."""
+    for path, problem in problems:
+        damage(path, problem)
+
+
+def cat(
+    data_path: DataPath,
+    topic: Topic,
+    channel: Channel = None,
+    count: Count = None,
+    *,
+    keep: MessageFilter,
+    printer: MessagePrinter,
+    runtime: Session,
+) -> int:
+    """Print the messages that wait in a queue.
+
+    Nothing is delivered: attempts stay as they are, and consumers see nothing. Without --channel
+    each message that waits in the topic or in one of its channels is printed once. What is damaged
+    is skipped and reported on stderr; then the exit status is 6. Files that are set aside are not
+    printed: see nsq queue recover.
+
+    Examples:
+        nsq queue cat /var/lib/nsqd -t clicks -c archive -n 10
+        nsq queue cat /var/lib/nsqd -t clicks --where '.status >= 500' --json
+    """
+    from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
+
+    damage = Damage(runtime)
+    encode, nsqd = printer(runtime), place_of(data_path)
+    write = ByteWriter(runtime.stdout.fileno()).write
+    with StoredQueues(data_path) as stored:
+        queues = chosen(stored.queues, topic, channel)
+        for queue in queues:
+            report(queue.problems, damage)
+        parts = [
+            part for queue in queues for part in queue.parts if part.state not in (READ, SET_ASIDE)
+        ]
+
+        def waiting() -> Iterator[StoredMessage]:
+            seen: set[bytes] = set()
+            for part in parts:
+                for message in part.messages(damage):
+                    if len(queues) > 1:
+                        if (key := digest(topic, message)) in seen:
+                            continue
+                        seen.add(key)
+                    if keep is None or keep(message):
+                        yield message
+
+        messages = islice(waiting(), count)
+        while some := list(islice(messages, AT_ONCE)):
+            write(encode(topic, nsqd, some))
+    return damage.status
+
+
+def chosen(queues: list[StoredQueue], topic: str | None, channel: str | None) -> list[StoredQueue]:
+    """The queues of a topic and a channel, each None for all. Raises `NotFoundError`."""
+    from nsqtools.cluster.topics import missing
+
+    of_topic = [each for each in queues if topic in (None, each.topic)]
+    if topic is not None and not of_topic:
+        raise missing("topic", topic, {each.topic for each in queues})
+    found = [each for each in of_topic if channel in (None, each.channel)]
+    if channel is not None and not found:
+        raise missing("channel", channel, {each.channel for each in of_topic})
+    return found
+
+
+def place_of(data_path: Path) -> str:
+    """What stands for the nsqd of a message, which no file names: ids of two nsqd may be equal."""
+    import socket
+
+    return f"{socket.gethostname()}:{data_path.absolute()}"
+
+
+def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
+    """Read every message and report what is damaged.
+
+    Offsets and depth in the metadata are compared with the files. Prints a line for each problem;
+    the exit status is 6 when there is one.
+
+    Examples:
+        nsq queue verify /var/lib/nsqd
+        nsq queue verify /var/lib/nsqd --json | jq -r '.damaged[].file'
+    """
+    from nsqtools.server.stored_queues import GOOD, StoredQueues
+
+    damage = Damage(runtime)
+    files = messages = 0
+    with StoredQueues(data_path) as stored:
+        report(stored.problems, damage)
+        for queue in stored.queues:
+            report(queue.problems, damage)
+            before, waiting = damage.count, 0
+            for part in queue.parts:
+                found = sum(1 for _ in part.messages(damage, bodies=False))
+                files, messages = files + 1, messages + found
+                waiting += found if part.state == GOOD else 0
+            if damage.count == before and queue.depth not in (None, waiting):
+                damage(
+                    data_path / f"{queue.name}.diskqueue.meta.dat",
+                    f"says {counted(queue.depth or 0, 'message')}, and the files have {waiting}",
+                )
+    if json:
+        document: Verified = {"files": files, "messages": messages, "damaged": damage.documents}
+        write_json(runtime, document, indent=2)
+    damaged = f"{len(damage.files)} damaged"
+    runtime.tell(f"nsq: {counted(files, 'file')}, {counted(messages, 'message')}, {damaged}")
+    return damage.status
+
+
+def recover(
+    data_path: DataPath,
+    output: Annotated[Path, opt("--output -o FILE", "The archive: NAME.log, .log.gz or .log.zst.")],
+    topic: str | None = opt("--topic -t TOPIC", "Only this topic."),
+    channel: Channel = None,
+    all: bool = opt("", "Take good files too, and those that nsqd has read to their end."),
+    json: Json = False,
+    *,
+    runtime: Session,
+) -> int:
+    """Bring the messages of damaged and orphaned files into an archive.
+
+    Those of files that nsqd set aside (.bad), too. nsq replay publishes the archive. Each message
+    is in it once, and none that waits in a good file of the same queue. nsqd delivered what is
+    before the first damage of a .bad file; which of that was finished no file tells. What cannot be
+    read is reported by file and bytes; then the exit status is 6.
+
+    Examples:
+        nsq queue recover /var/lib/nsqd -o recovered.log.gz
+        nsq archive cat recovered.log.gz -n 10 && nsq replay recovered.log.gz
+    """
+    from nsqtools.server.stored_queues import StoredQueues, recovered
+
+    if output.absolute().parent.resolve() == data_path.resolve():
+        raise ConfigurationError("--output must not be in the data directory, which stays as it is")
+    if output.exists():
+        raise OutputError(f"{output} is there already", hint="Name another file with --output.")
+    damage = Damage(runtime)
+    with StoredQueues(data_path) as stored:
+        report(stored.problems, damage)
+        queues = chosen(stored.queues, topic, channel)
+        for queue in queues:
+            report(queue.problems, damage)
+        messages = recovered(queues, damage, everything=all)
+        count = write_archive(output, place_of(data_path), messages)
+    if json:
+        document: RecoveredDocument = {
+            "archive": str(output) if count else None,
+            "messages": count,
+            "damaged": damage.documents,
+        }
+        write_json(runtime, document, indent=2)
+    where = f" in {output}" if count else ": nothing is damaged, orphaned or set aside"
+    runtime.tell(f"nsq: {counted(count, 'message')}{where}")
+    return damage.status
+
+
+def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]) -> int:
+    """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
+    from nsqtools.archive.codecs import Codec, members_of
+    from nsqtools.archive.part_file import Directories, PartFile, finish
+    from nsqtools.records.envelope import encode_many
+
+    path = path.absolute()
+    total = 0
+    codec = next((each for each in Codec if path.suffix == each.value), Codec.NONE)
+    file = PartFile(path, 0o640, members_of(codec), time.time())
+    try:
+        while some := list(islice(messages, AT_ONCE)):
+            for topic, message in some:
+                file.append(encode_many(topic, nsqd, [message]))
+            times = [message.timestamp_ns for _, message in some]
+            file.flush(file.end_member(len(some), min(times), max(times)))
+            total += len(some)
+    except BaseException:
+        file.remove()
+        raise
+    if total:
+        finish(path, Directories(path.parent, path.parent))
+    else:
+        file.remove()
+    return total

@@ -1,0 +1,147 @@
+"""``nsq to-exec``: a command for each message, or commands that are given one after the other."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument
+
+from nsqtools.cli.commands.forwarding import Forwarding, run_forwarder
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.params import OUTPUT, ChannelName, Seconds
+from nsqtools.cli.options.publishing import DELIVERY
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.errors import ConfigurationError, NotFoundError
+
+if TYPE_CHECKING:
+    from nsqtools.forward.exec_sink import ExecSettings, Write
+
+COMMANDS = "Commands"  # heading of the help page
+MAX_RDY = 2500  # what an nsqd allows
+
+
+class CommandOptions(OptionSet):
+    """How commands are run. Raises `ConfigurationError`."""
+
+    arg: bool = opt(
+        "", "Put the body in place of {} in the arguments, not on standard input.", COMMANDS
+    )
+    workers: int = opt("N", "Commands side by side.", COMMANDS, 1, min=1, max=1000)
+    batch: int = opt(
+        "N", "Give up to N messages, as lines, to one command.", COMMANDS, 1, min=1, max=10_000
+    )
+    batch_wait: Seconds = opt(
+        "DURATION", "How long a message waits for others of its batch.", COMMANDS, "1s"
+    )
+    persistent: bool = opt(
+        "",
+        "Keep the command running: it reads JSON lines, and answers each with a line: ok, "
+        "requeue [DURATION], or dead [REASON].",
+        COMMANDS,
+    )
+    command_timeout: Seconds = opt(
+        "DURATION",
+        "End a command (TERM, after 5s KILL) that takes longer; 0: never.",
+        COMMANDS,
+        "10m",
+    )
+    fatal_status: list[int] | None = opt(
+        "STATUS", "Exit status that makes a dead letter at once.", DELIVERY, min=1, max=255
+    )
+    tag: bool = opt("", "Print 'TOPIC ID | ' before each line of a command.", OUTPUT)
+
+    def check(self) -> None:
+        ways = {"--arg": self.arg, "--batch": self.batch > 1, "--persistent": self.persistent}
+        given = [name for name, is_given in ways.items() if is_given]
+        if len(given) > 1:
+            raise ConfigurationError(f"give either {given[0]} or {given[1]}")
+        if self.tag and self.persistent:
+            raise ConfigurationError("--tag needs a command for each message, or for each batch")
+
+    def settings(self, words: list[str], channel: str) -> ExecSettings:
+        """Return the settings. Raises `ConfigurationError`, and `NotFoundError` for no program."""
+        from nsqtools.forward.exec_sink import ExecSettings
+
+        program = shutil.which(words[0])
+        if program is None:
+            raise NotFoundError(f"no program {words[0]}", hint="It is run without a shell.")
+        if self.arg and not any("{}" in word for word in words[1:]):
+            raise ConfigurationError("--arg needs {} among the arguments of the command")
+        return ExecSettings(
+            program,
+            tuple(words),
+            channel,
+            self.workers,
+            self.batch,
+            self.batch_wait,
+            self.persistent,
+            self.arg,
+            self.command_timeout,
+            frozenset(self.fatal_status or ()),
+            self.tag,
+        )
+
+    @property
+    def max_in_flight(self) -> int:
+        """Enough for the next run of each worker: what waits here, no other consumer can take."""
+        each = 500 if self.persistent else 2 * self.batch
+        return min(self.workers * each, MAX_RDY)
+
+
+Commands = Annotated[CommandOptions, From(CommandOptions)]
+
+
+def to_exec(
+    command: Annotated[list[str], Argument(metavar="COMMAND", help="The command, after --.")],
+    channel: ChannelName = "nsq_to_exec",
+    *,
+    commands: Commands,
+    forwarding: Forwarding,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Run a command for each message, which is finished when the command ends with status 0.
+
+    The body is on standard input; NSQ_TOPIC, NSQ_CHANNEL, NSQ_MESSAGE_ID, NSQ_TIMESTAMP (in
+    nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell. Status 75 requeues the
+    message and slows down, any other requeues it until --max-attempts. Of a batch that fails,
+    halves are run until the message to blame is alone. A message is touched while its command runs,
+    and a command does not outlive this program.
+
+    The exit status is 6 when there are dead letters.
+
+    Examples:
+        nsq to-exec -t clicks -c import --workers 4 -- /usr/local/bin/import-click
+        nsq to-exec -t users -c mail --pick .email --arg -- sendmail-template welcome {}
+        nsq to-exec -t clicks -c load --batch 1000 -- psql -c 'COPY clicks FROM STDIN'
+        nsq to-exec -t orders -c bill --persistent --max-attempts 5 --dead-letter-file dead.jsonl \\
+            -- python3 bill.py
+    """
+    from nsqtools.forward.exec_sink import ExecSink
+
+    settings = commands.settings(command, channel)
+    if settings.fatal:
+        forwarding.need_letters("--fatal-status")
+    usual = {"max_in_flight": commands.max_in_flight}
+    source = forwarding.source(channel, connection, usual)
+    sink = ExecSink(settings, printing(runtime))
+    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)
+
+
+def printing(runtime: Runtime) -> Write:
+    """Write to our streams what commands print; on a terminal, harmlessly."""
+    from nsqtools.protocol.text import escape_text
+
+    streams = {1: runtime.stdout, 2: runtime.stderr}
+    writers = {
+        1: ByteWriter(runtime.stdout.fileno()),
+        2: ByteWriter(runtime.stderr.fileno(), "stderr"),
+    }
+
+    def write(number: int, data: bytes) -> None:
+        writers[number].write(escape_text(data) if streams[number].isatty() else data)
+
+    return write

@@ -1,0 +1,246 @@
+"""Start commands, in a small process of its own with one thread. Only `Starter` is used elsewhere.
+
+Why a process: no command must outlive us, killed with -9 or not. This one sees the end of its
+socket then, and kills every process group that it has started. It alone starts them, so there is
+none that it does not know. When it is killed itself, `Starter.lost` kills them. (PR_SET_PDEATHSIG
+would need Python between fork and exec, at three times the cost of a command.)
+
+What commands leave in the background lives on, unless the command was ended by a signal of ours:
+the rest of its process group is killed then, while its number is still taken.
+
+This file is also the program of the process, run by its path: it imports nothing of nsqtools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+REQUEST = struct.Struct("=iQII")  # signal (0: start), token, number of words, length of the rest
+REPLY = struct.Struct("=Biq")  # kind, number, token
+STARTED, ENDED, NOT_STARTED = range(3)  # with the process id, the exit status, the errno
+PATIENCE_S = 5.0  # for a killed process to be gone
+
+
+class End(NamedTuple):
+    """The end of a command. ``status`` is negative after a signal; ``errno`` is not 0 when it could
+    not be started."""
+
+    token: int
+    status: int
+    errno: int
+
+
+class Starter:
+    """The process that starts commands. Call `read` when ``replies`` is readable."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.replies, write_end = os.pipe()
+        with theirs:
+            fds = (theirs.fileno(), write_end)
+            self._process = subprocess.Popen(
+                [sys.executable, "-IS", __file__, *map(str, fds)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # ^C is for us
+            )
+            os.close(write_end)
+        self._requests = ours
+        self._rest = b""
+        self._pids: dict[int, int] = {}
+
+    def start(
+        self, token: int, words: Sequence[bytes], environ: Sequence[bytes], fds: Sequence[int]
+    ) -> None:
+        """Start the program ``words[0]``, a path, with the arguments ``words[1:]``.
+
+        ``environ`` is what is added to ours (``NAME=value``), ``fds`` its standard streams. Neither
+        has a NUL. Raises ``OSError`` when the process is gone.
+        """
+        rest = b"\0".join([*words, *environ])
+        request = REQUEST.pack(0, token, len(words), len(rest))
+        socket.send_fds(self._requests, [request], fds)
+        self._requests.sendall(rest)
+
+    def signal(self, token: int, number: int) -> None:
+        """Send a signal to a command and what it has started, if it still runs."""
+        with contextlib.suppress(OSError):
+            self._requests.sendall(REQUEST.pack(number, token, 0, 0))
+
+    def read(self) -> list[End] | None:
+        """Return the commands that ended, or None when the process itself did."""
+        data = os.read(self.replies, 65536)
+        if not data:
+            return None
+        data = self._rest + data
+        whole = len(data) - len(data) % REPLY.size
+        self._rest = data[whole:]
+        ends = []
+        for kind, number, token in REPLY.iter_unpack(data[:whole]):
+            if kind == STARTED:
+                self._pids[token] = number
+            else:
+                self._pids.pop(token, None)
+                ends.append(End(token, *((number, 0) if kind == ENDED else (0, number))))
+        return ends
+
+    def lost(self) -> None:
+        """Kill the commands of a process that was killed."""
+        for pid in self._pids.values():
+            _kill(pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self._requests.close()
+        os.close(self.replies)
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# -- the process itself ----------------------------------------------------------------------------
+
+_DEFAULT = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,  # Python ignores these two
+    signal.SIGXFSZ,
+)
+
+
+class _Process:
+    def __init__(self, requests: int, replies: int) -> None:
+        os.set_inheritable(requests, False)
+        os.set_inheritable(replies, False)
+        self._requests = socket.socket(fileno=requests)
+        self._replies = replies
+        self._tokens: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._signalled: set[int] = set()
+
+    def run(self) -> None:
+        """Until the other end of the socket is closed."""
+        wake, waker = socket.socketpair()
+        wake.setblocking(False)
+        waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the other side decides when this ends
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is wake:
+                        wake.recv(4096)
+                        self._reap()
+                    elif not self._take():
+                        return
+
+    def kill_all(self) -> None:
+        for pid in self._tokens:
+            _kill(pid, signal.SIGKILL)
+
+    def _take(self) -> bool:
+        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        head, fds, _, _ = socket.recv_fds(self._requests, REQUEST.size, 3, flags)
+        head += self._receive(REQUEST.size - len(head)) if head else b""
+        if len(head) < REQUEST.size:
+            return False
+        number, token, words, length = REQUEST.unpack(head)
+        if number:
+            if token in self._pids:
+                self._signalled.add(self._pids[token])
+                _kill(self._pids[token], number)
+            return True
+        parts = self._receive(length).split(b"\0")
+        self._start(token, parts[:words], parts[words:], fds)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _receive(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            more = self._requests.recv(length - len(data))
+            if not more:
+                raise ConnectionError
+            data += more
+        return data
+
+    def _start(
+        self, token: int, words: list[bytes], added: list[bytes], fds: Sequence[int]
+    ) -> None:
+        try:
+            pid = os.posix_spawn(
+                words[0],
+                words,
+                {**os.environb, **dict(each.split(b"=", 1) for each in added)},
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds)],
+                setpgroup=0,
+                setsigdef=_DEFAULT,
+            )
+        except OSError as exc:
+            self._reply(NOT_STARTED, exc.errno or 0, token)
+            return
+        self._tokens[pid], self._pids[token] = token, pid
+        self._reply(STARTED, pid, token)
+
+    def _reap(self) -> None:
+        for pid, status in _ended():
+            if pid in self._signalled:
+                self._signalled.discard(pid)
+                _kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            token = self._tokens.pop(pid)
+            del self._pids[token]
+            self._reply(ENDED, status, token)
+
+    def _reply(self, kind: int, number: int, token: int) -> None:
+        os.write(self._replies, REPLY.pack(kind, number, token))
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Each child that has ended and its exit status, not collected yet."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None:
+            return
+        is_exit = found.si_code == os.CLD_EXITED
+        yield found.si_pid, found.si_status if is_exit else -found.si_status
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, number)
+
+
+def _main() -> None:
+    process = _Process(*map(int, sys.argv[1:]))
+    try:
+        process.run()
+    except OSError:  # the other side is gone
+        pass
+    finally:
+        process.kill_all()
+
+
+if __name__ == "__main__":
+    _main()

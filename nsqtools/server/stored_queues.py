@@ -1,0 +1,367 @@
+"""What the data directory of an nsqd holds, the Go nsqd's or ours, read and never written to.
+
+The nsqd may be running, or dead. A database of ``--durable`` is copied with its log and read there,
+because SQLite writes beside a file that it only reads.
+
+Each queue has parts: what its nsqd will deliver; ``orphaned`` files, which no nsqd.dat or no meta
+file knows; ``set aside`` files, renamed to ``.bad``; and those that are ``read``, left over below
+the read position. What nsqd holds in memory is in none of them.
+
+Trap: files change while they are looked at. One that has gone was read by its nsqd, and the
+beginning of a record behind the write position is being written, or was when nsqd was killed: no
+client was told that this message is there. Neither is damage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Self
+
+from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.server.durable.data_path import named_database
+from nsqtools.server.durable.database import all_rows, read_queues, wal_damage
+from nsqtools.server.queues.data_path import FILE_NAME, TopicMetadata, decode_metadata
+from nsqtools.server.queues.queue_files import Positions
+from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
+from nsqtools.server.queues.salvage import QueueFile, Record
+
+_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
+_BODY_IN_RECORD = 26
+_COPIES = 5
+
+GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
+"""What a part is; `GOOD` is what nsqd delivers."""
+
+Note = Callable[[str, str], None]
+"""Called with a path and what is wrong there."""
+
+
+class StoredMessage(NamedTuple):
+    """A message as a queue has it: ``attempts`` are those made, ``size`` is in bytes of the file.
+
+    ``due_ns`` is 0 unless it is deferred in a database.
+    """
+
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+    size: int
+    due_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A data file from ``start`` on. ``written`` is how far metadata says that it is written."""
+
+    path: Path
+    state: str = GOOD
+    start: int = 0
+    written: int | None = None
+
+    def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
+        """Yield the messages around what is damaged; empty bodies are quicker. Raises OSError."""
+        try:
+            file = QueueFile(self.path)
+        except FileNotFoundError:
+            return
+        with file:
+            if (self.written or 0) > file.size or self.start > file.size:
+                wanted = max(self.written or 0, self.start)
+                note(str(self.path), f"has {file.size} bytes, and {wanted} in its metadata")
+            for found in file.scan(self.start):
+                if isinstance(found, Record):
+                    if self.written is not None and found.at < self.written < found.end:
+                        problem = f"its metadata ends at {self.written}, in the message"
+                        note(str(self.path), f"{problem} at byte {found.at}")
+                    body = file.content(found)[_BODY_IN_RECORD:] if bodies else b""
+                    _, size, sent_ns, attempts, message_id = found
+                    yield StoredMessage(message_id, sent_ns, attempts, body, size)
+                elif self.written is None or not (
+                    found.at >= self.written and file.is_being_written(found)
+                ):
+                    note(str(self.path), f"bytes {found.at} to {found.end} cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The rows of a queue in a database at ``path``, read in a copy of it."""
+
+    path: Path
+    copy: Path
+    number: int
+    expected: int
+    state: str = GOOD
+
+    def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
+        """Yield the messages that are whole. Raises ``NsqError``."""
+        found = 0
+        try:
+            for _, due_ns, _, made, frame in all_rows(self.copy, self.number):
+                found += 1
+                yield StoredMessage(
+                    frame[ID_AT:BODY_AT],
+                    timestamp_ns(frame),
+                    made,
+                    frame[BODY_AT:],
+                    len(frame),
+                    due_ns,
+                )
+        except sqlite3.Error as exc:
+            raise _unreadable(self.path, exc) from exc
+        if found < self.expected:
+            lost = self.expected - found
+            note(str(self.path), f"{lost} of {self.expected} messages cannot be read")
+
+
+Part = StoredFile | StoredRows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQueue:
+    """A queue of a topic, or of a channel unless that is "".
+
+    ``problems`` are about its metadata. ``depth`` is what that says of the messages, None where it
+    is not up to date, as while nsqd runs and after a kill.
+    """
+
+    topic: str
+    channel: str
+    parts: tuple[Part, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+    depth: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the names of its files begin with."""
+        return f"{self.topic}:{self.channel}" if self.channel else self.topic
+
+
+class StoredQueues:
+    """The queues in a data path, as long as it is open. A context manager.
+
+    ``problems`` are about the directory. Raises `NsqError`, ``OSError``.
+    """
+
+    def __init__(self, data_path: Path) -> None:
+        self._path = data_path
+        self._copies: TemporaryDirectory[str] | None = None
+        self.problems: list[tuple[str, str]] = []
+        self.is_durable = False
+        self.queues: list[StoredQueue] = []
+        if not data_path.is_dir():
+            raise NotFoundError(f"there is no directory {data_path}")
+        try:
+            self._look()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._copies is not None:
+            self._copies.cleanup()
+
+    def _look(self) -> None:
+        found = self._files()
+        database, is_named = named_database(self._path)
+        if database is not None:
+            self.is_durable = True
+            if not is_named:
+                self._note(FILE_NAME, "does not name the database")
+            self.queues = list(self._of_database(database))
+            listed: set[str] | None = set()
+        elif not found and not (self._path / FILE_NAME).exists():
+            raise NotFoundError(
+                f"{self._path} has no queues",
+                hint=f"It is the --data-path of an nsqd, which has {FILE_NAME}.",
+            )
+        else:
+            listed = self._listed()
+        known = {(each.topic, each.channel) for each in self.queues}
+        for name in sorted({*found, *(listed or ())}):
+            queue = self._of_files(name, found.get(name, []), listed is None or name in listed)
+            if queue.parts or (queue.topic, queue.channel) not in known:
+                self.queues.append(queue)
+
+    def _note(self, name: str, problem: str) -> None:
+        self.problems.append((str(self._path / name), problem))
+
+    def _files(self) -> dict[str, list[tuple[int, bool]]]:
+        """Return the numbers of the files of each queue, and whether each is set aside."""
+        found: dict[str, list[tuple[int, bool]]] = {}
+        for name in os.listdir(self._path):
+            if match := _FILE.fullmatch(name):
+                numbers = found.setdefault(match[1], [])
+                if match[2]:
+                    numbers.append((int(match[2]), bool(match[3])))
+        return found
+
+    def _listed(self) -> set[str] | None:
+        """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
+        for name in (FILE_NAME, f"{FILE_NAME}.previous"):
+            try:
+                topics = decode_metadata((self._path / name).read_bytes())
+            except FileNotFoundError:
+                if name == FILE_NAME:
+                    self._note(name, "is not there: no nsqd finds these queues")
+            except (ValueError, RecursionError) as exc:
+                self._note(name, f"cannot be read ({exc})")
+            else:
+                return {each for topic in topics for each in _names(topic)}
+        return None
+
+    def _of_files(self, name: str, files: list[tuple[int, bool]], is_listed: bool) -> StoredQueue:
+        """Return a queue of files; ``is_listed`` says that its nsqd knows it."""
+        meta = self._path / f"{name}.diskqueue.meta.dat"
+        parts, problems = [], []
+        positions = depth = None
+        try:
+            positions = Positions.read(meta)
+            if min(positions[1:]) < 0:
+                positions = None
+                raise ValueError("a position is negative")
+        except FileNotFoundError:
+            pass
+        except ValueError as exc:
+            problems.append((str(meta), f"cannot be read ({exc})"))
+        live = ORPHANED if positions is None or not is_listed else GOOD
+        for number, is_bad in sorted(files):
+            path = self._path / f"{name}.diskqueue.{number:06d}.dat{'.bad' if is_bad else ''}"
+            if is_bad:
+                parts.append(StoredFile(path, SET_ASIDE))
+            elif positions is None or number > positions.write_file:
+                parts.append(StoredFile(path, ORPHANED))
+            elif number < positions.read_file:
+                parts.append(StoredFile(path, READ))
+            else:
+                start = positions.read_position if number == positions.read_file else 0
+                is_last = number == positions.write_file
+                written = positions.write_position if is_last else None
+                parts.append(StoredFile(path, live, start, written))
+                with suppress(FileNotFoundError):
+                    if is_last and path.stat().st_size == written:
+                        depth = positions.depth
+        if positions is not None:
+            there = {number for number, is_bad in files if not is_bad}
+            first = next(each for each in count(positions.read_file) if each not in there)
+            missing = self._path / f"{name}.diskqueue.{first:06d}.dat"
+            is_wanted = first < positions.write_file or (
+                first == positions.write_file and positions.write_position > 0
+            )
+            with suppress(OSError, ValueError):  # unless nsqd has gone on
+                if is_wanted and not missing.exists() and Positions.read(meta) == positions:
+                    problems.append((str(missing), "is not there, and in the metadata"))
+        topic, _, channel = name.partition(":")
+        return StoredQueue(topic, channel, tuple(parts), tuple(problems), depth)
+
+    def _of_database(self, path: Path) -> Iterator[StoredQueue]:
+        """Yield the queues of a database, after it was copied."""
+        self._copies = TemporaryDirectory(prefix="nsq-queue-")
+        copy = Path(self._copies.name) / path.name
+        wal, copied_wal = Path(f"{path}-wal"), Path(f"{copy}-wal")
+        for _ in range(_COPIES):
+            # of one time if the log was not begun anew: it then has all that the file may lack
+            before = _head_of(wal)
+            shutil.copyfile(path, copy)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(wal, copied_wal)
+            if _head_of(wal) == before:
+                break
+            copied_wal.unlink(missing_ok=True)
+        else:
+            raise NsqError(
+                f"{path} changes more quickly than it can be copied",
+                hint="Try again when its nsqd has less to do, or is stopped.",
+            )
+        damage, saved = wal_damage(copied_wal)
+        problems = ((str(wal), damage),) if damage else ()
+        if saved:
+            copied_wal.write_bytes(saved)
+        try:
+            queues = read_queues(copy)
+        except sqlite3.Error as exc:
+            raise _unreadable(path, exc) from exc
+        for number, name, _, waiting, deferred, _ in queues:
+            if name is not None:
+                topic, _, channel = name.partition(":")
+                rows = StoredRows(path, copy, number, waiting + deferred)
+                yield StoredQueue(topic, channel, (rows,), problems)
+
+
+def _names(topic: TopicMetadata) -> list[str]:
+    return [topic.name, *(f"{topic.name}:{name}" for name, _ in topic.channels)]
+
+
+def _head_of(wal: Path) -> bytes:
+    try:
+        with wal.open("rb") as file:
+            return file.read(32)
+    except FileNotFoundError:
+        return b""
+
+
+def _unreadable(path: Path, error: sqlite3.Error) -> NsqError:
+    return NsqError(
+        f"{path} cannot be read ({error})",
+        hint="On a copy of it, `sqlite3 COPY .recover` may read messages out of it.",
+    )
+
+
+def digest(topic: str, message: StoredMessage) -> bytes:
+    """Return what is the same for all copies of a message, and for no other message."""
+    head = b"%b:%b%d:" % (topic.encode(), message.id, message.timestamp_ns)
+    return blake2b(head + message.body, digest_size=16).digest()
+
+
+def _is_damaged(queue: StoredQueue, part: Part) -> bool:
+    found: list[str] = []
+    return (
+        (isinstance(part, StoredRows) and bool(queue.problems))
+        or any(found for _ in part.messages(lambda *at: found.extend(at), bodies=False))
+        or bool(found)
+    )
+
+
+def recovered(
+    queues: list[StoredQueue], note: Note, *, everything: bool = False
+) -> Iterator[tuple[str, StoredMessage]]:
+    """Yield each message of damaged, orphaned and set aside parts once, with its topic.
+
+    What is also in a good part of the same queue is left out: nsqd delivers it. With ``everything``
+    good parts and those that are read count too. Raises ``OSError``, `NsqError`.
+    """
+    written: set[bytes] = set()
+    for queue in queues:
+        wanted, good = [], []
+        for part in queue.parts:
+            is_wanted = everything or part.state in (ORPHANED, SET_ASIDE)
+            if is_wanted or (part.state == GOOD and _is_damaged(queue, part)):
+                wanted.append(part)
+            elif part.state == GOOD:
+                good.append(part)
+        if not wanted:
+            continue
+        there = {
+            digest(queue.topic, message)
+            for part in good
+            for message in part.messages(lambda *_: None)
+        }
+        for part in wanted:
+            for message in part.messages(note):
+                key = digest(queue.topic, message)
+                if key not in there and key not in written:
+                    written.add(key)
+                    yield queue.topic, message

@@ -1,0 +1,263 @@
+"""``nsq queue``: data directories of both nsqd, running and dead, read and left as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.raw_client import RawClient
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
+ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000")
+Kind = Callable[..., Nsqd]
+
+
+def state_of(directory: Path) -> dict[str, tuple[str, int]]:
+    """Content and time of every file of a directory."""
+    return {
+        each.name: (hashlib.sha256(each.read_bytes()).hexdigest(), each.stat().st_mtime_ns)
+        for each in directory.iterdir()
+    }
+
+
+def bodies_of(lines: bytes) -> list[bytes]:
+    return [json.loads(line)["body"].encode() for line in lines.splitlines()]
+
+
+def filled(nsqd: Nsqd) -> None:
+    nsqd.create_channel("t", "ch")
+    nsqd.create_channel("t", "other")
+    nsqd.publish("t", *BODIES)
+    wait_until(lambda: nsqd.depth("t", "ch") == len(BODIES), what="the channel has them")
+
+
+@pytest.fixture
+def left(serve: Serve, data_path: Callable[[], Path]) -> Path:
+    """The directory of an nsqd that was stopped; ``t`` has two channels with all bodies."""
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, *ON_DISK))
+    filled(nsqd)
+    nsqd.stop()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        pytest.param(GoNsqd, ON_DISK, id="Go", marks=pytest.mark.real_nsqd),
+        pytest.param(EmbeddedServer, ON_DISK, id="files"),
+        pytest.param(EmbeddedServer, ("-durable",), id="durable"),
+    ],
+)
+def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
+    kind: Kind,
+    flags: tuple[str, ...],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    run_nsq: RunNsq,
+    tmp_path: Path,
+) -> None:
+    path = data_path()
+    nsqd = serve(kind(path, *flags))
+    filled(nsqd)
+
+    for is_running in (True, False):
+        if not is_running:
+            nsqd.kill()
+        before = state_of(path)
+        listed = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+        shown = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
+        both = run_nsq(["queue", "cat", str(path), "-t", "t"])
+        verified = run_nsq(["queue", "verify", str(path)])
+        archive = tmp_path / f"{is_running}.log.gz"
+        taken = run_nsq(["queue", "recover", str(path), "-o", str(archive), "--all"])
+
+        rows = {(row["topic"], row["channel"]): row for row in listed}
+        assert rows["t", "ch"]["messages"] == len(BODIES)
+        assert rows["t", "ch"]["state"] == "good"
+        assert bodies_of(shown.out) == BODIES
+        assert sorted(both.out.splitlines()) == BODIES  # of the two channels, once
+        assert (verified.status, taken.status) == (0, 0), verified.err
+        assert sorted(bodies_of(run_nsq(["archive", "cat", str(archive)]).out)) == BODIES
+        assert is_running or state_of(path) == before
+
+
+@pytest.mark.parametrize("flags", [ON_DISK, ("-durable",)], ids=["files", "durable"])
+def test_a_directory_that_nobody_may_write_to_is_read(
+    flags: tuple[str, ...],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    nsq_env: dict[str, str],
+) -> None:
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, *flags))
+    filled(nsqd)
+    nsqd.kill()
+    for each in path.iterdir():
+        each.chmod(0o400)
+    path.chmod(0o500)
+    as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root may write everywhere, and there is no setpriv")
+    command = as_others if os.geteuid() == 0 else []
+    assert subprocess.run([*command, "touch", str(path / "x")], capture_output=True).returncode
+
+    command += [sys.executable, "-m", "nsqtools", "queue", "cat", str(path), "-t", "t"]
+    done = subprocess.run(command, env=nsq_env, capture_output=True)
+    path.chmod(0o700)
+
+    assert (done.returncode, done.stdout.splitlines()) == (0, BODIES), done.stderr
+
+
+def test_deferred_messages_of_a_database_are_listed_and_printed(
+    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq
+) -> None:
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, "-durable"))
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish_deferred("t", 3_600_000, b"later")
+    wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 1, what="it is deferred")
+
+    rows = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+
+    assert [(row["messages"], row["deferred"]) for row in rows if row["channel"]] == [(1, 1)]
+    assert run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch"]).out == b"later\n"
+
+
+def test_what_is_in_memory_is_shown_with_an_address(
+    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq
+) -> None:
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7"))
+    filled(nsqd)
+
+    command = ["queue", "ls", str(path), "--json", "--nsqd-http-address", nsqd.http_address]
+    rows = json.loads(run_nsq(command).out)
+
+    held = {(row["channel"], row["messages"], row["memory"]) for row in rows if row["channel"]}
+    assert held == {("ch", len(BODIES) - 7, 7), ("other", len(BODIES) - 7, 7)}
+
+
+def test_recovery_takes_what_nsqd_will_not_deliver_once(
+    left: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    files = sorted(left.glob("t:ch.diskqueue.0*.dat"))
+    aside = Path(f"{files[0]}.bad")
+    files[0].rename(aside)
+    aside.with_name("t:ch.diskqueue.000090.dat.bad").write_bytes(aside.read_bytes())
+    (left / "t:other.diskqueue.meta.dat").unlink()  # all of it is orphaned
+    shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
+    before = state_of(left)
+
+    rows = json.loads(run_nsq(["queue", "ls", str(left), "--json"]).out)
+    archive = tmp_path / "out.log"
+    done = run_nsq(["queue", "recover", str(left), "-o", str(archive), "-c", "ch"])
+    recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)
+    everything = tmp_path / "all.log.gz"
+    run_nsq(["queue", "recover", str(left), "-o", str(everything)])
+
+    states = {(row["topic"], row["channel"], row["state"]) for row in rows}
+    assert states >= {
+        ("t", "ch", "damaged"),
+        ("t", "ch", "set aside"),
+        ("t", "other", "orphaned"),
+        ("gone", None, "orphaned"),
+    }
+    assert recovered
+    assert recovered == BODIES[: len(recovered)]  # not twice, and none that is good
+    assert f"{files[0]}: is not there, and in the metadata" in done.err
+    assert done.status == 6
+    printed = run_nsq(["archive", "cat", str(everything), "-t", "t"]).out
+    assert sorted(bodies_of(printed)) == BODIES
+    assert state_of(left) == before
+
+
+def test_places_of_damage_are_named_and_the_rest_is_read(left: Path, run_nsq: RunNsq) -> None:
+    path = sorted(left.glob("t:ch.diskqueue.0*.dat"))[1]
+    data = bytearray(path.read_bytes())
+    size = 4 + 26 + len(BODIES[0])
+    data[size : size + 4] = b"\0\0\0\x07"
+    path.write_bytes(data)
+
+    done = run_nsq(["queue", "verify", str(left), "--json"])
+    shown = run_nsq(["queue", "cat", str(left), "-t", "t", "-c", "ch"])
+
+    assert done.status == shown.status == 6
+    assert json.loads(done.out)["damaged"] == [
+        {"file": str(path), "problems": [f"bytes {size} to {2 * size} cannot be read"]}
+    ]
+    lost = set(BODIES) - set(shown.out.splitlines())
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        ("60\n0,5\n3,70\n", "cannot be read"),
+        ("60\n0,0\n3,999\n", "999 in its metadata"),
+        ("60\n0,-1\n3,70\n", "a position is negative"),
+        ("nonsense", "cannot be read"),
+        ("60\n0,0\n99,1\n", "is not there, and in the metadata"),
+    ],
+)
+def test_metadata_that_contradicts_the_files_is_reported(
+    left: Path, run_nsq: RunNsq, positions: str, said: str
+) -> None:
+    (left / "t:ch.diskqueue.meta.dat").write_text(positions)
+
+    done = run_nsq(["queue", "verify", str(left)])
+
+    assert done.status == 6
+    assert said in done.err
+
+
+def test_a_wrong_depth_is_reported(left: Path, run_nsq: RunNsq) -> None:
+    meta = left / "t:ch.diskqueue.meta.dat"
+    meta.write_text(meta.read_text().replace("60", "61", 1))
+
+    done = run_nsq(["queue", "verify", str(left)])
+
+    assert f"{meta}: says 61 messages, and the files have 60" in done.err
+
+
+def test_a_message_that_was_being_written_is_no_damage(left: Path, run_nsq: RunNsq) -> None:
+    last = sorted(left.glob("t:ch.diskqueue.0*.dat"))[-1]
+    first = sorted(left.glob("t:ch.diskqueue.0*.dat"))[0].read_bytes()
+    with last.open("ab") as file:
+        file.write(first[:50])
+
+    assert run_nsq(["queue", "verify", str(left)]).status == 0
+
+
+def test_a_damaged_database_is_read_around(
+    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, "-durable"))
+    filled(nsqd)
+    nsqd.stop()
+    [database] = path.glob("nsqd.durable.*.db")
+    content = database.read_bytes()
+    database.write_bytes(content.replace(BODIES[30], b"!" * len(BODIES[30])))
+
+    archive = tmp_path / "out.log"
+    done = run_nsq(["queue", "recover", str(path), "-o", str(archive)])
+
+    assert done.status == 6
+    assert f"{database}: 1 of 60 messages cannot be read" in done.err
+    recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)
+    assert sorted(recovered) == [body for body in BODIES if body != BODIES[30]]

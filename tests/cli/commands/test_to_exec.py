@@ -1,0 +1,329 @@
+"""``nsq to-exec`` with real commands: what they are given, and what follows from how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.embedded import EmbeddedServer
+from plugins.in_process import Result
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "run"
+A_MOMENT = ("--for", f"{patience_s(0.7):g}s")  # for one attempt at least
+LETTERS = ("--dead-letter-topic", "dead")
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def source(serve: Serve, data_path: Callable[[], Path]) -> EmbeddedServer:
+    nsqd = serve(EmbeddedServer(data_path()))
+    nsqd.create_channel(TOPIC, CHANNEL)
+    return nsqd
+
+
+def place(nsqd: EmbeddedServer) -> list[str]:
+    return [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"]
+
+
+def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
+    return ["to-exec", "-t", TOPIC, "-c", CHANNEL, *place(nsqd), *more]
+
+
+@pytest.fixture
+def run(run_nsq: RunNsq, source: EmbeddedServer) -> Run:
+    """Run the command to its end; ``script`` is Python, ``shell`` is for sh."""
+
+    def run(*more: str, script: str = "", shell: str = "") -> Result:
+        command = [sys.executable, "-c", script] if script else ["sh", "-c", shell]
+        return run_nsq(args(source, *more, "--", *command))
+
+    return run
+
+
+def left(nsqd: EmbeddedServer) -> int:
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+SHOW = """
+import hashlib, json, os, sys
+env = {name: value for name, value in os.environ.items() if name.startswith("NSQ_")}
+print(json.dumps([hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), env]))
+"""
+
+
+def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
+    run: Run, source: EmbeddedServer
+) -> None:
+    bodies = [b"one\ntwo", b"\xff\x00", b"x" * (1 << 20)]  # more than a pipe holds
+    source.publish(TOPIC, *bodies)
+
+    result = run("-n", "3", "--workers", "2", script=SHOW)
+
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+    shown = [json.loads(line) for line in result.out.splitlines()]
+    assert {digest for digest, _ in shown} == {sha256(body).hexdigest() for body in bodies}
+    for _, env in shown:
+        assert (env["NSQ_TOPIC"], env["NSQ_CHANNEL"]) == (TOPIC, CHANNEL)
+        assert env["NSQ_ATTEMPTS"] == "1"
+        assert len(env["NSQ_MESSAGE_ID"]) == 16
+        assert int(env["NSQ_TIMESTAMP"]) > 1.6e18
+        assert "NSQ_AUTH_SECRET" not in env
+    assert left(source) == 0
+
+
+def test_a_command_that_does_not_read_its_input_is_done(run: Run, source: EmbeddedServer) -> None:
+    source.publish(TOPIC, b"x" * (1 << 20))
+    assert run("-n", "1", shell="true").err == "nsq: 1 delivered\n"
+
+
+def test_arguments_are_the_body_or_what_is_picked_of_it(
+    run_nsq: RunNsq, source: EmbeddedServer
+) -> None:
+    source.publish(TOPIC, b'{"user": "a b; $(c)"}')
+    more = ["-n", "1", "--arg", "--pick", ".user", "--", "printf", "<%s>", "{}", "-{}-"]
+
+    result = run_nsq(args(source, *more))
+
+    assert result.out == b"<a b; $(c)><-a b; $(c)->\n"  # and a line is ended
+
+
+def test_what_cannot_be_an_argument_is_a_dead_letter(
+    run_nsq: RunNsq, source: EmbeddedServer
+) -> None:
+    source.publish(TOPIC, b"a\0b", b"x" * 200_000, b"fine")
+    more = ["-n", "3", "--arg", *LETTERS, "--", "echo", "{}"]
+
+    result = run_nsq(args(source, *more))
+
+    assert (result.status, result.out) == (6, b"fine\n")
+    assert result.err.endswith("nsq: 1 delivered, 2 dead letters\n")
+
+
+def test_status_75_requeues_and_never_makes_a_dead_letter(run: Run, source: EmbeddedServer) -> None:
+    source.publish(TOPIC, b"one")
+    letters = ("--max-attempts", "1", *LETTERS)
+    result = run(*A_MOMENT, *letters, "--fatal-status", "65", shell="exit 75")
+
+    assert result.status == 0
+    assert "cannot deliver: sh ended with status 75" in result.err
+    assert left(source) == 1
+
+
+def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once(
+    run: Run, source: EmbeddedServer
+):
+    source.publish(TOPIC, b"1", b"65")
+    letters = ("--max-attempts", "2", *LETTERS, "--fatal-status", "65")
+    result = run("-n", "3", *letters, "--tag", "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
+
+    assert result.status == 6
+    assert Counter(line.split()[-1] for line in result.out.splitlines()) == {b"1": 2, b"2": 1}
+    assert "sh ended with status 1, after 2 attempts" in result.err
+    assert result.err.endswith("nsq: 0 delivered, 2 dead letters, 1 requeued\n")
+    assert left(source) == 0
+
+
+def test_a_batch_is_lines_of_one_run_which_answers_for_all(
+    run: Run, source: EmbeddedServer
+) -> None:
+    source.publish(TOPIC, *[b"%d" % number for number in range(7)])
+
+    result = run("-n", "7", "--batch", "3", "--batch-wait", "500ms", shell="cat; echo .")
+
+    runs = [run.split() for run in result.out.split(b".\n")[:-1]]
+    assert [line for run in runs for line in run] == [b"%d" % number for number in range(7)]
+    assert max(map(len, runs)) == 3
+    assert left(source) == 0
+
+
+def test_of_a_batch_that_fails_only_the_message_to_blame_is_given_up(
+    run: Run, run_nsq: RunNsq, source: EmbeddedServer
+) -> None:
+    source.publish(TOPIC, *[b"%d" % number for number in range(8)], b"two\nlines")
+    fails = ("--batch", "8", "--batch-wait", "100ms", "--fatal-status", "65", *LETTERS)
+
+    result = run("-n", "9", *fails, shell="if grep -q 5; then exit 65; fi")
+
+    assert result.status == 6
+    assert result.err.endswith("nsq: 7 delivered, 2 dead letters\n")
+    letters = run_nsq(["tail", "-t", "dead", "-c", "c", "-n", "2", "--force", *place(source)])
+    assert sorted(letters.out.splitlines()) == [b"5", b"lines", b"two"]
+
+
+PERSISTENT = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    body = message["body"]
+    print(message["attempts"], body, file=sys.stderr, flush=True)
+    print({"later": "requeue 30s", "bad": "dead it is bad"}.get(body, "ok"), flush=True)
+"""
+
+
+def test_a_persistent_command_answers_a_line_for_each(run: Run, source: EmbeddedServer) -> None:
+    source.publish(TOPIC, b"a", b"later", b"bad", b"b")
+
+    result = run("-n", "4", "--persistent", *LETTERS, *A_MOMENT, script=PERSISTENT)
+
+    assert [line for line in result.err.splitlines() if line.startswith("1 ")] == [
+        "1 a",
+        "1 later",
+        "1 bad",
+        "1 b",
+    ]
+    assert result.err.endswith("nsq: 2 delivered, 1 dead letters, 1 requeued\n")
+    assert "is a dead letter: it is bad" in result.err
+    assert source.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
+
+
+@pytest.mark.parametrize("fault", ["print('debug', flush=True)", "sys.exit(3)"])
+def test_what_a_persistent_command_has_not_answered_is_given_to_the_next(
+    run: Run, source: EmbeddedServer, fault: str, tmp_path: Path
+) -> None:
+    """A line that is no answer may not shift the answers: ok for a message would be another's."""
+    handled = tmp_path / "handled"
+    script = f"""
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["body"] == "bad":
+        {fault}
+    with open({str(handled)!r}, "a") as file:
+        file.write(message["body"] + "\\n")
+    print("ok", flush=True)
+"""
+    source.publish(TOPIC, b"a", b"b", b"bad", b"c", b"d")
+    letters = ("--max-attempts", "1", *LETTERS)
+
+    result = run("-n", "5", "--persistent", *letters, script=script)
+
+    assert result.err.endswith("nsq: 4 delivered, 1 dead letters\n")
+    assert set(handled.read_text().split()) >= {"a", "b", "c", "d"}
+    assert left(source) == 0
+
+
+def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
+    run: Run, source: EmbeddedServer, tmp_path: Path
+) -> None:
+    source.publish(TOPIC, b"one")
+    pids = tmp_path / "pids"
+    shell = f"trap '' TERM; sleep 1000 & echo $$ $! > {pids}; wait; sleep 1000"
+    more = ("--command-timeout", "300ms", "--max-attempts", "1", *LETTERS)
+
+    result = run("-n", "1", *more, shell=f"trap 'exit 1' TERM; {shell.partition(' TERM; ')[2]}")
+
+    assert "sh took longer than 0.3 s" in result.err
+    assert result.err.endswith("1 dead letters\n")
+    assert not any(is_running(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_message_is_touched_while_its_command_runs(
+    run_nsq: RunNsq, serve: Serve, data_path: Callable[[], Path]
+) -> None:
+    nsqd = serve(EmbeddedServer(data_path(), "-msg-timeout=1s"))
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"one")
+
+    result = run_nsq(args(nsqd, "-n", "1", "--", "sh", "-c", "sleep 2.5; echo $NSQ_ATTEMPTS"))
+
+    assert (result.out, result.err) == (b"1\n", "nsq: 1 delivered\n")
+
+
+@pytest.mark.parametrize("mode", ["once", "persistent"])
+def test_no_command_outlives_a_killed_runner(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path, mode: str
+) -> None:
+    source.publish(TOPIC, b"one", b"two")
+    pids = tmp_path / "pids"
+    shell = f"sleep 1000 & echo $$ $! >> {pids}; wait"
+    more = ["--persistent"] if mode == "persistent" else []
+    process = spawn_nsq(args(source, "--workers", "2", *more, "--", "sh", "-c", shell))
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 4, what="two commands")
+
+    process.kill()
+
+    started = [int(pid) for pid in pids.read_text().split()]
+    wait_until(lambda: not any(map(is_running, started)), what="the end of the commands")
+
+
+def test_the_process_that_starts_commands_may_be_killed(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+) -> None:
+    source.publish(TOPIC, b"one")
+    pids = tmp_path / "pids"
+    shell = f'echo $PPID $$ >> {pids}; test "$NSQ_ATTEMPTS" = 2 || sleep 1000'
+    spawn_nsq(args(source, "--", "sh", "-c", shell))
+    wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), what="a command")
+    starter, command = map(int, pids.read_text().split())
+
+    os.kill(starter, signal.SIGKILL)
+
+    wait_until(lambda: left(source) == 0, what="the message's end")
+    assert not is_running(command)
+
+
+def test_a_stop_ends_commands_and_gives_their_messages_back(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+) -> None:
+    source.publish(TOPIC, b"one")
+    pids = tmp_path / "pids"
+    more = ("-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS)
+    process = spawn_nsq(args(source, *more, "--", "sh", "-c", f"echo $$ > {pids}; exec sleep 1000"))
+    wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), what="a command")
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(patience_s(20)) == 143
+    assert not is_running(int(pids.read_text()))
+    assert left(source) == 1  # no dead letter: the message is not to blame
+
+
+def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
+    source.publish(TOPIC, *[b"%d" % number for number in range(40)])
+    shell = 'read n; printf "a$n"; printf "b$n\\nc$n"; printf "e$n" >&2'
+
+    result = run("-n", "40", "--workers", "4", shell=shell)
+
+    numbers = [b"%d" % number for number in range(40)]
+    wanted = [line for n in numbers for line in (b"a%bb%b" % (n, n), b"c" + n)]
+    assert sorted(result.out.splitlines()) == sorted(wanted)
+    assert sorted(result.err.splitlines()[:-1]) == sorted(f"e{n.decode()}" for n in numbers)
+
+
+def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    process = spawn_nsq(args(source, "-n", "2", "--", str(program)))
+    source.publish(TOPIC, b"one")
+    wait_until(lambda: left(source) == 0, what="the first")
+    program.rename(tmp_path / "away")
+    source.publish(TOPIC, b"two")
+    assert process.stderr is not None
+    assert b"cannot deliver: cannot start" in process.stderr.readline()
+
+    (tmp_path / "away").rename(program)
+
+    assert process.wait(patience_s(30)) == 0
