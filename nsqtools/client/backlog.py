@@ -64,6 +64,8 @@ class Backlog:
 
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
+        # set where who takes messages also drives the I/O loop: takes a turn, of so many seconds
+        self.drive: Callable[[float], object] | None = None
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
         self._asking: set[int] = set()  # threads that wait in `get`
@@ -124,9 +126,13 @@ class Backlog:
             left_s = max(0.0, until - time.monotonic())
             self._asking.add(thread)
             try:
-                self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
+                if self.drive is not None:
+                    self.drive(min(left_s, MAX_SLEEP_S) if self._tokens.empty() else 0.0)
+                    self._tokens.get_nowait()
+                else:
+                    self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
             except queue.Empty:
-                if left_s > MAX_SLEEP_S:
+                if left_s > MAX_SLEEP_S or (left_s and self.drive is not None):
                     continue
                 return None
             finally:
@@ -514,5 +520,6 @@ class Delivery:
     def catch_up(self) -> None:
         until = self._loop.now() + CATCH_UP_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
-            self._loop.wake()
-            time.sleep(0.001)
+            if not self._loop.drive(0):
+                self._loop.wake()
+                time.sleep(0.001)

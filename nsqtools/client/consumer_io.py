@@ -47,7 +47,6 @@ from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import counted
-from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
@@ -61,8 +60,6 @@ SAY_AFTER_S = 1.0  # what a stop waits for
 STRAGGLERS_S = 0.05
 
 Step = Literal["wait", "requeue", "shutdown", "close"]
-
-READ_BUFFER = memoryview(bytearray(READ_SIZE))  # of the one I/O thread
 
 
 class QueuedAnswer(NamedTuple):
@@ -144,6 +141,7 @@ class Subscription:
     def touch(self, message_id: bytes) -> None:
         self._answers.append(QueuedAnswer(message_id, commands.Touch(message_id).encode()))
         self._note()
+        self._user.loop.drive(0)  # by a handler that is inline, whose return may be far
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
@@ -400,11 +398,15 @@ class ConsumerIO:
             full_jitter=options.backoff_strategy == "full_jitter",
         )
 
-    def start(self, *, quietly: bool) -> None:
-        """Begin, from any thread. ``quietly``: the caller reports first errors."""
+    def start(self, *, quietly: bool = False, inline: bool = False) -> None:
+        """Begin, from any thread. ``quietly``: the caller reports first errors. ``inline``: on a
+        loop that the caller drives."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
-        self.loop.start()
+        if inline:
+            self.loop.start_own()
+        else:
+            self.loop.start()
 
     def _begin(self) -> None:
         for dialer in self._dialers.values():
@@ -441,7 +443,7 @@ class ConsumerIO:
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
         # first: who sees the subscription and forks relies on its socket being registered
-        connection.attach(self.loop, subscription, READ_BUFFER)
+        connection.attach(self.loop, subscription, self.loop.buffer)
         self.subscriptions[subscription] = None
         resend = options.rdy_resend == "always" or (
             options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)

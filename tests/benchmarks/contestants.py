@@ -138,6 +138,7 @@ CONSUMERS = [
     Contestant("pynsq", pynsq, share=0.1),
     Contestant("library loop", library("consume")),
     Contestant("run, 1 worker", library("consume", "--with=run")),
+    Contestant("run inline", library("consume", "--with=inline")),
     Contestant("bench_reader", go("bench_reader", "-rdy=2500", "-runfor=1h"), leaves=UNSENT_FINS),
     Contestant("bare loop", bare_consume),
     Contestant("nsq tail TLS", tail(*TLS)),
@@ -157,6 +158,7 @@ CONNECTIONS = [
     for name, make, flags in (
         ("go-nsq", gonsq, (FEW_IN_FLIGHT,)),
         ("run", library, ("--with=run", FEW_IN_FLIGHT)),
+        ("run inline", library, ("--with=inline", FEW_IN_FLIGHT)),
     )
 ]
 PRODUCERS = [

@@ -1,6 +1,6 @@
 """What plain programs with the library do; gonsq is the same with go-nsq.
 
-library_programs.py consume TCP_ADDRESS,... TOPIC CHANNEL [--with loop|run|aio] [--workers 16]
+library_programs.py consume TCP_ADDRESS,... TOPIC CHANNEL [--with loop|run|inline|aio] [--workers N]
 library_programs.py publish TCP_ADDRESS TOPIC [--with pub|linger|aio]    a message for each line
 """
 
@@ -43,6 +43,10 @@ def loop(job: argparse.Namespace) -> None:
 
 def run(job: argparse.Namespace) -> None:
     consumer_of(job, Consumer).run(lambda message: None, workers=job.workers, signals=True)
+
+
+def inline(job: argparse.Namespace) -> None:
+    consumer_of(job, Consumer).run(lambda message: None, inline=True, signals=True)
 
 
 def aio_loop(job: argparse.Namespace) -> None:
@@ -90,6 +94,7 @@ def aio_publish(job: argparse.Namespace) -> None:
 PROGRAMS = {
     ("consume", "loop"): loop,
     ("consume", "run"): run,
+    ("consume", "inline"): inline,
     ("consume", "aio"): aio_loop,
     ("publish", "pub"): publish,
     ("publish", "linger"): publish,

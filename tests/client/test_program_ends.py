@@ -42,6 +42,14 @@ def stuck(message):
 """
 
 
+SAYS_STOPPING = """
+def begin_stop(begin=consumer.begin_stop, **how):
+    begin(**how)
+    print("stopping", flush=True)
+consumer.begin_stop = begin_stop
+"""
+
+
 @contextmanager
 def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -71,6 +79,8 @@ ENDS = {
     "run": ("consumer.run(handle)", 0),
     "run of several workers": ("consumer.run(handle, workers=4)", 0),
     "run without signals": ("consumer.run(handle, signals=False)", -2),
+    "run inline": ("consumer.run(handle, inline=True)", 0),
+    "run inline without signals": ("consumer.run(handle, inline=True, signals=False)", -2),
     "a loop": ("for m in consumer: handle(m); m.finish()", -2),
     "a loop in with": ("with consumer:\n    for m in consumer: handle(m); m.finish()", -2),
     "batches": ("for b in consumer.batches(): handle(b[0]); b.finish()", -2),
@@ -89,9 +99,9 @@ def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, name: str) -> 
     assert left(nsqd)[1] == 0
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_worker_program_drains_at_sigterm(nsqd: GoNsqd, workers: int) -> None:
-    with program(nsqd, f"consumer.run(handle, workers={workers}); print('over')") as process:
+@pytest.mark.parametrize("how", ["workers=1", "workers=4", "inline=True"])
+def test_a_worker_program_drains_at_sigterm(nsqd: GoNsqd, how: str) -> None:
+    with program(nsqd, f"consumer.run(handle, {how}); print('over')") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         first = process.stdout.readline()
@@ -134,17 +144,20 @@ def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, t
     assert left(nsqd) == (COUNT - 10, 0)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("how", ["workers=1", "workers=2", "inline=True"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_a_program_whose_handler_is_stuck(
-    nsqd: GoNsqd, workers: int, number: signal.Signals
+    nsqd: GoNsqd, how: str, number: signal.Signals
 ) -> None:
-    with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, workers={workers})") as process:
+    with program(nsqd, SAYS_STOPPING + NEVER_RETURNS + f"consumer.run(stuck, {how})") as process:
         assert process.stdout is not None
-        for _ in range(workers):
+        for _ in range(2 if how == "workers=2" else 1):
             process.stdout.readline()
         process.send_signal(number)
-        wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
+        if how == "inline=True":  # nothing is sent before the handler returns
+            assert process.stdout.readline() == "stopping\n"
+        else:
+            wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
         process.send_signal(number)
         process.communicate(timeout=patience_s(20))
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
