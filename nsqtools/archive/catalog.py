@@ -1,15 +1,13 @@
 """What lies at some places, and what each file there holds: archives, Parquet and Delta tables.
 
 Each kind has a catalog that says which files count, how many messages each has and of which times:
-the indexes of archives, the footers of Parquet, the log of a Delta table. A folder in which Spark's
-file sink keeps a log has what that log names; what lies below ``_`` or ``.`` is of other programs.
+the indexes of archives, the footers of Parquet, the log of a Delta table. `finding` says which
+files are there.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,13 +16,19 @@ from typing import Any, NamedTuple
 
 from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog, Partition, is_table
-from nsqtools.archive.finding import PARQUET_MAGIC, ArchiveFile, find_archives
+from nsqtools.archive.finding import (
+    PARQUET_MAGIC,
+    ArchiveFile,
+    find_archives,
+    is_of_others,
+    parquet_entries,
+)
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, StoredPlace, absolute
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import LocalStorage, Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
@@ -96,15 +100,11 @@ def _stored_kind(place: StoredPlace) -> str:
     if any(name.startswith(f"{DELTA_LOG}/") for name in entries):
         return "delta"
     for name in sorted(entries):
-        if name == "" or (entries[name].size and not _is_of_others(name)):
+        if name == "" or (entries[name].size and not is_of_others(name)):
             first = place / name if name else place
             magic = first.storage.read_range(first.key, 0, len(PARQUET_MAGIC))
             return "parquet" if magic == PARQUET_MAGIC else "archives"
     return "archives"
-
-
-def _is_of_others(name: str) -> bool:
-    return any(part[:1] in "._" for part in name.split("/"))
 
 
 def is_parquet(path: Path) -> bool:
@@ -252,17 +252,10 @@ def _parquet_names(place: Location) -> tuple[Storage, dict[str, int]]:
         return LocalStorage(place.parent), {place.name: place.stat().st_size}
     storage = open_storage(str(place))
     try:
-        sizes = {entry.name: entry.size for entry in storage.list()}
-        counting = committed(storage, sizes)
+        entries = parquet_entries(storage, list(storage.list()))
     except OSError as exc:
         raise failure_of(exc, "list", place) from exc
-    return storage, {
-        name: size
-        for name, size in sorted(sizes.items())
-        if name.endswith(".parquet")
-        and not _is_of_others(name)
-        and (counting is None or name.rpartition("/")[2] in counting)
-    }
+    return storage, {each.name: each.size for each in entries}
 
 
 def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
@@ -372,33 +365,3 @@ def _root_of(place: Location) -> Location:
     if folders:
         return folders[-1].parent
     return place.parent if place.name.endswith(".parquet") and not place.is_dir() else place
-
-
-# -- Spark's file sink --------------------------------------------------------------------------
-
-SINK_LOG = "_spark_metadata"
-SINK_LOG_VERSION = "v1"
-_BATCH = re.compile(r"\d+(\.compact)?")
-
-
-def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
-    """Return the names of the files that count; None where Spark's sink keeps no log.
-
-    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
-    without its directory. Raises ``OSError``, and `OutputError`.
-    """
-    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
-    if not logs:
-        return None
-    known: set[str] = set()
-    for name in logs:
-        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
-            version, *lines = output.read(name).decode().splitlines()
-            try:
-                if version != SINK_LOG_VERSION:
-                    raise ValueError(f"it is of version {version}")
-                rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-                known |= {row["path"].rpartition("/")[2] for row in rows}
-            except (ValueError, KeyError, TypeError) as exc:
-                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
-    return known

@@ -27,7 +27,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +37,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import (
     DAY_NS,
     Inputs,
@@ -46,6 +47,7 @@ from nsqtools.archive.catalog import (
     parquet_sources,
     sources_of,
 )
+from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import index_of, manifest_of
 from nsqtools.archive.lease import leased
@@ -60,7 +62,9 @@ from nsqtools.archive.slices import (
     Slot,
     body_kind,
     body_kind_of,
+    columns_in,
     create_table,
+    need_columns,
     run_job,
     unreadable,
 )
@@ -76,6 +80,7 @@ TARGET_BYTES = 256 << 20
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 400_000
 SLICE_TEXT = 128 << 20
+FOOTERS_AT_ONCE = 16
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -121,6 +126,9 @@ class Settings:
     parallel: int = 1
     delimiter: bytes = b"\n"
     skips_damaged: bool = False
+    body: BodyKind = BodyKind.string
+    fields: Mapping[str, Any] | None = None
+    """The JSON Schema of bodies; None for no columns of theirs."""
 
 
 def jobs_of(
@@ -302,8 +310,9 @@ class Compaction:
             self.partitions.append(Partition(slot, state, new))
             there += kept
             present[slot] = there
-        kind = body_kind(self.table) if self.table else body_kind_of(present.values())
         work = self.work
+        self._kind = self._kind_of_bodies(present)
+        self.others = self._other_columns(work, present)
         total = sum(source.size for each in work for source in each.sources)
         share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
         for partition in work:
@@ -312,9 +321,11 @@ class Compaction:
                 partition.slot,
                 (),
                 (),
-                kind,
+                self._kind,
                 self.settings.delimiter,
                 self.settings.skips_damaged,
+                self.others,
+                self.settings.fields,
             )
             there = present.get(partition.slot, [])
             size = min(self.settings.target_bytes, share)
@@ -323,6 +334,47 @@ class Compaction:
             if partition.slot.day is None:
                 known = {source.name for source in there}
                 partition.jobs = [each for each in partition.jobs if each.name not in known]
+
+    def _kind_of_bodies(self, present: Mapping[Slot, Sequence[Source]]) -> BodyKind:
+        """Return what bodies become: what they are there, if that is what was asked for."""
+        asked = self.settings.body
+        there = body_kind(self.table) if self.table else body_kind_of(present.values())
+        is_other = (asked is BodyKind.binary) != (there is BodyKind.binary)
+        if there is not None and is_other and asked is not BodyKind.string:
+            raise ConfigurationError(
+                f"bodies in {self.output} are {there.value}, not {asked.value}",
+                hint=f"Give --body {there.value}, or another place.",
+            )
+        return there or asked
+
+    def _other_columns(
+        self, work: Iterable[Partition], present: Mapping[Slot, Sequence[Source]]
+    ) -> pyarrow.Schema:
+        """Return the columns beside a message's, by name, of output, bodies and inputs.
+
+        Of two types the first is taken; values of the other go to ``_error``.
+        """
+        import pyarrow
+
+        tables = [DeltaCatalog(str(place)) for place in self._inputs.delta]
+        if self.table is not None and self.table.exists():
+            tables.insert(0, self.table)
+        schemas = [table.schema() for table in tables]
+        if self.settings.fields is not None:
+            schemas.append(BodyColumns(fields_of(self.settings.fields)).schema())
+        read = [each for partition in work for each in partition.sources if each.archive is None]
+        if not self._inputs.parquet and not self._inputs.archives:
+            read = []
+        if self.table is None:
+            read = [*(each for some in present.values() for each in some), *read]
+        some = list({each.shown: each for each in read if not each.damage}.values())
+        with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+            schemas += pool.map(columns_in, some)
+        known: dict[str, pyarrow.DataType] = {}
+        for each in (each for schema in schemas for each in schema):
+            if each.name not in RESERVED and known.setdefault(each.name, each.type) != each.type:
+                known.setdefault(ERROR, pyarrow.string())
+        return pyarrow.schema(list(known.items()))
 
     def _state(
         self, slot: Slot, sources: list[Source], there: Sequence[Source]
@@ -409,13 +461,19 @@ class Compaction:
 
     def run(self, run_jobs: RunJobs) -> None:
         """Do what is planned. The output must be locked."""
+        import pyarrow
+
         if not self.settings.skips_damaged:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
                     raise unreadable(source, source.damage)
         if self.table is not None and not self.table.exists() and self.jobs:
             others = {name for partition in self.work for name, _ in partition.slot.others}
-            create_table(self.table, sorted(others))
+            create_table(self.table, sorted(others), self._kind)
+        if self.table is not None and self.jobs:
+            in_folders = self.table.partition_columns
+            own = [each for each in self.others if each.name not in in_folders]
+            need_columns(self.table, pyarrow.schema(own))
         of_job = [(partition, job) for partition in self.work for job in partition.jobs]
         left = Counter(id(partition) for partition, _ in of_job)
         for number, done in run_jobs([job for _, job in of_job]):
@@ -444,8 +502,6 @@ class Compaction:
             bare = partition.slot.day is None
             names = "".join(sorted(file.path for file in files))
             identity = hashlib.sha256(names.encode()).hexdigest() if bare else uuid4().hex
-            fields = [each for file in files for each in self._schema_of(file)]
-            self.table.add_columns(fields)
             self.table.commit(
                 files,
                 removes if self.is_within else (),
@@ -463,12 +519,6 @@ class Compaction:
             self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
         except OSError as exc:
             raise failure_of(exc, "write", self.output) from exc
-
-    def _schema_of(self, file: TableFile) -> Iterable[pyarrow.Field]:
-        from pyarrow import parquet
-
-        with self.storage.open(file.path) as opened, parquet.ParquetFile(opened) as parquet_file:
-            return list(parquet_file.schema_arrow)
 
     def _table_file(self, partition: Partition, source: Source) -> TableFile:
         return TableFile(source.name, source.size, partition=partition.slot.values)

@@ -7,8 +7,9 @@ only, and their indexes are read several at a time, because each costs a round t
 Trap: a listing is no snapshot. It may show a file and, from an earlier page, not yet its index. So
 the index of what is listed is asked for by its name: it is there before its file is.
 
-Tables are found, too: every Parquet file of a directory or a bucket, and of a Delta table those
-that its log names, whatever else lies there.
+Tables are found, too: every Parquet file of a directory or a bucket; of a Delta table, and where
+Spark's file sink keeps a log, those that the log names. A place of Parquet alone may have notes of
+other programs, below ``_`` and ``.``.
 
 A file without an index may be of bare bodies, in any form. It is refused where it is known to be
 something else, which would be published as bodies.
@@ -17,11 +18,12 @@ something else, which would be published as bodies.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile
 from nsqtools.archive.layout import (
@@ -50,7 +52,7 @@ from nsqtools.archive.storage import (
     scheme_of,
 )
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError
 
 INDEXES_AT_ONCE = 16
@@ -189,7 +191,10 @@ def _find(place: str) -> list[ArchiveFile]:
         if (path / LOG).is_dir():
             return _files_of_table(place, storage)
         in_progress = [entry for entry in storage.list() if is_hidden(_base(entry), PART)]
-        files = [*filter(_is_finished, storage.list()), *in_progress]
+        listed = list(storage.list())
+        if _is_table(listed):
+            return _files_of_parquet(storage, listed)
+        files = [*filter(_is_finished, listed), *in_progress]
         return [_with_index(storage, entry) for entry in files]
     storage = open_storage(place)
     listed = sorted(storage.list(), key=_order)
@@ -200,6 +205,8 @@ def _find(place: str) -> list[ArchiveFile]:
     names = {entry.name for entry in listed}
     if any(name.startswith(f"{LOG}/") for name in names):
         return _files_of_table(place, storage)
+    if _is_table(listed):
+        return _files_of_parquet(storage, listed)
     with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
         finished = filter(_is_finished, listed)
         return list(pool.map(lambda entry: _with_index(storage, entry, names), finished))
@@ -264,6 +271,14 @@ def _files_of_table(place: str, storage: Storage) -> list[ArchiveFile]:
     ]
 
 
+def _files_of_parquet(storage: Storage, listed: Sequence[Entry]) -> list[ArchiveFile]:
+    names = {entry.name for entry in listed}
+    return [
+        ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
+        for each in parquet_entries(storage, listed)
+    ]
+
+
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
     manifest = str(manifest_of(PurePosixPath(entry.name)))
@@ -283,3 +298,61 @@ def _beginning(storage: Storage, entry: Entry) -> bytes:
         return storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) if entry.size else b""
     except (FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return b""
+
+
+# -- the files of tables ------------------------------------------------------------------------
+
+SINK_LOG = "_spark_metadata"
+SINK_LOG_VERSION = "v1"
+_BATCH = re.compile(r"\d+(\.compact)?")
+
+
+def is_of_others(name: str) -> bool:
+    """Whether a name is none of data: tables of all programs keep theirs below ``_`` and ``.``."""
+    return any(part[:1] in "._" for part in name.split("/"))
+
+
+def parquet_entries(storage: Storage, listed: Sequence[Entry]) -> list[Entry]:
+    """Return the Parquet files that count, of a listing, in order.
+
+    Where Spark's file sink has a log, they are those that it names. Raises
+    ``OSError`` and `OutputError`.
+    """
+    counting = committed(storage, [entry.name for entry in listed])
+    return [
+        entry
+        for entry in sorted(listed, key=lambda each: each.name)
+        if entry.name.endswith(".parquet")
+        and not is_of_others(entry.name)
+        and (counting is None or entry.name.rpartition("/")[2] in counting)
+    ]
+
+
+def _is_table(listed: Sequence[Entry]) -> bool:
+    """Whether a listing is that of Parquet, and of what belongs to it."""
+    data = [entry.name for entry in listed if not is_of_others(entry.name)]
+    in_progress = any(is_hidden(_base(entry), PART) for entry in listed)
+    return bool(data) and not in_progress and all(name.endswith(".parquet") for name in data)
+
+
+def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
+    """Return the names of the files that count; None where Spark's sink keeps no log.
+
+    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
+    without its directory. Raises ``OSError``, and `OutputError`.
+    """
+    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
+    if not logs:
+        return None
+    known: set[str] = set()
+    for name in logs:
+        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
+            version, *lines = output.read(name).decode().splitlines()
+            try:
+                if version != SINK_LOG_VERSION:
+                    raise ValueError(f"it is of version {version}")
+                rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+                known |= {row["path"].rpartition("/")[2] for row in rows}
+            except (ValueError, KeyError, TypeError) as exc:
+                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
+    return known

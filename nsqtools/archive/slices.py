@@ -12,7 +12,7 @@ again makes the same file, and another one never takes its name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
 from nsqtools.archive.codecs import CorruptError
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
@@ -81,6 +82,10 @@ class Job:
     body: BodyKind = BodyKind.string
     delimiter: bytes = b"\n"
     skips_damaged: bool = False
+    others: pyarrow.Schema | None = None
+    """The columns of the output beside those of a message."""
+    fields: Mapping[str, Any] | None = None
+    """The JSON Schema by which bodies of archives have columns; None for none."""
 
     @property
     def name(self) -> str:
@@ -101,6 +106,7 @@ class Done:
     read: int
     duplicates: int
     damages: tuple[tuple[str, str], ...] = ()
+    misfits: int = 0
 
 
 # -- the work of one file -----------------------------------------------------------------------
@@ -119,16 +125,18 @@ def run_job(job: Job) -> Done:
 def _make(job: Job, storage: Storage, draft: Path) -> Done:
     reading = _Reading(job)
     schema = reading.schema
-    duplicates = 0
+    duplicates = misfits = 0
     with ParquetWriter(draft, schema) as writer:
         for part in job.slices:
             if job.slot.day is None:
                 for batch in reading.batches(part):
+                    misfits += _misfits(batch)
                     writer.add(batch)
                 continue
             rows = reading.table(part)
             kept = without(deduplicated(rows), reading.identities(part))
             duplicates += rows.num_rows - kept.num_rows
+            misfits += _misfits(kept)
             for batch in kept.to_batches(1 << 16):
                 writer.add(batch)
         damages = tuple(reading.damages)
@@ -144,7 +152,12 @@ def _make(job: Job, storage: Storage, draft: Path) -> Done:
         written.max_ts_ns,
         job.slot.values,
     )
-    return Done(job.slot, file, reading.rows, duplicates, damages)
+    return Done(job.slot, file, reading.rows, duplicates, damages, misfits)
+
+
+def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
+    """How many bodies did not fit their columns."""
+    return int(rows.num_rows - rows[ERROR].null_count) if ERROR in rows.schema.names else 0
 
 
 @contextmanager
@@ -174,27 +187,17 @@ class _Reading:
     """Reads what a job names, in the columns of its output."""
 
     def __init__(self, job: Job) -> None:
+        import pyarrow
+
         self._job = job
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
-        self.schema = self._schema()
-
-    def _schema(self) -> pyarrow.Schema:
-        """The columns of messages, and all others that some file has, without a partition's."""
-        import pyarrow
-        from pyarrow import parquet
-
-        schema = message_schema(self._job.body)
-        fields = {each.name: each for each in schema if each.name not in self._job.slot.values}
-        sources = {each.shown: each for part in self._job.slices for each in part.sources}
-        for source in sources.values():
-            if source.archive is None:
-                opened = source.storage.open(source.name)
-                with opened, parquet.ParquetFile(opened) as file:
-                    for each in file.schema_arrow:
-                        if each.name not in ("body_bytes", *self._job.slot.values):
-                            fields.setdefault(each.name, each.with_metadata(None))
-        return pyarrow.schema(list(fields.values()))
+        of_folders = job.slot.values
+        some = [*message_schema(job.body), *(job.others or ())]
+        self.schema = pyarrow.schema([each for each in some if each.name not in of_folders])
+        self._columns = None
+        if job.fields is not None:
+            self._columns = BodyColumns(fields_of(job.fields), evolves=False)
 
     def table(self, part: Slice) -> pyarrow.Table:
         import pyarrow
@@ -224,7 +227,9 @@ class _Reading:
                 on_rows=counted.append,
             )
             for batch in found:
-                yield self._counted(self._fitted(self._of_topic(batch, source)))
+                chosen = self._of_topic(batch, source)
+                typed = self._columns.add(chosen) if self._columns else chosen
+                yield self._counted(self._fitted(typed))
             members = [m for m in source.archive.members or () if within.may_have(m)]
             expected = sum(member.messages for member in members)
             if not source.damage and not bare and sum(counted) != expected:
@@ -275,12 +280,27 @@ class _Reading:
 def fitted(
     batch: pyarrow.RecordBatch, schema: pyarrow.Schema, kind: BodyKind
 ) -> pyarrow.RecordBatch:
-    """Give a batch the columns of an output: those that it lacks are null."""
+    """Give a batch the columns of an output: those that it lacks are null.
+
+    A value of another type than its column does not fit: none of the row's columns has one then,
+    as when the body had been read, and ``_error`` says why.
+    """
     import pyarrow
+    from pyarrow import compute
 
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
         columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
+    wrong = pyarrow.nulls(batch.num_rows, pyarrow.string())
+    own = [each for each in schema if each.name not in RESERVED and each.name in columns]
+    for each in own:
+        columns[each.name], fits = _converted(columns[each.name], each.type)
+        wrong = compute.if_else(fits, wrong, f"{each.name} is not {each.type}")
+    if wrong.null_count < batch.num_rows:
+        for each in own:
+            nothing = pyarrow.scalar(None, each.type)
+            columns[each.name] = compute.if_else(wrong.is_null(), columns[each.name], nothing)
+        columns[ERROR] = wrong
     arrays = [
         columns[each.name].cast(each.type)
         if each.name in columns
@@ -290,33 +310,78 @@ def fitted(
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def body_kind(table: DeltaCatalog) -> BodyKind:
-    """Return what the bodies of a table are: text with bytes beside, as of a new one, or bytes."""
+def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
+    """Return values as another type has them, and which of them it has, null included."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if values.type == kind:
+        return values, pyarrow.scalar(True)
+    if all(types.is_integer(each) or types.is_floating(each) for each in (values.type, kind)):
+        converted = values.cast(kind, safe=False)
+        same = compute.equal(converted.cast(values.type, safe=False), values)
+        return converted, compute.or_kleene(same, values.is_null())
+    return pyarrow.nulls(len(values), kind), values.is_null()
+
+
+def body_kind(table: DeltaCatalog) -> BodyKind | None:
+    """Return what the bodies of a table are, None of one that is not there."""
     from pyarrow import types
 
-    is_binary = table.exists() and types.is_binary(table.schema().field("body").type)
+    if not table.exists():
+        return None
+    is_binary = types.is_binary(table.schema().field("body").type)
     return BodyKind.binary if is_binary else BodyKind.string
 
 
-def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind:
+def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
     """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
-    from pyarrow import parquet, types
+    from pyarrow import types
 
     for source in (each for some in present for each in some):
-        with source.storage.open(source.name) as opened, parquet.ParquetFile(opened) as file:
-            is_binary = types.is_binary(file.schema_arrow.field("body").type)
-            return BodyKind.binary if is_binary else BodyKind.string
-    return BodyKind.string
+        is_binary = types.is_binary(columns_in(source).field("body").type)
+        return BodyKind.binary if is_binary else BodyKind.string
+    return None
 
 
-def create_table(table: DeltaCatalog, others: Iterable[str] = ()) -> None:
+def columns_in(source: Source) -> pyarrow.Schema:
+    """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with source.storage.open(source.name) as file, parquet.ParquetFile(file) as opened:
+            return opened.schema_arrow.remove_metadata()
+    except ArrowException as exc:
+        raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
+    except OSError as exc:
+        raise failure_of(exc, "read", source.shown) from exc
+
+
+def create_table(
+    table: DeltaCatalog, others: Iterable[str] = (), kind: BodyKind = BodyKind.string
+) -> None:
     """Make a table of messages, if there is none. ``others`` are more columns of partitions."""
     import pyarrow
 
-    schema = message_schema(BodyKind.string).append(pyarrow.field("date", pyarrow.date32()))
+    schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
     for name in others:
         schema = schema.append(pyarrow.field(name, pyarrow.string()))
     table.create(schema, [*PARTITIONS, *others])
+
+
+def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
+    """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
+    own = [each for each in schema if each.name not in RESERVED]
+    if not own:
+        return
+    table.add_columns(own)
+    there = {each.name: each.type for each in table.schema()}
+    for each in own:
+        if there.get(each.name) != each.type:
+            raise OutputError(
+                f"{each.name} is {there.get(each.name)} in {table.storage.url}, not {each.type}",
+                hint="Give a schema with the types of the table, or another table.",
+            )
 
 
 def unreadable(source: Source, problem: str) -> NsqError:

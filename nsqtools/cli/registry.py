@@ -107,8 +107,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 ),
                 "convert": Command("archive:convert", "Bring archives into a table."),
                 "schema": Command(
-                    "archive:schema",
-                    "Print the columns of JSON bodies, as a JSON Schema.",
+                    "archive:schema", "Print the columns of JSON bodies, as a JSON Schema."
                 ),
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."
@@ -311,7 +310,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             },
             "nsq spark doctor",
             "nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq",
-        ),
+        )
     },
     "Servers": {
         "demo": Command(
@@ -335,7 +334,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "Print what can follow a command line, for the completion of shells.",
             raw=True,
             hidden=True,
-        ),
+        )
     },
 }
 """Commands by the heading under which they are listed; those without one are hidden."""

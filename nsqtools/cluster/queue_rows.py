@@ -115,16 +115,7 @@ def _seconds(latency: LatencyStats) -> tuple[tuple[float, float], ...]:
     return tuple((quantile, ns / 1e9) for quantile, ns in latency.percentiles or ())
 
 
-SUMMED = (
-    "depth",
-    "disk",
-    "in_flight",
-    "deferred",
-    "requeued",
-    "timed_out",
-    "messages",
-    "clients",
-)
+SUMMED = ("depth", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages", "clients")
 
 
 def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:

@@ -24,13 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nsqtools.cluster.directory import (
-    MAX_WORKERS,
-    Cluster,
-    DaemonFailure,
-    NodeReport,
-    NsqdToAsk,
-)
+from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, NsqdToAsk
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
 from nsqtools.cluster.topics import is_pattern, matches, on_no_nsqd, select
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError

@@ -144,11 +144,7 @@ class HTTPAPI:
             raise self._unlike_nsq()
 
     def _request(
-        self,
-        method: str,
-        url: str,
-        parameters: dict[str, str] | None,
-        content: bytes | None = None,
+        self, method: str, url: str, parameters: dict[str, str] | None, content: bytes | None = None
     ) -> bytearray:
         answer = self._exchange(method, url, parameters, content)
         if 200 <= answer.status < 300:
@@ -239,7 +235,7 @@ class HTTPAPI:
 
 
 _STATUS_HINTS = {
-    "TLS_REQUIRED": "This nsqd answers on its HTTPS port only: give an https:// address.",
+    "TLS_REQUIRED": "This nsqd answers on its HTTPS port only: give an https:// address."
 }
 
 

@@ -114,12 +114,7 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
 
 
 def read_body(
-    data: bytes,
-    position: int,
-    start: int,
-    command: str,
-    max_body_size: int,
-    min_body_size: int = 1,
+    data: bytes, position: int, start: int, command: str, max_body_size: int, min_body_size: int = 1
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH."""
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import (
-    FlagError,
-    HelpAsked,
-    flags_of,
-    parse_flags,
-    usage,
-)
+from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, usage
 
 if TYPE_CHECKING:
     from nsqtools.server.options import NsqdOptions, NsqlookupdOptions

@@ -189,6 +189,8 @@ def parse_float(text: str) -> float:
 
 
 FLOAT = FlagKind("float", parse_float, "{:g}".format)
+KIND_OF = {int: INT, float: DURATION, str: STRING, bool: BOOL, tuple: STRINGS}
+"""The kind of a flag by the type of its default."""
 
 
 class FlagError(Exception):

@@ -224,9 +224,7 @@ class LookupPeer:
             command = asyncio.create_task(self._commands.get())
             try:
                 await asyncio.wait(
-                    (ended, command),
-                    timeout=_PING_INTERVAL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    (ended, command), timeout=_PING_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended.done():
                     raise EOFError("the connection ended")

@@ -125,8 +125,7 @@ class NsqdDaemon:
         context = self._context
         protocols = {b"  V2": lambda connection: ProtocolV2(connection, context)}
         self._server = await accept(
-            self._tcp,
-            lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
+            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         if is_open_to_all(self._options.tcp_address) and not self._options.auth_http_address:

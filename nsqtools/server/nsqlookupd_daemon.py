@@ -338,8 +338,7 @@ class NsqlookupdDaemon:
         protocols = {MAGIC_V1: self._speak}
         report_errors(asyncio.get_running_loop(), self._log)
         self._tcp_server = await accept(
-            self._tcp,
-            lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
+            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         handlers = NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers()

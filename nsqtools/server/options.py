@@ -21,9 +21,10 @@ NOT_GO = "[not in Go's nsqd] "
 NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 
 
-def setting(default: Any, kind: kinds.FlagKind, help: str, *, key: str = "") -> Any:
-    """Declare an option: how it is read, its help, and its key in the file if it is irregular."""
-    metadata = {"kind": kind, "help": help, "key": key}
+def setting(default: Any, help: str, kind: kinds.FlagKind | None = None, *, key: str = "") -> Any:
+    """Declare an option: its help, how it is read unless its default tells, and its key in the file
+    if that is irregular. A float is a duration."""
+    metadata = {"kind": kind or kinds.KIND_OF[type(default)], "help": help, "key": key}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -40,179 +41,141 @@ class NsqdOptions:
 
     node_id: int = setting(
         default_node_id,
-        kinds.INT,
         "unique part for message IDs, (int) in range [0,1024) (default is hash of hostname)",
+        kinds.INT,
         key="id",
     )
     log_level: str = setting(
-        "info", kinds.LOG_LEVEL, "set log verbosity: debug, info, warn, error, or fatal"
+        "info", "set log verbosity: debug, info, warn, error, or fatal", kinds.LOG_LEVEL
     )
-    log_prefix: str = setting("[nsqd] ", kinds.STRING, "log message prefix")
+    log_prefix: str = setting("[nsqd] ", "log message prefix")
 
     tcp_address: str = setting(
         "0.0.0.0:4150",
-        kinds.STRING,
         "address to listen on for TCP clients (<addr>:<port> for TCP/IP or <path> for unix socket)",
     )
     http_address: str = setting(
         "0.0.0.0:4151",
-        kinds.STRING,
         "address to listen on for HTTP clients (<addr>:<port> for TCP/IP or <path> for unix "
         "socket)",
     )
-    https_address: str = setting(
-        "0.0.0.0:4152", kinds.STRING, "<addr>:<port> to listen on for HTTPS clients"
-    )
+    https_address: str = setting("0.0.0.0:4152", "<addr>:<port> to listen on for HTTPS clients")
     auth_http_address: tuple[str, ...] = setting(
         (),
-        kinds.STRINGS,
         "<addr>:<port> or a full url to query auth server (may be given multiple times)",
         key="auth_http_addresses",
     )
     broadcast_address: str = setting(
         socket.gethostname,
-        kinds.STRING,
         "address that will be registered with lookupd (defaults to the OS hostname)",
+        kinds.STRING,
     )
     broadcast_tcp_port: int = setting(
         0,
-        kinds.INT,
         "TCP port that will be registered with lookupd (defaults to the TCP port that this nsqd "
         "is listening on)",
     )
     broadcast_http_port: int = setting(
         0,
-        kinds.INT,
         "HTTP port that will be registered with lookupd (defaults to the HTTP port that this nsqd "
         "is listening on)",
     )
     lookupd_tcp_address: tuple[str, ...] = setting(
-        (),
-        kinds.STRINGS,
-        "lookupd TCP address (may be given multiple times)",
-        key="nsqlookupd_tcp_addresses",
+        (), "lookupd TCP address (may be given multiple times)", key="nsqlookupd_tcp_addresses"
     )
-    http_client_connect_timeout: float = setting(2.0, kinds.DURATION, "timeout for HTTP connect")
-    http_client_request_timeout: float = setting(5.0, kinds.DURATION, "timeout for HTTP request")
+    http_client_connect_timeout: float = setting(2.0, "timeout for HTTP connect")
+    http_client_request_timeout: float = setting(5.0, "timeout for HTTP request")
 
-    data_path: str = setting("", kinds.STRING, "path to store disk-backed messages")
-    mem_queue_size: int = setting(
-        10000, kinds.INT, "number of messages to keep in memory (per topic/channel)"
-    )
+    data_path: str = setting("", "path to store disk-backed messages")
+    mem_queue_size: int = setting(10000, "number of messages to keep in memory (per topic/channel)")
     max_bytes_per_file: int = setting(
-        104857600, kinds.INT, "number of bytes per diskqueue file before rolling"
+        104857600, "number of bytes per diskqueue file before rolling"
     )
-    sync_every: int = setting(2500, kinds.INT, "number of messages per diskqueue fsync")
-    sync_timeout: float = setting(2.0, kinds.DURATION, "duration of time per diskqueue fsync")
+    sync_every: int = setting(2500, "number of messages per diskqueue fsync")
+    sync_timeout: float = setting(2.0, "duration of time per diskqueue fsync")
     queue_scan_worker_pool_max: int = setting(
-        4, kinds.INT, "max concurrency for checking in-flight and deferred message timeouts"
+        4, "max concurrency for checking in-flight and deferred message timeouts"
     )
     queue_scan_selection_count: int = setting(
         20,
-        kinds.INT,
         "number of channels to check per cycle (every 100ms) for in-flight and deferred timeouts",
     )
 
-    msg_timeout: float = setting(
-        60.0, kinds.DURATION, "default duration to wait before auto-requeing a message"
-    )
-    max_msg_timeout: float = setting(
-        900.0, kinds.DURATION, "maximum duration before a message will timeout"
-    )
-    max_msg_size: int = setting(1048576, kinds.INT, "maximum size of a single message in bytes")
-    max_req_timeout: float = setting(
-        3600.0, kinds.DURATION, "maximum requeuing timeout for a message"
-    )
-    max_body_size: int = setting(5242880, kinds.INT, "maximum size of a single command body")
+    msg_timeout: float = setting(60.0, "default duration to wait before auto-requeing a message")
+    max_msg_timeout: float = setting(900.0, "maximum duration before a message will timeout")
+    max_msg_size: int = setting(1048576, "maximum size of a single message in bytes")
+    max_req_timeout: float = setting(3600.0, "maximum requeuing timeout for a message")
+    max_body_size: int = setting(5242880, "maximum size of a single command body")
 
     max_heartbeat_interval: float = setting(
-        60.0,
-        kinds.DURATION,
-        "maximum client configurable duration of time between client heartbeats",
+        60.0, "maximum client configurable duration of time between client heartbeats"
     )
-    max_rdy_count: int = setting(2500, kinds.INT, "maximum RDY count for a client")
+    max_rdy_count: int = setting(2500, "maximum RDY count for a client")
     max_output_buffer_size: int = setting(
-        65536, kinds.INT, "maximum client configurable size (in bytes) for a client output buffer"
+        65536, "maximum client configurable size (in bytes) for a client output buffer"
     )
     max_output_buffer_timeout: float = setting(
-        30.0,
-        kinds.DURATION,
-        "maximum client configurable duration of time between flushing to a client",
+        30.0, "maximum client configurable duration of time between flushing to a client"
     )
     min_output_buffer_timeout: float = setting(
-        0.025,
-        kinds.DURATION,
-        "minimum client configurable duration of time between flushing to a client",
+        0.025, "minimum client configurable duration of time between flushing to a client"
     )
     output_buffer_timeout: float = setting(
-        0.25, kinds.DURATION, "default duration of time between flushing data to clients"
+        0.25, "default duration of time between flushing data to clients"
     )
     max_channel_consumers: int = setting(
         0,
-        kinds.INT,
         "maximum channel consumer connection count per nsqd instance (default 0, i.e., unlimited)",
     )
 
-    statsd_address: str = setting(
-        "", kinds.STRING, "UDP <addr>:<port> of a statsd daemon for pushing stats"
-    )
-    statsd_interval: float = setting(60.0, kinds.DURATION, "duration between pushing to statsd")
-    statsd_mem_stats: bool = setting(
-        True, kinds.BOOL, "toggle sending memory and GC stats to statsd"
-    )
+    statsd_address: str = setting("", "UDP <addr>:<port> of a statsd daemon for pushing stats")
+    statsd_interval: float = setting(60.0, "duration between pushing to statsd")
+    statsd_mem_stats: bool = setting(True, "toggle sending memory and GC stats to statsd")
     statsd_prefix: str = setting(
-        "nsq.%s", kinds.STRING, "prefix used for keys sent to statsd (%s for host replacement)"
+        "nsq.%s", "prefix used for keys sent to statsd (%s for host replacement)"
     )
-    statsd_udp_packet_size: int = setting(508, kinds.INT, "the size in bytes of statsd UDP packets")
+    statsd_udp_packet_size: int = setting(508, "the size in bytes of statsd UDP packets")
     statsd_exclude_ephemeral: bool = setting(
-        False, kinds.BOOL, "Skip ephemeral topics and channels when sending stats to statsd"
+        False, "Skip ephemeral topics and channels when sending stats to statsd"
     )
 
     e2e_processing_latency_percentile: tuple[float, ...] = setting(
         (),
-        kinds.PERCENTILES,
         "message processing time percentiles (as float (0, 1.0]) to track (can be specified "
         "multiple times or comma separated '1.0,0.99,0.95', default none)",
+        kinds.PERCENTILES,
         key="e2e_processing_latency_percentiles",
     )
     e2e_processing_latency_window_time: float = setting(
         600.0,
-        kinds.DURATION,
         "calculate end to end latency quantiles for this duration of time (ie: 60s would only "
         "show quantile calculations from the past 60 seconds)",
     )
 
-    tls_cert: str = setting("", kinds.STRING, "path to certificate file")
-    tls_key: str = setting("", kinds.STRING, "path to key file")
+    tls_cert: str = setting("", "path to certificate file")
+    tls_key: str = setting("", "path to key file")
     tls_client_auth_policy: str = setting(
-        "", kinds.STRING, "client certificate auth policy ('require' or 'require-verify')"
+        "", "client certificate auth policy ('require' or 'require-verify')"
     )
-    tls_root_ca_file: str = setting("", kinds.STRING, "path to certificate authority file")
+    tls_root_ca_file: str = setting("", "path to certificate authority file")
     tls_required: int = setting(
         NOT_REQUIRED,
-        kinds.TLS_REQUIRED,
         "require TLS for client connections (true, false, tcp-https)",
+        kinds.TLS_REQUIRED,
     )
     tls_min_version: int = setting(
         0x0301,
-        kinds.TLS_MIN_VERSION,
         "minimum SSL/TLS version acceptable ('tls1.0', 'tls1.1', 'tls1.2' or 'tls1.3')",
+        kinds.TLS_MIN_VERSION,
     )
-    deflate: bool = setting(
-        True, kinds.BOOL, "enable deflate feature negotiation (client compression)"
-    )
+    deflate: bool = setting(True, "enable deflate feature negotiation (client compression)")
     max_deflate_level: int = setting(
-        6,
-        kinds.INT,
-        "max deflate compression level a client can negotiate (> values == > nsqd CPU usage)",
+        6, "max deflate compression level a client can negotiate (> values == > nsqd CPU usage)"
     )
-    snappy: bool = setting(
-        True, kinds.BOOL, "enable snappy feature negotiation (client compression)"
-    )
+    snappy: bool = setting(True, "enable snappy feature negotiation (client compression)")
 
     durable: bool = setting(
         False,
-        kinds.BOOL,
         NOT_GO
         + "keep all messages in a SQLite database and confirm a publish when it is committed: "
         "for the job of one channel, a site without a second machine, and tests (the Go nsqd can "
@@ -220,35 +183,31 @@ class NsqdOptions:
     )
     recover_only: bool = setting(
         False,
-        kinds.BOOL,
         NOT_GO + "write the database of --durable to the files of Go's nsqd, or with --durable the "
         "files to a database, and exit",
     )
 
     max_depth: int = setting(
-        0, kinds.INT, NOT_GO + "maximum number of messages that wait in a topic or channel"
+        0, NOT_GO + "maximum number of messages that wait in a topic or channel"
     )
     max_queue_bytes: int = setting(
-        0, kinds.INT, NOT_GO + "maximum number of bytes that wait in a topic or channel"
+        0, NOT_GO + "maximum number of bytes that wait in a topic or channel"
     )
     overflow_policy: str = setting(
         "refuse",
-        kinds.STRING,
         NOT_GO + "what happens to a publish over these limits: 'refuse' it, or 'drop-oldest' "
         "messages of the queue",
     )
     min_disk_free: int = setting(
-        0, kinds.INT, NOT_GO + "refuse publishes while the data path has fewer bytes free"
+        0, NOT_GO + "refuse publishes while the data path has fewer bytes free"
     )
     max_attempts: int = setting(
         0,
-        kinds.INT,
         NOT_GO + "publish a message that comes back after this number of attempts to "
         "--dead-letter-topic, and finish it",
     )
     dead_letter_topic: str = setting(
         "{topic}.dead",
-        kinds.STRING,
         NOT_GO + "topic for the bodies of such messages; {topic} and {channel} are replaced",
     )
 
@@ -285,31 +244,23 @@ class NsqlookupdOptions:
     """
 
     log_level: str = setting(
-        "info", kinds.LOG_LEVEL, "set log verbosity: debug, info, warn, error, or fatal"
+        "info", "set log verbosity: debug, info, warn, error, or fatal", kinds.LOG_LEVEL
     )
-    log_prefix: str = setting("[nsqlookupd] ", kinds.STRING, "log message prefix")
+    log_prefix: str = setting("[nsqlookupd] ", "log message prefix")
 
-    tcp_address: str = setting(
-        "0.0.0.0:4160", kinds.STRING, "<addr>:<port> to listen on for TCP clients"
-    )
-    http_address: str = setting(
-        "0.0.0.0:4161", kinds.STRING, "<addr>:<port> to listen on for HTTP clients"
-    )
+    tcp_address: str = setting("0.0.0.0:4160", "<addr>:<port> to listen on for TCP clients")
+    http_address: str = setting("0.0.0.0:4161", "<addr>:<port> to listen on for HTTP clients")
     broadcast_address: str = setting(
         socket.gethostname,
-        kinds.STRING,
         "address of this lookupd node, (default to the OS hostname)",
+        kinds.STRING,
     )
 
     inactive_producer_timeout: float = setting(
-        300.0,
-        kinds.DURATION,
-        "duration of time a producer will remain in the active list since its last ping",
+        300.0, "duration of time a producer will remain in the active list since its last ping"
     )
     tombstone_lifetime: float = setting(
-        45.0,
-        kinds.DURATION,
-        "duration of time a producer will remain tombstoned if registration remains",
+        45.0, "duration of time a producer will remain tombstoned if registration remains"
     )
 
     def __post_init__(self) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
+from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.catalog import PARTITIONS
 from nsqtools.archive.columns import BodyKind, message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
@@ -44,7 +45,7 @@ class TableWriter(DataSourceArrowWriter):
 
     def __init__(self, path: str, app: str, number: int) -> None:
         self._path, self._app, self._number = path, app, number
-        self._kind = body_kind(DeltaCatalog(path))
+        self._kind = body_kind(DeltaCatalog(path)) or BodyKind.string
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         return Written(list(_files(iterator, self._path, self._kind)))
@@ -76,8 +77,13 @@ def _files(
     import pyarrow
 
     storage = open_storage(path)
-    schema = pyarrow.schema([each for each in message_schema(kind) if each.name != "topic"])
-    for slot, some in groupby(_cut(batches), lambda each: each[0]):
+    batches = iter(batches)
+    if (first := next(batches, None)) is None:
+        return
+    of_bodies = [each for each in first.schema if each.name not in RESERVED]
+    own = [each for each in message_schema(kind) if each.name != "topic"]
+    schema = pyarrow.schema([*own, *of_bodies]).remove_metadata()
+    for slot, some in groupby(_cut(chain([first], batches)), lambda each: each[0]):
         name = f"{slot.folder}/ingest-{uuid.uuid4().hex}.parquet"
         with draft_for(storage) as draft:
             file = write((fitted(part, schema, kind) for _, part in some), draft, schema)

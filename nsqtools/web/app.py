@@ -279,10 +279,7 @@ def listen(settings: WebSettings) -> Listener:
     try:
         if everywhere and socket.has_dualstack_ipv6():
             made = socket.create_server(
-                ("::", settings.port),
-                family=socket.AF_INET6,
-                dualstack_ipv6=True,
-                backlog=BACKLOG,
+                ("::", settings.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
             )
         else:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -17,6 +17,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
 from nsqtools.archive.catalog import DAY_NS, day_of, find_inputs, sources_of, table_files
+from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
     Selection,
@@ -24,9 +25,12 @@ from nsqtools.archive.compaction import (
     delete_archive,
     in_processes,
 )
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.slices import run_job
+from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 
@@ -445,3 +449,100 @@ def test_a_selection_has_days_from_one_to_another() -> None:
 
     assert [chosen.has(compacting.Slot("clicks", day)) for day in days] == [False, True, False]
     assert not chosen.has(compacting.Slot(None, None))
+
+
+# -- columns of bodies --------------------------------------------------------------------------
+
+
+def clicks(first: int, *bodies: str) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN + n * SECOND, 1, b"%016x" % n, body.encode())
+        for n, body in enumerate(bodies, first)
+    ]
+
+
+def typed_rows(output: Path) -> list[dict[str, object]]:
+    """The columns beside a message's, and the body, of all rows in order of time."""
+    tables = (pq.ParquetFile(output / name).read() for name in table_files([output])[output])
+    rows = [row for table in tables for row in table.to_pylist()]
+    rows.sort(key=lambda row: row.pop("ts_ns") or 0)
+    own = ("nsqd", "id", "timestamp", "attempts", "body_bytes")
+    return [{key: row[key] for key in row if key not in own} for row in rows]
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_columns_of_bodies_are_kept_and_merge_by_name_whatever_was_there_first(
+    tmp_path: Path, delta: bool
+) -> None:
+    """Two archivers landed the same topic; in the second one's lake a field has another type."""
+    output = tmp_path / "output"
+    lakes = [
+        clicks(0, '{"user": 1, "x": 1.5}', '{"user": 2}'),
+        clicks(2, '{"user": "three", "page": "/"}', '{"page": "/b"}'),
+    ]
+    for number, some in enumerate(lakes):
+        archive, lake = tmp_path / f"a{number}", tmp_path / f"lake{number}"
+        archive.mkdir()
+        write_archive(archive / "clicks.gz", some)
+        plan = TablePlan(str(lake), False, "h", BodyKind.json)
+        drafts = tmp_path / "drafts"
+        drafts.mkdir(exist_ok=True)
+        assert all(
+            not problem for *_, problem, _ in convert(find_archives([archive]), plan, drafts)
+        )
+
+        compact(lake, output, delta=delta)
+
+    none = {"user": None, "x": None, "page": None, "_error": None}
+    rows = typed_rows(output)
+    assert [none | row for row in rows] == [
+        none | {"body": '{"user": 1, "x": 1.5}', "user": 1, "x": 1.5},
+        none | {"body": '{"user": 2}', "user": 2},
+        none | {"body": '{"user": "three", "page": "/"}', "_error": "user is not int64"},
+        none | {"body": '{"page": "/b"}', "page": "/b"},
+    ]
+    if delta:
+        types = {field.name: str(field.type) for field in DeltaCatalog(str(output)).schema()}
+        assert types["user"] == "int64"
+        within = compact(output, None)
+        assert sum(len(each.files) for each in within.work) == 1
+        assert [none | row for row in typed_rows(output)] == [none | row for row in rows]
+
+
+def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    write_archive(archive / "a.gz", clicks(0, '{"user": 1, "new": 2}', "no JSON", '{"user": "x"}'))
+    (archive / "bare.log").write_bytes(b'{"user": 4}\n')
+    fields = {"properties": {"user": {"type": "integer"}}}
+    settings = Settings(body=BodyKind.json, fields=fields)
+    compaction = Compaction(find_inputs([archive]), output, EVERYTHING, settings)
+    with compaction.locked():
+        compaction.plan()
+        compaction.run(in_processes(1))
+
+    found = {str(row["body"]): (row["user"], row["_error"]) for row in typed_rows(output)}
+    assert found == {
+        '{"user": 1, "new": 2}': (1, None),
+        "no JSON": (None, "it is not JSON"),
+        '{"user": "x"}': (None, "user is not int64"),
+        '{"user": 4}': (4, None),
+    }
+    assert sum(each.misfits for part in compaction.work for each in part.done) == 2
+
+
+@pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])
+def test_bodies_stay_what_they_are_in_an_output(tmp_path: Path, first: str, then: str) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    for name, kind in (("a.gz", first), ("b.gz", then)):
+        write_archive(archive / name, clicks(ord(name[0]), '{"user": 1}'))
+        fields = {"properties": {}} if kind == "json" else None
+        settings = Settings(body=BodyKind(kind), fields=fields)
+        compaction = Compaction(find_inputs([archive]), output, EVERYTHING, settings)
+        if kind == first:
+            with compaction.locked():
+                compaction.plan()
+                compaction.run(in_processes(1))
+    with pytest.raises(ConfigurationError, match=f"are {first}, not {then}"):
+        compaction.plan()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.archive.catalog import find_inputs
+from nsqtools.archive.compaction import Compaction, Selection, Settings, in_processes
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.reader import read_messages
@@ -98,6 +101,20 @@ def bodies_at(place: str) -> list[bytes]:
 ALL = [b"0 0", b"0 1", b"1 0", b"1 1", b"1 2"]
 
 
+def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, str]) -> bool:
+    """Land the logs in another process, which kills itself; tell whether it came to its end."""
+    paths = map(str, logs_of(logs))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(step), plan.encode(), str(logs), *paths],
+        env=env,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
+    return killed.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("is_delta", "where", "every"),
     [
@@ -117,25 +134,57 @@ def test_killed_at_each_step_every_message_lands_once(
         place += f"/{step}"
         logs = tmp_path / f"logs-{step}"
         logs.mkdir()
-        paths = logs_of(logs)
         plan = TablePlan(place, is_delta, "web1")
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, str(step), plan.encode(), str(logs), *map(str, paths)],
-            env=nsq_env,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
+        is_over = landed_until_killed(plan, step, logs, nsq_env)
 
-        lander = Lander(plan, logs)
-        lander.land([path for path in paths if path.exists()])
+        Lander(plan, logs).land(list(logs.glob("*.log.gz")))
 
         assert bodies_at(place) == ALL, f"killed at step {step}"
         assert list(logs.rglob("*.log.gz")) == []
         assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
-        if killed.returncode == 0:
+        if is_over:
             assert step > 8
+            return
+    pytest.fail("it never came to its end")
+
+
+def compacted(place: Path, output: Path | None) -> None:
+    if not place.exists():
+        return
+    compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
+    with compaction.locked():
+        compaction.plan()
+        compaction.run(in_processes(1))
+
+
+@pytest.mark.parametrize(
+    ("is_delta", "every"),
+    [
+        pytest.param(True, 5, id="delta"),
+        pytest.param(False, 4, id="parquet"),
+        pytest.param(True, 1, id="delta-all", marks=pytest.mark.slow),
+        pytest.param(False, 1, id="parquet-all", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_compacted_before_it_goes_on_every_message_is_there_once(
+    tmp_path: Path, nsq_env: dict[str, str], is_delta: bool, every: int
+) -> None:
+    """What was compacted is even removed, as who compacts to another place may do."""
+    for step in range(1, 100, every):
+        place, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
+        output = None if is_delta else tmp_path / f"output-{step}"
+        logs.mkdir()
+        plan = TablePlan(str(place), is_delta, "web1")
+        is_over = landed_until_killed(plan, step, logs, nsq_env)
+        compacted(place, output)
+        if output is not None and place.exists():
+            shutil.rmtree(place)
+
+        Lander(plan, logs).land(list(logs.glob("*.log.gz")))
+        compacted(place, output)
+
+        assert bodies_at(str(output or place)) == ALL, f"killed at step {step}"
+        if is_over:
             return
     pytest.fail("it never came to its end")
 

@@ -317,7 +317,7 @@ def test_ingestion_through_kills(
         assert end.status == 0, end.err
         tables = map(parquet.read_table, (lakes / name).rglob("*.parquet"))
         bodies = [body for table in tables for body in table["body"].to_pylist()]
-        check(Counter(map(bytes.decode, bodies)), messages)
+        check(Counter(bodies), messages)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,7 +12,10 @@ from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.catalog import table_files
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import Envelope
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
@@ -51,6 +55,12 @@ def rows_of(table: Path) -> list[Row]:
                 body = row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
                 rows.append((partition["topic"], partition["date"], int(row["id"], 16), body))
     return sorted(rows)  # type: ignore[arg-type]
+
+
+def messages_in(place: Path) -> Iterator[Envelope]:
+    """What nsq archive cat and nsq replay read."""
+    for archive in find_archives([place]):
+        yield from read_messages(archive, lambda path, problem: pytest.fail(problem))
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -134,6 +144,10 @@ def test_the_output_of_ingest_is_compacted(run_spark: RunSpark, tmp_path: Path) 
     command = ("ingest", archive, "-o", lake, "--checkpoint", checkpoint, "--once")
     ingested = run_spark(*command, "--max-rows-per-trigger", "60")
     assert ingested.status == 0, ingested.err
+    # of a batch that was interrupted
+    written = next(lake.rglob("*.parquet"))
+    (written.parent / "part-9.parquet").write_bytes(written.read_bytes())
+    assert len(list(messages_in(lake))) == 150
 
     compacted = run_spark("compact", lake, "-o", tmp_path / "table")
 

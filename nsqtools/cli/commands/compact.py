@@ -22,6 +22,7 @@ from nsqtools.cli.options.spark_options import (
     place,
     places,
 )
+from nsqtools.cli.options.tables import ColumnsChoice
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
@@ -34,6 +35,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_size, parse_span
 
 if TYPE_CHECKING:
+    from nsqtools.archive.columns import BodyKind
     from nsqtools.archive.compaction import Compaction, RunJobs
 
 OUTPUT = "Output"
@@ -69,8 +71,7 @@ TargetSize = Annotated[
     int, opt("--target-size SIZE", "About how large files become.", OUTPUT, parser=parse_size)
 ]
 Day = Annotated[
-    date | None,
-    opt("--day DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day),
+    date | None, opt("--day DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
 ]
 UntilDay = Annotated[
     date | None, opt("--until-day DATE", "Only days up to this one.", SELECTION, parser=parse_day)
@@ -118,6 +119,8 @@ class CompactionChoice:
     dry_run: bool
     yes: bool
     json: bool
+    body: BodyKind
+    fields: dict[str, Any] | None
 
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
@@ -126,7 +129,9 @@ class CompactionChoice:
 
         selection = Selection(self.topics, self.first, self.last, self.open_days, self.grace_s)
         ending = b"\n" if self.delimiter is None else self.delimiter
-        settings = Settings(self.target_bytes, parallel, ending, self.skips_damaged)
+        settings = Settings(
+            self.target_bytes, parallel, ending, self.skips_damaged, self.body, self.fields
+        )
         inputs = find_inputs(self.paths)
         return Compaction(inputs, self.output, selection, settings, is_delta=self.is_delta)
 
@@ -147,6 +152,8 @@ def choice(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
+    *,
+    bodies: ColumnsChoice,
 ) -> CompactionChoice:
     """What the options say."""
     if day is not None and until_day is not None:
@@ -167,6 +174,8 @@ def choice(
         dry_run,
         yes,
         json,
+        bodies.kind,
+        bodies.fields(needed=True),
     )
 
 

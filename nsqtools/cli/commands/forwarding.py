@@ -48,9 +48,7 @@ class ForwardOptions(Consuming):
         min=0,
     )
     dead_letter_topic: str | None = opt(
-        "TOPIC",
-        "Publish what cannot be delivered to this topic, on the same nsqd.",
-        DELIVERY,
+        "TOPIC", "Publish what cannot be delivered to this topic, on the same nsqd.", DELIVERY
     )
     dead_letter_file: Path | None = opt(
         "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY

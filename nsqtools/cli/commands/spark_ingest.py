@@ -25,6 +25,7 @@ from nsqtools.cli.options.spark_options import (
     open_spark,
     place,
 )
+from nsqtools.cli.options.tables import ColumnsChoice
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
@@ -111,6 +112,7 @@ def ingest(
     metrics_file: MetricsFile = None,
     json: Json = False,
     *,
+    bodies: ColumnsChoice,
     connection: ConsumerConnection,
     spark: SparkOptions,
     runtime: Session,
@@ -129,6 +131,7 @@ def ingest(
     """
     from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.archives.message_columns import Bodies
     from nsqtools.spark.format_options import hand_on_secret
     from nsqtools.spark.jobs.ingestion import (
         IngestSink,
@@ -141,6 +144,7 @@ def ingest(
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
         common["failOnDataLoss"] = "false"
+    chosen = Bodies(bodies.kind, bodies.fields(needed=True))
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"
     if sum(map(bool, (archive_dir, topic, topic_pattern))) != 1:
@@ -177,12 +181,15 @@ def ingest(
     settings = spark.settings(f"nsq spark ingest: {source.name}", places)
     reported = set(read_damage(damage_path))
     with (
-        held_directories(source.name, output, checkpoint, is_delta=is_delta) as held,
+        held_directories(source.name, output, checkpoint, chosen, is_delta=is_delta) as (
+            held,
+            made,
+        ),
         naming_flags(),
         open_spark(runtime, replace(settings, inherited=held)) as session,
         Progress(runtime) as progress,
     ):
-        query = start_query(session, source, sink)
+        query = start_query(session, replace(source, bodies=made), sink)
         follower = QueryFollower(
             query,
             for_s=for_,
@@ -255,9 +262,12 @@ def tell_outcome(
             "rows": counts.rows,
             "batches": counts.batches,
             "body_bytes": counts.body_bytes,
+            "misfits": counts.misfits,
             "rows_behind": counts.rows_behind,
             "damages": len(damages),
         }
         write_json(runtime, document, indent=2)
+    if counts.misfits:
+        runtime.tell(f"nsq: {counts.misfits} bodies did not fit their columns: _error says why")
     runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
     return status

@@ -84,12 +84,7 @@ def web(
         nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
         nsq web --print alerts
     """
-    from nsqtools.web.access import (
-        DEFAULT_REFRESH_S,
-        WebSettings,
-        clean_base_path,
-        parse_networks,
-    )
+    from nsqtools.web.access import DEFAULT_REFRESH_S, WebSettings, clean_base_path, parse_networks
 
     if print_ is not None:
         return _print(print_, runtime)

@@ -48,7 +48,11 @@ def show_results(
         for each in compaction.work
     ]
     if json:
-        document = {"partitions": _documents(MADE, rows), "deleted": list(deleted)}
+        document = {
+            "partitions": _documents(MADE, rows),
+            "deleted": list(deleted),
+            "misfits": sum(done.misfits for each in compaction.work for done in each.done),
+        }
         write_json(runtime, document, indent=2)
     elif rows:
         write_listing(runtime, MADE, rows, json=False)
@@ -101,6 +105,8 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
         )
     read, removed = sum(each.read for each in done), sum(each.duplicates for each in done)
     files = sum(each.file is not None for each in done)
+    if misfits := sum(each.misfits for each in done):
+        runtime.tell(f"nsq: {misfits} bodies did not fit their columns: _error says why")
     runtime.tell(
         f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
         "verified"

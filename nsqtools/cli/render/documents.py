@@ -410,6 +410,7 @@ class MadePartition(TypedDict):
 class Compacted(TypedDict):
     partitions: list[MadePartition]
     deleted: list[str]
+    misfits: Annotated[int, "Bodies that did not fit their columns."]
 
 
 class Checked(TypedDict):
@@ -423,6 +424,7 @@ class Ingested(TypedDict):
     rows: Annotated[int, "Messages ingested."]
     batches: Annotated[int, "Batches that ended."]
     body_bytes: Annotated[int, "Bytes of the bodies ingested."]
+    misfits: Annotated[int, "Bodies that did not fit their columns."]
     rows_behind: Annotated[int, "Messages that wait in the archive or the spool."]
     damages: Annotated[int, "Places in archives that could not be read, reported in this run."]
 

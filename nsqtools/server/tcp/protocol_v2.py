@@ -20,9 +20,7 @@ from time import monotonic
 from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
-from nsqtools.protocol.commands import (
-    decode_identify,
-)
+from nsqtools.protocol.commands import decode_identify
 from nsqtools.protocol.frames import (
     CLOSE_WAIT,
     ERROR,

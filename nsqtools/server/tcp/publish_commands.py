@@ -210,11 +210,7 @@ class PublishCommands:
         self._connection.send(_OK_FRAME)
 
     def _put_durably(
-        self,
-        command: str,
-        topic: Topic,
-        messages: list[bytes],
-        delay_s: float = 0.0,
+        self, command: str, topic: Topic, messages: list[bytes], delay_s: float = 0.0
     ) -> None:
         size = sum(map(len, messages))
         self.unconfirmed_bytes += size + _COMMAND_BYTES

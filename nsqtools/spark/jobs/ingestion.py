@@ -36,25 +36,26 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.archive.catalog import DAY_NS, PARTITIONS, SINK_LOG, committed
-from nsqtools.archive.columns import IDENTITY
+from nsqtools.archive.body_columns import ERROR
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS
+from nsqtools.archive.columns import IDENTITY, BodyKind
 from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import SINK_LOG, committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import leased
 from nsqtools.archive.location import Location, StoredPlace, absolute, contains, spark_url
-from nsqtools.archive.slices import (
-    create_table,
-)
+from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import lock_file
 from nsqtools.records.prometheus import Metric
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import BYTES, Bodies
+from nsqtools.spark.pyspark_internals import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -68,31 +69,41 @@ BEGUN = "offsets"  # Spark makes it with the first batch
 
 @dataclass(frozen=True, slots=True)
 class IngestMark:
-    """What is ingested, and where to. ``id`` is made up once."""
+    """What is ingested, and where to. ``id`` is made up once.
+
+    ``body`` and ``fields`` say what became of bodies. Earlier versions wrote bytes, and no word.
+    """
 
     id: str
     source: str
     output: str
     checkpoint: str
+    body: str = ""
+    fields: Mapping[str, Any] | None = None
 
 
 @contextmanager
 def held_directories(
-    source: str, output: Location, checkpoint: Location, *, is_delta: bool = False
-) -> Iterator[tuple[int, ...]]:
+    source: str,
+    output: Location,
+    checkpoint: Location,
+    bodies: Bodies = BYTES,
+    *,
+    is_delta: bool = False,
+) -> Iterator[tuple[tuple[int, ...], Bodies]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
-    Yields the descriptors that the JVM must inherit (`SparkSettings.inherited`). Raises
-    `ConfigurationError`, and `OutputError`.
+    Yields the descriptors that the JVM must inherit (`SparkSettings.inherited`), and what becomes
+    of bodies. Raises `ConfigurationError`, and `OutputError`.
     """
-    mark_directories(source, output, checkpoint)
+    bodies = mark_directories(source, output, checkpoint, bodies)
     with _locked(checkpoint) as held:
         _refuse_other_format(output, is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
-            yield held
+            yield held, bodies
             return
         remove_leftovers(output)
-        yield held
+        yield held, bodies
         remove_leftovers(output)
 
 
@@ -117,8 +128,12 @@ def _locked(checkpoint: Location) -> Iterator[tuple[int, ...]]:
         os.close(descriptor)
 
 
-def mark_directories(source: str, output: Location, checkpoint: Location) -> None:
+def mark_directories(
+    source: str, output: Location, checkpoint: Location, bodies: Bodies = BYTES
+) -> Bodies:
     """Mark two places, which are made, as those of ``source``; or see that they are.
+
+    Returns what becomes of bodies: of the output of an earlier version what it was.
 
     Raises `ConfigurationError` when they are somebody else's, and `OutputError`.
     """
@@ -132,9 +147,10 @@ def mark_directories(source: str, output: Location, checkpoint: Location) -> Non
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
             mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
+            mark = replace(mark, body=bodies.kind.value, fields=bodies.fields)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(at_output, OUTPUT_MARK, mark)
-            return
+            return bodies
         if of_checkpoint.source != source:
             raise ConfigurationError(
                 f"the checkpoint {checkpoint} belongs to {of_checkpoint.source}, not to {source}",
@@ -152,8 +168,33 @@ def mark_directories(source: str, output: Location, checkpoint: Location) -> Non
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
                 hint="Restore it, or start with a new checkpoint and a new output.",
             )
+        if not of_checkpoint.body and bodies.kind is not BodyKind.json:
+            return BYTES
+        _refuse_other_bodies(of_checkpoint, bodies)
+        if bodies.fields != of_checkpoint.fields:
+            grown = replace(of_checkpoint, fields=bodies.fields)
+            at_checkpoint.put(CHECKPOINT_MARK, _encoded(grown))
+        return bodies
     except OSError as exc:
         raise failure_of(exc, "use", output) from exc
+
+
+def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
+    """Refuse columns of other types than the output has."""
+    there = mark.body or BodyKind.binary.value
+    if bodies.kind.value != there:
+        raise ConfigurationError(
+            f"bodies in {mark.output} are {there}, not {bodies.kind.value}",
+            hint=f"Go on with --body {there}, or give a new output and a new checkpoint.",
+        )
+    before, now = (each["properties"] if each else {} for each in (mark.fields, bodies.fields))
+    for name in before:
+        if now.get(name) != before[name]:
+            raise ConfigurationError(
+                f"{name} is not in the schema as it is in {mark.output}",
+                hint="Add fields to the schema that it was made with, or give a new output and a "
+                "new checkpoint.",
+            )
 
 
 def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
@@ -190,9 +231,13 @@ def _read_mark(place: Storage, name: str) -> IngestMark | None:
 
 def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
     try:
-        place.put_if_absent(name, (json.dumps(asdict(mark), indent=2) + "\n").encode())
+        place.put_if_absent(name, _encoded(mark))
     except FileExistsError:
         raise OutputError(f"another nsq spark ingest has begun to use {place.url}") from None
+
+
+def _encoded(mark: IngestMark) -> bytes:
+    return (json.dumps(asdict(mark), indent=2) + "\n").encode()
 
 
 def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
@@ -248,6 +293,7 @@ class IngestSource:
     name: str
     format: str
     options: Mapping[str, str]
+    bodies: Bodies = BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +316,7 @@ class IngestCounts:
     rows: int = 0
     batches: int = 0
     body_bytes: int = 0
+    misfits: int = 0
     rows_per_s: float = 0.0
     lag_s: float | None = None
     rows_behind: int = 0
@@ -282,6 +329,7 @@ class IngestCounts:
             "rows": (self.rows, "messages ingested"),
             "batches": (self.batches, "batches ended"),
             "body_bytes": (self.body_bytes, "bytes of the bodies ingested"),
+            "body_misfits": (self.misfits, "bodies that did not fit their columns"),
         }
         gauges = {
             "rows_per_second": (self.rows_per_s, "rate of the last batch"),
@@ -303,17 +351,22 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
     """Start it. The places must have been taken."""
     from pyspark.sql import functions as F
 
-    stream = spark.readStream.format(source.format).schema(MESSAGE_DDL).options(**source.options)
+    columns = struct_of(source.bodies.message_schema())
+    stream = spark.readStream.format(source.format).schema(columns)
+    stream = stream.options(**source.options, **source.bodies.options())
     rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
+    has = [name for name in ("body", "body_bytes") if name in columns.names]
+    misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
     rows = rows.observe(
         METRICS,
         F.count(F.lit(1)).alias("rows"),
-        F.sum(F.length("body")).alias("body_bytes"),
+        F.sum(F.coalesce(*map(F.octet_length, has))).alias("body_bytes"),
         F.max("ts_ns").alias("newest_ns"),
+        F.count(misfits).alias("misfits"),
     )
     writer = rows.writeStream.option("checkpointLocation", spark_url(sink.checkpoint))
     if sink.is_delta:
-        writer = writer.foreachBatch(DeltaSink(sink.output, sink.checkpoint))
+        writer = writer.foreachBatch(DeltaSink(sink.output, sink.checkpoint, source.bodies))
     else:
         writer = writer.format("parquet").partitionBy("topic", "date")
         writer = writer.option("compression", "zstd").option("path", spark_url(sink.output))
@@ -383,6 +436,7 @@ class QueryFollower:
         seen = progress["observedMetrics"][METRICS]
         self.counts.rows += seen["rows"]
         self.counts.body_bytes += seen["body_bytes"] or 0
+        self.counts.misfits += seen["misfits"]
         self.counts.batches += 1
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
@@ -414,11 +468,14 @@ class DeltaSink:
 
     output: Location
     checkpoint: Location
+    bodies: Bodies = BYTES
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         table, query = DeltaCatalog(str(self.output)), self._query()
-        create_table(table)
+        is_binary = self.bodies.kind is BodyKind.binary
+        create_table(table, kind=BodyKind.binary if is_binary else BodyKind.string)
+        need_columns(table, self.bodies.message_schema())
         if table.number_of(query) > number:
             return
         kept = batch.persist()  # it is read twice, and must be counted once
@@ -469,6 +526,5 @@ def _slots(rows: DataFrame) -> list[Row]:
     """The topics and days in a batch, with the range of their times."""
     from pyspark.sql import functions as F
 
-    size = F.coalesce(F.sum(F.length("body")), F.lit(0)).alias("body_bytes")
     first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
-    return rows.groupBy(*PARTITIONS).agg(size, first, last).collect()
+    return rows.groupBy(*PARTITIONS).agg(first, last).collect()

@@ -137,6 +137,8 @@ def test_parquet_among_archives_is_compacted_as_what_it_is(
 
     assert result.status == 0, result.err
     assert "40 messages read, 20 duplicates removed, 1 files" in result.err
+    out = run_nsq(["archive", "verify", str(tmp_path / "out")])
+    assert (out.status, out.err) == (0, "nsq: 1 file, 20 messages, 0 damaged\n")
 
 
 def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from plugins.archives import Writer, unfinished, write_archive
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+from plugins.in_process import Result
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECOND = 1_000_000_000
+ADDED = ("body", "fields")
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
 
 
@@ -226,9 +229,100 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     assert b"500 rows ingested" in err
     assert last.status == 0, last.err
     assert "200 rows ingested" in last.err
-    bodies = [bytes(row.body) for row in spark.read.parquet(str(output)).select("body").collect()]
-    assert sorted(bodies) == sorted(b"%d" % number for number in range(700))
+    rows = spark.read.parquet(str(output)).select("body").collect()
+    assert sorted(row.body for row in rows) == sorted(map(str, range(700)))
     assert unfinished(nsqd, "clicks", "spark-ingest") == 0
+
+
+def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies(
+    run_spark: RunSpark,
+    valid_json: ValidJson,
+    any_nsqd: Callable[..., Nsqd],
+    tmp_path: Path,
+) -> None:
+    nsqd = any_nsqd()
+    format = "delta" if isinstance(nsqd, GoNsqd) else "parquet"
+    schema, lakes = tmp_path / "schema.json", (tmp_path / "named", tmp_path / "matched")
+    schema.write_text('{"properties": {"n": {"type": "integer"}}}')
+    topics = (["clicks", "views"], ["web_a", "web_b"])
+    for topic in (*topics[0], *topics[1], "other"):
+        nsqd.create_topic(topic)
+        nsqd.publish(topic, b"no JSON", *(b'{"n": %d, "x": 1}' % n for n in range(20)))
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
+    command = ["ingest", "--once", "--json", "--body", "json", "--schema", schema, *place]
+    command += ["--format", format, "--max-rows-per-trigger", 25]
+    chosen = (["-t", "clicks", "-t", "views"], ["--topic-pattern", "^web_"])
+
+    for lake, some, options in zip(lakes, topics, chosen, strict=True):
+        taken = run_spark(*command, *options, "-o", lake, "--checkpoint", tmp_path / f"{lake}.cp")
+        out = tmp_path / f"{lake}.out"
+        compacted = run_spark("compact", lake, "-o", out, "--open-days", "--format", format)
+
+        assert (taken.status, compacted.status) == (0, 0), taken.err + compacted.err
+        document = valid_json("spark ingest", taken.out)
+        assert (document["rows"], document["misfits"]) == (42, 2)
+        assert document["batches"] > 1
+        assert "2 bodies did not fit their columns" in compacted.err
+        query = f"select topic, count(*) m, sum(n) n, count(_error) e from {format} group by 1"
+        for table in (lake, out):
+            found = run_spark("sql", f"{query} order by 1", table, "--json")
+            rows = [json.loads(line) for line in found.out.splitlines()]
+            assert rows == [{"topic": topic, "m": 21, "n": 190, "e": 1} for topic in some]
+            report = json.loads(run_spark("report", table, "--json").out)
+            assert {each["topic"]: each["messages"] for each in report["topics"]} == dict.fromkeys(
+                some, 21
+            )
+
+
+def test_an_output_keeps_the_columns_that_it_was_begun_with(
+    run_spark: RunSpark, tmp_path: Path
+) -> None:
+    (tmp_path / "archive").mkdir()
+    writer = Writer(tmp_path / "archive")
+    writer.write([WireMessage(BEGIN, 1, b"%016x" % 1, b'{"n": 1, "m": "x"}')])
+    schema, output = tmp_path / "schema.json", tmp_path / "out"
+    command = ["ingest", tmp_path / "archive", "-o", output, "--checkpoint", tmp_path / "cp"]
+    typed = [*command, "--once", "--body", "json", "--schema", schema]
+
+    def with_schema(**types: str) -> Result:
+        properties = {name: {"type": kind} for name, kind in types.items()}
+        schema.write_text(json.dumps({"properties": properties}))
+        return run_spark(*typed)
+
+    assert with_schema(n="integer").status == 0
+    text = run_spark(*command, "--once")
+    other = with_schema(n="string")
+    writer.write([WireMessage(BEGIN, 1, b"%016x" % 2, b'{"n": 2, "m": "y"}')])
+    more = with_schema(n="integer", m="string")
+    gone = with_schema(n="integer")
+
+    assert f"bodies in {output} are json, not string\nhint: Go on with --body json" in text.err
+    assert f"n is not in the schema as it is in {output}" in other.err
+    assert more.status == 0, more.err
+    assert f"m is not in the schema as it is in {output}" in gone.err
+    found = run_spark("sql", "select n, m from parquet order by n", output)
+    assert found.out == b"n\tm\n1\t-\n2\ty\n"
+
+
+def test_an_output_of_an_earlier_version_goes_on_with_bytes(
+    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
+) -> None:
+    (tmp_path / "archive").mkdir()
+    writer = Writer(tmp_path / "archive")
+    writer.write(messages(0, 5))
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out", "--once"]
+    command += ["--checkpoint", tmp_path / "cp"]
+    assert run_spark(*command, "--body", "binary").status == 0
+    for mark in (tmp_path / "out" / "_ingest.json", tmp_path / "cp" / "nsq-ingest.json"):
+        known = json.loads(mark.read_text())
+        mark.write_text(json.dumps({key: known[key] for key in known if key not in ADDED}))
+    writer.write(messages(5, 10))
+
+    assert run_spark(*command).status == 0
+
+    rows = spark.read.parquet(str(tmp_path / "out"))
+    assert dict(rows.dtypes)["body"] == "binary"
+    assert ingested(spark, tmp_path / "out") == expected(0, 10)
 
 
 def test_a_topic_that_is_not_there_is_not_created(
