@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         ServerRefused,
         TLSError,
     )
+    from nsqtools.forward.forwarder import Forwarder, forward_to
+    from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink
 
 __all__ = [
     "Batch",
@@ -46,11 +48,15 @@ __all__ = [
     "Consumer",
     "ConsumerHealth",
     "DeadlineExceeded",
+    "Fate",
+    "Forwarder",
     "HTTPError",
     "Message",
     "NotFoundError",
     "NsqError",
+    "Outcome",
     "OutputError",
+    "Parcel",
     "Producer",
     "ProducerHealth",
     "ProtocolError",
@@ -65,8 +71,10 @@ __all__ = [
     "RequeueWithoutBackoff",
     "ServerError",
     "ServerRefused",
+    "Sink",
     "TLSError",
     "__version__",
+    "forward_to",
 ]
 
 _HOMES = {
@@ -74,11 +82,17 @@ _HOMES = {
     "ClientOptions": "client.options",
     "Consumer": "client.consumer",
     "ConsumerHealth": "client.consumer",
+    "Fate": "forward.parcel",
+    "Forwarder": "forward.forwarder",
     "Message": "client.message",
+    "Outcome": "forward.parcel",
+    "Parcel": "forward.parcel",
     "Producer": "client.producer",
     "ProducerHealth": "client.producer",
     "Publication": "client.publication",
     "RequeueWithoutBackoff": "client.handling",
+    "Sink": "forward.parcel",
+    "forward_to": "forward.forwarder",
 }
 
 

@@ -39,7 +39,16 @@ EDGES: dict[str, set[str]] = {
     "tail": {"client"},
     "archive": {"client", "cluster", "errors", "files", "protocol", "records", "tail"},
     "bench": {"client", "cluster", "errors", "protocol"},
-    "one_channel": {"client", "cluster", "errors", "protocol", "publish", "records", "server"},
+    "one_channel": {
+        "client",
+        "cluster",
+        "errors",
+        "http",
+        "protocol",
+        "publish",
+        "records",
+        "server",
+    },
     "replay": {"archive", "client", "errors", "files", "protocol", "publish", "records"},
     "forward": {
         "client",

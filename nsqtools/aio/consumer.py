@@ -12,8 +12,6 @@ yields to other tasks whenever it takes messages.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 import math
 import threading
 import time
@@ -24,18 +22,10 @@ from typing import Self
 from nsqtools.client import consumer as client
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, ConsumerStats
 from nsqtools.client.giving_up import Policy
-from nsqtools.client.handling import (
-    OnHandled,
-    StopSignals,
-    check_count,
-    requeue_failed,
-    touch_old,
-)
+from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count
 from nsqtools.client.message import Batch, Gathered, Message, give_back
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError
-
-log = logging.getLogger("nsqtools")
+from nsqtools.errors import NsqError
 
 SHARE_S = 0.005  # how much work is taken at a time
 
@@ -150,7 +140,7 @@ class Consumer:
         ``concurrency`` below 1, and for a handler that returns nothing to await.
         """
         check_count("concurrency", concurrency)
-        handling = _Handling(handler, answers=auto_answer, on_handled=on_handled)
+        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with StopSignals(self._consumer, signals) as stop_signals:
             await self.start()
             if auto_touch:
@@ -177,9 +167,9 @@ class Consumer:
         if handling.misuse is not None:
             raise handling.misuse
 
-    async def _work(self, handling: _Handling) -> None:
+    async def _work(self, handling: Handling) -> None:
         async for message in self:
-            await handling.handle(message)
+            await handling.handle_in_task(message)
             if handling.misuse is not None:
                 self.begin_stop()
                 return
@@ -306,62 +296,6 @@ class Consumer:
 
     def __repr__(self) -> str:
         return repr(self._consumer).replace("<_Source", "<aio.Consumer")
-
-
-class _Handling:
-    """Awaits a handler in many tasks: `nsqtools.client.handling.Handling` for coroutines."""
-
-    def __init__(
-        self,
-        handler: Callable[[Message], Awaitable[object]],
-        *,
-        answers: bool,
-        on_handled: OnHandled | None,
-    ) -> None:
-        self._handler = handler
-        self._answers = answers
-        self._on_handled = on_handled
-        self._at_work: dict[Message, None] = {}
-        self.misuse: ConfigurationError | None = None
-
-    async def handle(self, message: Message) -> None:
-        """Handle one message, and answer it by the outcome."""
-        self._at_work[message] = None
-        began_at = time.monotonic() if self._on_handled is not None else 0.0
-        error: BaseException | None = None
-        try:
-            result: object = self._handler(message)
-            if not inspect.isawaitable(result):
-                self.misuse = ConfigurationError(
-                    "the handler returns nothing to await; use nsqtools.Consumer"
-                )
-                raise self.misuse
-            outcome = await result
-        except Exception as exc:
-            error = exc
-            if exc is self.misuse:
-                message.requeue(0, backoff=False)
-            else:
-                requeue_failed(message, exc)
-        except BaseException:  # cancelled: the handler will not answer any more
-            message.requeue(0, backoff=False)
-            raise
-        else:
-            if outcome is False:
-                message.requeue()
-            elif self._answers:
-                message.finish()
-        finally:
-            del self._at_work[message]
-        if self._on_handled is not None:
-            try:
-                self._on_handled(message, time.monotonic() - began_at, error)
-            except Exception:
-                log.exception("on_handled failed for %r", message)
-
-    def touch(self, now: float) -> None:
-        """Touch what has been handled for a while (on the I/O thread)."""
-        touch_old(self._at_work, now)
 
 
 class _LoopBacklog(Backlog):

@@ -36,10 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         _settle(sys.stdout)  # what was printed comes before the error
+        from nsqtools.cli.registry import OWN_FAILURE
         from nsqtools.cli.running.runtime import asks_for_json, report_error
 
-        debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
-        return report_error(error, sys.stderr, debug=debug, json=asks_for_json(arguments[1:]))
+        return report_error(
+            error,
+            sys.stderr,
+            debug="--debug" in arguments or bool(os.environ.get("NSQ_DEBUG")),
+            json=asks_for_json(arguments[1:]),
+            status=OWN_FAILURE.get(arguments[0]) if arguments else None,
+        )
     finally:
         _settle(sys.stdout)
         _settle(sys.stderr)

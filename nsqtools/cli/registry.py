@@ -67,6 +67,9 @@ GONE = {
 }
 """What to use in place of commands that there were."""
 
+OWN_FAILURE = {"check": 3}
+"""Exit statuses of any failure that are not `ExitStatus`: 3 is unknown to monitoring plugins."""
+
 PANELS: dict[str, dict[str, Command | Group]] = {
     "Messages": {
         "tail": Command("tail:tail", "Print the messages of one or more topics as they arrive."),
@@ -154,6 +157,9 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "web:web",
             "Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.",
         ),
+        "check": Command(
+            "check:check", "Say what is wrong with a cluster, and what to do about it."
+        ),
         "topic": Group(
             "List topics, and create, delete, empty or pause them.",
             {
@@ -224,7 +230,10 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "nodes:tombstone",
             "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         ),
-        "drain": Command("nodes:drain", "Move the messages that are left on one nsqd to another."),
+        "drain": Command(
+            "nodes:drain",
+            "Move the messages that are left on one nsqd to another, or to their consumers.",
+        ),
         "bench": Group(
             "Measure the speed and the latency of an nsqd.",
             {

@@ -6,6 +6,10 @@ have waited too long, when nsqd delivers them again, or when their connection is
 delivery is remembered, and does not count against the message (`giving_up.Attempts`). And the
 number of messages in flight is fitted to what the handlers can take (`in_flight_limit`).
 
+A message that may kill its process waits apart (`giving_up` tells which): nothing more is let in,
+until what is in flight is answered. Then it goes to a handler alone. That must not take long, as
+one handler may hang: after a part of msg_timeout everything goes on as usual.
+
 Taking is what hands a message out. What waits can still be withdrawn: because it waited too long,
 because nsqd delivered it again, or because its connection is gone. Each message is either taken or
 withdrawn, never both, as both happen under one lock.
@@ -40,6 +44,7 @@ EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
 TICKS = 8  # in msg_timeout, to look for what has expired
 MAX_TICK_S = 0.25
 MAX_PAUSE_S = 2.0
+APART_SHARE = 0.25  # of msg_timeout, the longest that suspects hold up others
 CATCH_UP_S = 2.0
 IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
@@ -258,6 +263,12 @@ def _move(source: list[Batch], to: list[Batch], room: int | None, *, several: bo
     return room
 
 
+def _turn(suspect: Arrival) -> tuple[int, int]:
+    message = suspect.batches[0][0]
+    number = int.from_bytes(message.id)
+    return message.attempts, number if message.attempts % 2 else -number
+
+
 def _has_expired(batch: Batch, now: float) -> bool:
     return now - batch[0].received_at > EXPIRED_SHARE * batch.source.msg_timeout_s
 
@@ -301,7 +312,9 @@ class Delivery:
         self._max_attempts = giving_up.max_attempts
         self._on_limit = on_limit
         self._in_flight = in_flight
-        self._attempts = Attempts(giving_up.max_attempts)
+        self._attempts = Attempts(giving_up.max_attempts, keeps=giving_up.keeps)
+        self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
+        self._apart_since: float | None = None
         self._limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
         self._max_bytes = options.max_in_flight_bytes or math.inf
         self._sources: dict[Answers, None] = {}
@@ -361,12 +374,52 @@ class Delivery:
         usual, given_up = Batch(source, ()), Batch(source, ())
         for message in batch:
             key = source.topic, source.nsqd, message.id
-            part = given_up if self._attempts.are_too_many(key, message.attempts) else usual
-            part.append(message)
+            verdict = self._attempts.verdict(key, message.attempts)
+            if verdict == "alone":
+                suspect = Arrival(self, [Batch(source, [message])])
+                self._suspects.append(suspect)
+                self.waiting[suspect] = None
+            else:
+                (given_up if verdict == "give up" else usual).append(message)
         if given_up:
             self.stats.given_up += len(given_up)
             self._backlog.put(Arrival(self, [given_up], to_give_up=True))
+        if self._suspects and self._apart_since is None:
+            self._apart_since = self._loop.now()
+            self._apply_limit()
+            self._loop.after_flush(self._hand_out_suspects)
         return usual
+
+    def _hand_out_suspects(self) -> None:
+        """Give a handler the next suspect when all others are answered, and then go on as usual.
+
+        The one with the fewest attempts first: it was not there at every death. The others in one
+        order and, at their next delivery, in the other: whoever kills the process, those before
+        it are handled.
+        """
+        if self._apart_since is None:
+            return
+        self._forget_withdrawn()
+        if self._loop.now() - self._apart_since > APART_SHARE * self._limit.msg_timeout_s:
+            self.end_suspicion()
+        elif self._in_flight() <= len(self._suspects):
+            if self._suspects:
+                self._suspects.sort(key=_turn, reverse=True)
+                self._backlog.put(self._suspects.pop())
+            else:
+                self.end_suspicion()
+
+    def end_suspicion(self) -> None:
+        """Hand out what waits apart, and let others in again."""
+        self._apart_since = None
+        self._forget_withdrawn()
+        for suspect in self._suspects:
+            self._backlog.put(suspect)
+        self._suspects.clear()
+        self._apply_limit()
+
+    def _forget_withdrawn(self) -> None:
+        self._suspects = [each for each in self._suspects if each.batches]
 
     def redelivered(self, source: Answers, again: Set[bytes], dropped: list[bytes]) -> None:
         """Messages in flight came ``again``: drop what waits of them, before the new deliveries
@@ -440,6 +493,7 @@ class Delivery:
     def adapt(self) -> None:
         """Fit the limit to the answers."""
         self._limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
+        self._hand_out_suspects()
         self._apply_limit()
 
     def _ages_s(self) -> float:
@@ -455,7 +509,7 @@ class Delivery:
         """Messages that are answered together do not fit in the limit: raise it. Return False
         where max_in_flight or the bytes allow no more."""
         limit = self._limit
-        if limit.is_by_bytes or limit.current >= limit.maximum:
+        if self._apart_since is not None or limit.is_by_bytes or limit.current >= limit.maximum:
             return False
         self.gather(2 * limit.current)
         return True
@@ -473,7 +527,7 @@ class Delivery:
     @property
     def limit(self) -> int:
         """How many messages may be in flight."""
-        return self._limit.current
+        return 0 if self._apart_since is not None else self._limit.current
 
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""

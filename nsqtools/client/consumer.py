@@ -109,7 +109,8 @@ class Consumer:
 
     A message is given up only after a handler of this process has requeued it. Deliveries do not
     count that ended here without that: because they waited too long, because their connection
-    broke, or because a handler, or a pool behind it, did not answer in time.
+    broke, or because a handler, or a pool behind it, did not answer in time. One that may kill its
+    process is handled alone first, and given up, where it is kept, after max_attempts + 2 deaths.
 
     Raises `ConfigurationError` for bad names, addresses or options.
     """
@@ -281,6 +282,7 @@ class Consumer:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
         if not self._drains:
             self._requeue_undelivered()
+        self._io.delivery.end_suspicion()
         self._is_delivered = True
         self.backlog.put(Stopped(self))
 

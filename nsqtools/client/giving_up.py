@@ -6,6 +6,12 @@ timed out while a handler or its pool still held it, says nothing. nsqd counts a
 those that ended like that here are subtracted (`Attempts`); those of other processes cannot be
 known. Therefore a message is given up only after a handler of this process has requeued it.
 
+A message that kills its process never gets that far: the handler has no time for a word. nsqd's
+count cannot tell it from those that were in flight with it at each death. So a message that comes
+more often than the limit, and that no handler here has requeued, is a suspect: it is handled
+`ALONE` times with nothing else in flight (`backlog.Delivery`), which adds to no other's count. Then
+it is given up before the handler, where it is kept: for dead letters, or by a callback.
+
 Nothing is given up unless it has somewhere to go: a callback that takes it, a topic for dead
 letters, or the program's word that it may be finished.
 
@@ -34,16 +40,23 @@ log = logging.getLogger("nsqtools")
 
 Policy = Literal["requeue", "finish"]
 
+Verdict = Literal["usual", "alone", "give up"]
+
 MAX_KNOWN = 100_000
+ALONE = 2  # deliveries of a suspect; two, as those that come together take turns in both orders
 
 Key = tuple[str, str, bytes]  # of a message: its topic, the address of its nsqd, and its id
 
 
 class Attempts:
-    """Remembers what became of deliveries that were not finished. ``limit`` 0 means never."""
+    """Remembers what became of deliveries that were not finished. ``limit`` 0 means never.
 
-    def __init__(self, limit: int) -> None:
+    ``keeps``: what is given up is not lost.
+    """
+
+    def __init__(self, limit: int, *, keeps: bool = False) -> None:
         self._limit = limit
+        self._keeps = keeps
         # deliveries that do not count, and whether a handler here requeued another
         self._known: dict[Key, tuple[int, bool]] = {}
 
@@ -64,12 +77,15 @@ class Attempts:
         """The message is finished."""
         self._known.pop(key, None)
 
-    def are_too_many(self, key: Key, attempts: int) -> bool:
-        """Tell whether to give up a delivery, going by nsqd's count of ``attempts``."""
+    def verdict(self, key: Key, attempts: int) -> Verdict:
+        """Tell what to do with a delivery, going by nsqd's count of ``attempts``."""
         if not self._limit or attempts <= self._limit:
-            return False
+            return "usual"
         uncounted, is_tried = self._known.get(key, (0, False))
-        return is_tried and attempts - uncounted > self._limit
+        beyond = attempts - uncounted - self._limit
+        if beyond > 0 and (is_tried or (self._keeps and beyond > ALONE)):
+            return "give up"
+        return "alone" if beyond > 0 and self._keeps else "usual"
 
     def _remember(self, key: Key, uncounted: int, is_tried: bool) -> None:
         if not self._limit:
@@ -103,8 +119,12 @@ class GivingUp:
     @property
     def max_attempts(self) -> int:
         """The limit; 0, never, where a message that is given up has nowhere to go."""
-        is_set = self._on_giving_up is not None or self._dead_letter or self._policy == "finish"
-        return self._options.max_attempts if is_set else 0
+        return self._options.max_attempts if self.keeps or self._policy == "finish" else 0
+
+    @property
+    def keeps(self) -> bool:
+        """Tell whether what is given up is not lost."""
+        return self._on_giving_up is not None or bool(self._dead_letter)
 
     def messages(self, batch: Batch) -> None:
         """Give up messages that have no answer yet."""

@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import CoroutineType, FrameType
 from typing import Any, Protocol, Self
@@ -61,9 +61,9 @@ def _refusal(what: str) -> ConfigurationError:
 
 
 class Handling:
-    """Calls a handler on several threads, and notes the message that each of them handles.
+    """Calls a handler in several threads or tasks, and notes the messages that they handle.
 
-    ``misuse`` is set when a handler cannot work: it returned an awaitable.
+    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none.
     """
 
     def __init__(
@@ -76,64 +76,87 @@ class Handling:
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
-        self._at_work: dict[int, Message] = {}  # by thread
+        self._at_work: dict[Message, None] = {}
         self.misuse: ConfigurationError | None = None
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
-        thread = threading.get_ident()
-        self._at_work[thread] = message
+        self._at_work[message] = None
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
             result = self._handler(message)
-        except Exception as exc:
-            error = exc
-            requeue_failed(message, exc)
-        except BaseException:  # an interrupt: the message will not be answered any more
-            message.requeue(0, backoff=False)
-            raise
-        else:
             if result is None:  # as usual
                 if self._answers:
                     message.finish()
             elif inspect.isawaitable(result) and not isinstance(result, Answered):
-                error = self.misuse = _refusal("one that returns an awaitable")
-                message.requeue(0, backoff=False)
                 if isinstance(result, CoroutineType):
                     result.close()
-            elif result is False:
-                message.requeue()
-            elif self._answers:
-                message.finish()
+                self.misuse = _refusal("one that returns an awaitable")
+                raise self.misuse
+            else:
+                self._answer(message, result)
+        except BaseException as exc:
+            error = self._requeue(message, exc)
         finally:
-            del self._at_work[thread]
+            del self._at_work[message]
         if self._on_handled is not None:
-            try:
-                self._on_handled(message, time.monotonic() - began_at, error)
-            except Exception:
-                log.exception("on_handled failed for %r", message)
+            self._tell(self._on_handled, message, began_at, error)
+
+    async def handle_in_task(self, message: Message) -> None:
+        """`handle` with a handler whose result is awaited."""
+        self._at_work[message] = None
+        began_at = time.monotonic() if self._on_handled is not None else 0.0
+        error: BaseException | None = None
+        try:
+            result = self._handler(message)
+            if not inspect.isawaitable(result):
+                self.misuse = ConfigurationError(
+                    "the handler returns nothing to await; use nsqtools.Consumer"
+                )
+                raise self.misuse
+            self._answer(message, await result)
+        except BaseException as exc:
+            error = self._requeue(message, exc)
+        finally:
+            del self._at_work[message]
+        if self._on_handled is not None:
+            self._tell(self._on_handled, message, began_at, error)
+
+    def _answer(self, message: Message, outcome: object) -> None:
+        if outcome is False:
+            message.requeue()
+        elif self._answers:
+            message.finish()
+
+    def _requeue(self, message: Message, error: BaseException) -> BaseException:
+        """Requeue what the handler raised for, and return it; raise what interrupted the handler,
+        which will not answer any more."""
+        if isinstance(error, RequeueWithoutBackoff):
+            message.requeue(error.delay_s, backoff=False)
+        elif error is self.misuse or not isinstance(error, Exception):
+            message.requeue(0, backoff=False)
+        else:
+            log.error("the handler failed for %r", message, exc_info=error)
+            message.requeue()
+        if not isinstance(error, Exception):
+            raise error
+        return error
+
+    def _tell(
+        self, on_handled: OnHandled, message: Message, began_at: float, error: BaseException | None
+    ) -> None:
+        try:
+            on_handled(message, time.monotonic() - began_at, error)
+        except Exception:
+            log.exception("on_handled failed for %r", message)
 
     def touch(self, now: float) -> None:
         """Touch what has been handled for a while (on the I/O thread)."""
-        touch_old(self._at_work.values(), now)
-
-
-def requeue_failed(message: Message, error: Exception) -> None:
-    """Requeue what a handler raised an exception for."""
-    if isinstance(error, RequeueWithoutBackoff):
-        message.requeue(error.delay_s, backoff=False)
-    else:
-        log.error("the handler failed for %r", message, exc_info=error)
-        message.requeue()
-
-
-def touch_old(messages: Iterable[Message], now: float) -> None:
-    """Touch what has been handled for a while, of messages that other threads add and remove."""
-    for message in list(messages):
-        left_s = message.deadline - now
-        if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
-            message.touch()
+        for message in list(self._at_work):  # which other threads change
+            left_s = message.deadline - now
+            if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
+                message.touch()
 
 
 def check_count(name: str, count: int) -> None:

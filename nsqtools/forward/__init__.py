@@ -1,8 +1,8 @@
-"""Forward topics to another cluster, or to HTTP; each message is finished after it is there.
+"""Forward topics to another cluster, to HTTP or to commands, each message delivered, then finished.
 
 `forwarder` is the engine, `topic_sources` what it consumes, `courier` what follows from each
-outcome, `nsq_sink` and `http_sink` where it delivers. Here are the choices of the commands, for the
-command line to read at no cost.
+outcome, `nsq_sink`, `http_sink` and `exec_sink` where it delivers. Here are the choices of the
+commands, for the command line to read at no cost.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class ExecSink:
         if self._settings.takes_argument:
             words = [word.replace(PLACE, bodies[0]) for word in words[1:]]
             words.insert(0, self._words[0])
-        if fault := self._fault(words, bodies):
+        if fault := self._fault(bodies):
             self._settle_run(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
         environ = [("TOPIC", messages[0].topic), ("CHANNEL", self._settings.channel)]
@@ -255,7 +255,7 @@ class ExecSink:
         except OSError as exc:
             worker.work.popleft().report(Outcome(Fate.UNREACHABLE, self._cannot_start(exc)))
 
-    def _fault(self, words: Sequence[bytes], bodies: Sequence[bytes]) -> str:
+    def _fault(self, bodies: Sequence[bytes]) -> str:
         if self._settings.takes_argument and b"\0" in bodies[0]:
             return "its body has a NUL, which an argument cannot have"
         if self._settings.batch > 1 and any(b"\n" in body for body in bodies):
@@ -502,16 +502,15 @@ class ExecSink:
                     return
 
     def _lines(self, worker: _Worker, stream: int, *, is_end: bool = False) -> None:
+        is_answer = stream == 1 and self._settings.is_persistent
         *lines, rest = worker.rests[stream].split(b"\n")
-        if len(rest) > MAX_LINE or (rest and is_end):
+        if len(rest) > MAX_LINE or (rest and is_end and not is_answer):
             lines.append(rest)
             rest = b""
-        worker.rests[stream] = rest
-        if not lines:
-            return
-        if stream == 1 and self._settings.is_persistent:
-            if not worker.error:
-                self._answered(worker, lines)
+        worker.rests[stream] = b"" if is_end else rest
+        if is_answer and not worker.error:
+            self._answered(worker, lines)
+        if is_answer or not lines:
             return
         try:
             self._write(stream, b"".join(b"%b%b\n" % (self._tag(worker), line) for line in lines))

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Stopped
 from nsqtools.client.message import Batch
-from nsqtools.forward.courier import Courier, DeadLetterBox, touch_when_due
+from nsqtools.errors import ConfigurationError
+from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, touch_when_due
 from nsqtools.forward.parcel import Counters, ForwardTotals, Parcel, Sink
 from nsqtools.forward.topic_sources import SourceSettings, TopicSources
+from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.publish.pacing import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
@@ -52,7 +56,10 @@ class ForwardSettings:
 
 
 class Forwarder:
-    """`run` on one thread; `stop` from any. ``on_tick`` is called several times a second."""
+    """Takes messages and delivers them to a sink; `forward_to` makes one.
+
+    `run` on one thread; `stop` from any. ``on_tick`` is called several times a second.
+    """
 
     def __init__(
         self,
@@ -256,3 +263,45 @@ class Forwarder:
         self._courier.drain(self._settings.drain_s, self._on_tick)
         self._sources.stop()
         self._on_tick()
+
+
+def forward_to(
+    sink: Sink,
+    topic: str | Sequence[str],
+    channel: str,
+    *,
+    nsqd_tcp_addresses: str | Sequence[str] = (),
+    lookupd_http_addresses: str | Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    max_attempts: int = 0,
+    dead_letter_file: str | Path | None = None,
+    exit_idle_s: float | None = None,
+) -> Forwarder:
+    """Return the forwarder of topics to a sink of your own; its `Forwarder.run` delivers.
+
+    ``options`` are client options by name and text, as ``nsq -X`` takes them. A message that failed
+    ``max_attempts`` times (0: without limit), or was refused, is appended to ``dead_letter_file``;
+    without one it stays in its queue. ``exit_idle_s`` ends `Forwarder.run` after that many seconds
+    without messages.
+
+    Raises `ConfigurationError` for names and options that cannot work, and for ``max_attempts``
+    without a file, and `OutputError` when the file cannot be opened.
+    """
+    if max_attempts and dead_letter_file is None:
+        raise ConfigurationError("max_attempts needs a dead_letter_file")
+    connection = ConnectionSettings(
+        _texts(nsqd_tcp_addresses), _texts(lookupd_http_addresses), options=options or {}
+    )
+    topics = tuple(map(check_topic, _texts(topic)))
+    client_options = connection.client_options(**THROUGHPUT)
+    return Forwarder(
+        SourceSettings(topics, check_channel(channel), connection, client_options),
+        sink,
+        ForwardSettings(max_attempts=max_attempts, drain_s=client_options.drain_timeout_s),
+        dead_letters=DeadLetterFile(Path(dead_letter_file)) if dead_letter_file else None,
+        limits=RunLimits(None, exit_idle_s, None),
+    )
+
+
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -136,7 +136,8 @@ class Circuit:
 
 
 class Sink(Protocol):
-    """Where messages go."""
+    """Where messages go. Its methods are called on one thread, which must not wait long: it touches
+    the messages."""
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """Return a parcel as the parts that are delivered together."""

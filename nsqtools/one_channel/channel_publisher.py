@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
+from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
@@ -30,7 +31,7 @@ from nsqtools.publish.publisher import (
 )
 from nsqtools.records.envelope import MessageLike
 from nsqtools.server.options import default_node_id
-from nsqtools.server.queues.queued_message import MessageIds, new_messages
+from nsqtools.server.queues.queued_message import MessageIds, new_messages, with_attempts
 
 _ID = re.compile(rb"[0-3][0-9a-f]{15}")  # those of nsqd; the database has numbers of 63 bits
 _NEW_IDS_TOLD = 10
@@ -117,7 +118,7 @@ class ChannelPublisher(Publisher):
         `TemporaryNsqd.join`, `OutputError`, and `ConfigurationError` when an earlier run on this
         data path took other messages.
         """
-        self._join(topic, self._channel)
+        self.join(topic, self._channel)
         defer_s = defer_s or self._defer_s or 0.0
         batch = PublishBatch(topic, bodies, 0, on_ended)
         start = 0
@@ -135,7 +136,26 @@ class ChannelPublisher(Publisher):
         batch.failures = dict.fromkeys(range(start, len(bodies)), PublishOutcome.UNSENT)
         on_ended(batch)
 
-    def _join(self, topic: str, channel: str) -> None:
+    def take_over(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
+        """Store messages of another nsqd as they are, with their attempts, in a channel of it.
+
+        One that is here already, delivered once more, is not stored again. Raises as `publish`.
+        """
+        held = self._nsqd.held(topic, channel, {message.id for message in messages})
+        new = [each for each in messages if held.get(each.id) != each.timestamp_ns]
+        if not new:
+            return
+        frames = self._frames(topic, channel, [each.body for each in new], new)
+        self._nsqd.put(
+            topic,
+            channel,
+            # the attempts of a frame that waits count the delivery to come
+            [with_attempts(f, each.attempts - 1) for f, each in zip(frames, new, strict=True)],
+        )
+        self._stored += len(new)
+
+    def join(self, topic: str, channel: str) -> None:
+        """Have a topic registered, with all its channels. Raises as `TemporaryNsqd.join`."""
         if (topic, channel) not in self._joined:
             self._nsqd.join(topic, channel)
             self._joined.add((topic, channel))
@@ -167,7 +187,7 @@ class ChannelPublisher(Publisher):
             if not taken.to_skip and taken.digest.hexdigest() != taken.before:
                 raise self._other_messages()
             return
-        messages = list(self._frames(topic, bodies, origins))
+        messages = list(self._frames(topic, self._channel, bodies, origins))
         taken.number += len(bodies)
         if self._resumes:
             content = {name: each.as_json() for name, each in self._taken.items()}
@@ -177,26 +197,26 @@ class ChannelPublisher(Publisher):
         self._stored += len(bodies)
 
     def _frames(
-        self, topic: str, bodies: Sequence[bytes], origins: Sequence[MessageLike]
+        self, topic: str, channel: str, bodies: Sequence[bytes], origins: Sequence[MessageLike]
     ) -> Iterator[bytes]:
         now_ns = time.time_ns()
         if not origins:
             yield from new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
             return
-        held = self._nsqd.held(topic, self._channel, {origin.id for origin in origins})
+        held = set(self._nsqd.held(topic, channel, {origin.id for origin in origins}))
         for body, origin in zip(bodies, origins, strict=True):
             message_id = origin.id
             if message_id in held or not _ID.fullmatch(message_id):
                 [message_id] = self._ids.take(1, now_ns)
-                self._tell_new_id(topic, origin, message_id)
+                self._tell_new_id(f"{topic}/{channel}", origin, message_id)
             held.add(message_id)
             yield new_messages([body], [message_id], origin.timestamp_ns)[0]
 
-    def _tell_new_id(self, topic: str, origin: MessageLike, message_id: bytes) -> None:
+    def _tell_new_id(self, where: str, origin: MessageLike, message_id: bytes) -> None:
         self.new_ids += 1
         if self.new_ids <= _NEW_IDS_TOLD:
             old = origin.id.decode("latin-1")
-            self._tell(f"{topic}/{self._channel}: message {old} is {message_id.decode()} here")
+            self._tell(f"{where}: message {old} is {message_id.decode()} here")
 
     def _other_messages(self) -> ConfigurationError:
         return ConfigurationError(
@@ -216,7 +236,7 @@ class ChannelPublisher(Publisher):
             raise self._other_messages()
         while (states := self._nsqd.states()) and not self._stopped.is_set():
             for state in states:  # what an earlier run left, too
-                self._join(state.topic, state.channel)
+                self.join(state.topic, state.channel)
             self.delivered = self._stored - sum(each.left for each in states)
             self._look_for_consumers(states)
             if self.lonely is not None:

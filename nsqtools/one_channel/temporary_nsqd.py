@@ -80,7 +80,7 @@ class TemporaryNsqd:
     ) -> None:
         if not cluster.lookupds:
             raise ConfigurationError(
-                "consumers find the messages of --channel by nsqlookupd",
+                "consumers find a temporary nsqd by nsqlookupd",
                 hint="Give --lookupd-http-address.",
             )
         self.data_path = data_path
@@ -224,15 +224,19 @@ class TemporaryNsqd:
 
         return self._thread.do(read)
 
-    def held(self, topic: str, channel: str, ids: Collection[bytes]) -> set[bytes]:
-        """Return those of some ids that messages of the channel have."""
+    def held(self, topic: str, channel: str, ids: Collection[bytes]) -> dict[bytes, int]:
+        """Return those of some ids that messages of the channel have, with their times in ns."""
 
-        async def look(daemon: NsqdDaemon) -> set[bytes]:
+        async def look(daemon: NsqdDaemon) -> dict[bytes, int]:
             durable = daemon.nsqd.durable
             backlog = daemon.nsqd.topics[topic].channels[channel].backlog
             assert durable is not None
             assert isinstance(backlog, DurableBacklog)
-            return durable.database.ids(backlog.number) & set(ids)
+            return {
+                message_id: timestamp_ns
+                for message_id, timestamp_ns in durable.database.identities(backlog.number)
+                if message_id in ids
+            }
 
         return self._thread.do(look)
 

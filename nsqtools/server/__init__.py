@@ -8,6 +8,7 @@ asyncio loop, so no lock is taken here.
     foreground embedded run them in the foreground, or in a thread
     tcp/                connections, their layers and deadlines, the commands of the protocols
     queues/             the queues of nsqd, topics, channels: memory first, then files
+    stored_queues       what a data directory holds, read without touching it
     http/               routing and errors as Go's, and the endpoints
     options go_flags    the options of both daemons; flags in Go's syntax, TOML files
     stats               /stats, /metrics, and what goes to statsd

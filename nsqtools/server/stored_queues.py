@@ -9,7 +9,9 @@ the read position. What nsqd holds in memory is in none of them.
 
 Trap: files change while they are looked at. One that has gone was read by its nsqd, and the
 beginning of a record behind the write position is being written, or was when nsqd was killed: no
-client was told that this message is there. Neither is damage.
+client was told that this message is there. Neither is damage. A running nsqd has not yet synced
+the metadata of a queue that is two seconds old; where it is not seen to run (in another container,
+or not on Linux) such a queue is called orphaned.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -175,13 +177,15 @@ class StoredQueues:
             self._copies.cleanup()
 
     def _look(self) -> None:
+        self._is_in_use = _is_locked(self._path)
         found = self._files()
         database, is_named = named_database(self._path)
+        rows: dict[str, StoredQueue] = {}
         if database is not None:
             self.is_durable = True
             if not is_named:
                 self._note(FILE_NAME, "does not name the database")
-            self.queues = list(self._of_database(database))
+            rows = {each.name: each for each in self._of_database(database)}
             listed: set[str] | None = set()
         elif not found and not (self._path / FILE_NAME).exists():
             raise NotFoundError(
@@ -190,11 +194,12 @@ class StoredQueues:
             )
         else:
             listed = self._listed()
-        known = {(each.topic, each.channel) for each in self.queues}
-        for name in sorted({*found, *(listed or ())}):
+        for name in sorted({*rows, *found, *(listed or ())}):
             queue = self._of_files(name, found.get(name, []), listed is None or name in listed)
-            if queue.parts or (queue.topic, queue.channel) not in known:
-                self.queues.append(queue)
+            if name in rows:
+                parts = (*rows[name].parts, *queue.parts)
+                queue = replace(rows[name], parts=parts)
+            self.queues.append(queue)
 
     def _note(self, name: str, problem: str) -> None:
         self.problems.append((str(self._path / name), problem))
@@ -237,13 +242,16 @@ class StoredQueues:
             pass
         except ValueError as exc:
             problems.append((str(meta), f"cannot be read ({exc})"))
-        live = ORPHANED if positions is None or not is_listed else GOOD
+        unknown = GOOD if self._is_in_use else ORPHANED  # it has not synced the metadata yet
+        live = GOOD if positions is not None and is_listed else unknown
         for number, is_bad in sorted(files):
             path = self._path / f"{name}.diskqueue.{number:06d}.dat{'.bad' if is_bad else ''}"
             if is_bad:
                 parts.append(StoredFile(path, SET_ASIDE))
-            elif positions is None or number > positions.write_file:
-                parts.append(StoredFile(path, ORPHANED))
+            elif positions is None:
+                parts.append(StoredFile(path, live, written=0 if self._is_in_use else None))
+            elif number > positions.write_file:
+                parts.append(StoredFile(path, unknown))
             elif number < positions.read_file:
                 parts.append(StoredFile(path, READ))
             else:
@@ -303,6 +311,16 @@ class StoredQueues:
 
 def _names(topic: TopicMetadata) -> list[str]:
     return [topic.name, *(f"{topic.name}:{name}" for name, _ in topic.channels)]
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether an nsqd works there, as far as Linux tells: a lock of ours would keep one away."""
+    status = folder.stat()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    try:
+        return f" {device}:{status.st_ino} " in Path("/proc/locks").read_text("ascii")
+    except OSError:
+        return False
 
 
 def _head_of(wal: Path) -> bytes:

@@ -31,7 +31,7 @@ from benchmarks.landing import make_log
 from benchmarks.measure import cost, fill, new_job
 from benchmarks.parts import MOST, everything_in_memory
 from benchmarks.raw import Row
-from benchmarks.spark_compact import JSON_DDL
+from benchmarks.spark_compact import JSON_DDL, SETTINGS, compaction
 
 from nsqtools.archive import location
 from nsqtools.archive.catalog import table_files
@@ -47,7 +47,6 @@ from nsqtools.spark.archives.archive_files import CATALOG
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,11 +62,15 @@ GROUP = f"SELECT topic, CAST(hour AS STRING), n FROM ({HOURS})"
 # -- queries ------------------------------------------------------------------------------------
 
 
-def queries(messages: int, rounds: int) -> Iterator[Row]:
-    with (
-        TemporaryDirectory(prefix="nsq-lake-") as place,
-        spark_session(SparkSettings("local[2,4]")) as spark,
-    ):
+def beside_spark(messages: int, rounds: int) -> Iterator[Row]:
+    """All that runs in a session: a process has one."""
+    with spark_session(SETTINGS) as spark:
+        yield from queries(spark, 3 * messages, rounds)
+        yield from compaction(spark, messages, rounds)
+
+
+def queries(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="nsq-lake-") as place:
         logs, lake, output = (Path(place, name) for name in ("logs", "lake", "output"))
         logs.mkdir()
         each_ns = 24 * HOUR_NS // messages

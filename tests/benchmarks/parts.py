@@ -255,12 +255,10 @@ def spark(settings: Settings) -> Iterator[Row]:
             yield Row(found["name"], 0, figures)
     from benchmarks import lake  # it needs the packages of tables and of Spark
     from benchmarks.landing import landing
-    from benchmarks.spark_compact import compaction
 
     messages = int(settings.seconds * 800_000)
     rounds = settings.rounds
-    yield from errors_as_rows("queries", lake.queries(messages, rounds))
-    yield from errors_as_rows("compaction", compaction(messages, rounds))
+    yield from errors_as_rows("queries", lake.beside_spark(messages, rounds))
     yield from errors_as_rows("landing", landing(messages // 4, rounds))
     yield from errors_as_rows("to-file", lake.sustained(messages, rounds))
     yield from errors_as_rows("planning", lake.planning())

@@ -26,7 +26,6 @@ from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, Settings, in_processes
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction import in_tasks
-from nsqtools.spark.session import spark_session
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -123,13 +122,13 @@ def seconds(run: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
-def compaction(messages: int, rounds: int) -> Iterator[Row]:
+def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
     contestants = {
         JOB: users_job,
         "nsq spark compact": compact,
         "nsq archive compact": without_java,
     }
-    with TemporaryDirectory(prefix="compact-") as directory, spark_session(SETTINGS) as spark:
+    with TemporaryDirectory(prefix="compact-") as directory:
         archives, output = Path(directory, "archives"), Path(directory, "output")
         archives.mkdir()
         written = make_archives(archives, messages)

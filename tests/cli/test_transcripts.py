@@ -11,10 +11,10 @@ A transcript is a file in transcripts/:
     [3]                                  and the exit status unless it is 0
 
 Commands run in an empty directory, which is their home, find the nsqd by the environment, and may
-name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP`` and ``$LOOKUP``,
-which is also what the transcript shows. Before each, everything that was published is in its
-channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons holds for
-the Go daemons and for the embedded ones. On a terminal columns are shown two blanks apart.
+name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP`` and
+``$LOOKUP_TCP``, which is also what the transcript shows. Before each, everything that was published
+is in its channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons
+holds for the Go daemons and the embedded ones. On a terminal columns are shown two blanks apart.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
@@ -103,6 +103,7 @@ class Cluster:
         if name == "lookupd":
             self._lookupds.append(self._serve(self._kind[1](*flags)))
             self.names["LOOKUP"] = self._lookupds[-1].http_address
+            self.names["LOOKUP_TCP"] = self._lookupds[-1].tcp_address
             return
         register = [f"-lookupd-tcp-address={each.tcp_address}" for each in self._lookupds]
         nsqd = self._kind[0](self._data_path(), "-broadcast-address=127.0.0.1", *register, *flags)

@@ -120,7 +120,7 @@ KEY = ("nsqd:4150", b"0" * 16)
 
 
 def given_up(known: Attempts, *counts: int) -> list[bool]:
-    return [known.are_too_many(KEY, count) for count in counts]
+    return [known.verdict(KEY, count) == "give up" for count in counts]
 
 
 def test_a_message_that_a_handler_here_requeued_is_given_up_above_the_limit() -> None:
@@ -129,8 +129,18 @@ def test_a_message_that_a_handler_here_requeued_is_given_up_above_the_limit() ->
     assert given_up(known, 1, 5, 6) == [False, False, True]
 
 
-def test_a_message_that_no_handler_here_requeued_is_never_given_up() -> None:
+def test_a_message_that_no_handler_here_requeued_is_never_given_up_where_that_loses_it() -> None:
     assert given_up(Attempts(5), 6, 12, 65535) == [False] * 3
+
+
+def test_one_that_came_too_often_without_a_word_is_handled_alone_twice() -> None:
+    known = Attempts(5, keeps=True)
+    verdicts = [known.verdict(KEY, count) for count in (5, 6, 7, 8)]
+    assert verdicts == ["usual", "alone", "alone", "give up"]
+    known.does_not_count(KEY)
+    assert [known.verdict(KEY, count) for count in (6, 8)] == ["usual", "alone"]
+    known.was_tried(KEY)
+    assert [known.verdict(KEY, count) for count in (6, 7)] == ["usual", "give up"]
 
 
 def test_deliveries_that_ended_without_a_word_of_a_handler_do_not_count() -> None:
@@ -173,5 +183,5 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
     for number in range(3):
         known.was_tried(("nsqd:4150", b"%d" % number))
     assert len(known) == 2
-    assert not known.are_too_many(("nsqd:4150", b"0"), 6)
-    assert known.are_too_many(("nsqd:4150", b"2"), 6)
+    assert known.verdict(("nsqd:4150", b"0"), 6) == "usual"
+    assert known.verdict(("nsqd:4150", b"2"), 6) == "give up"

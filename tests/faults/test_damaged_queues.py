@@ -108,7 +108,7 @@ def test_only_messages_within_a_damaged_record_are_missing(
         before = state_of(path)
 
         archive = tmp_path / f"{seed}.log"
-        done = run_nsq(["queue", "recover", path, "-o", archive, "--all"])
+        done = run_nsq(["queue", "recover", path, "-o", archive, "--all", "-c", "ch"])
         lines = archive.read_bytes().splitlines()
 
         found = {(each.id, each.body) for each in map(decode, lines)}

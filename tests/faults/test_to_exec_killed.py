@@ -54,7 +54,8 @@ def test_killed_again_and_again_nothing_is_lost(
     for begin in range(0, messages, 1000):
         nsqd.publish(TOPIC, *published[begin : begin + 1000])
     given = f"to-exec -t {TOPIC} -c {CHANNEL} --max-in-flight {IN_FLIGHT} --workers 2"
-    given += f" --nsqd-tcp-address {nsqd.tcp_address} --rate {messages // 2} -X reconnect_base=50ms"
+    given += f" --nsqd-tcp-address {nsqd.tcp_address} --rate {200 if messages < 1000 else 1500}"
+    given += " -X reconnect_base=50ms"
     more = [*ONCE, str(done)]
     if is_persistent:
         more = ["--persistent", "--", "python3", "-c", PERSISTENT, str(done), str(pids)]

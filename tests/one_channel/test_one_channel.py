@@ -25,6 +25,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import PublishError
+from nsqtools.one_channel import temporary_nsqd
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
 
@@ -219,8 +220,9 @@ def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
 
 
 def test_what_cannot_work_is_refused_and_named(
-    orders: Orders, run_nsq: RunNsq, tmp_path: Path
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", 0.5)
     archive = archived(tmp_path / "a.gz", 1)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
@@ -104,6 +105,25 @@ def recover(path: Path, *flags: str) -> None:
     command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only", *flags]
     done = subprocess.run([*command, f"-data-path={path}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_messages_around_a_damaged_one_come_from_files_into_the_database(
+    tmp_path: Path, serve: Serve, run_nsq: RunNsq
+) -> None:
+    plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
+    plain.publish("t", *[b"%d" % number for number in range(9)])
+    plain.stop()
+    file = tmp_path / "t.diskqueue.000000.dat"
+    content = file.read_bytes()
+    file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second
+
+    recover(tmp_path, "-durable")
+    archive = tmp_path.parent / f"{tmp_path.name}.log"
+    recovered = run_nsq(["queue", "recover", tmp_path, "-o", archive])
+
+    assert serve(EmbeddedServer(tmp_path, "-durable")).depth("t") == 8
+    assert file.with_name(f"{file.name}.bad").read_bytes()[31] == 255
+    assert "nsq: 0 messages" in recovered.err  # all that is in the copy is in the database
 
 
 def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) -> None:

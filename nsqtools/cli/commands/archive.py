@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import (
     ListingForm,
+    moment,
     text_writer,
     write_json,
     write_lines,
@@ -45,7 +45,7 @@ from nsqtools.cli.render.output import (
 )
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.text import NS, counted
+from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
@@ -339,8 +339,8 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 archive.shown,
                 sum(member.messages for member in scan.members),
                 ",".join(sorted(scan.topics)),
-                _moment(min(times)) if times else None,
-                _moment(max(times)) if times else None,
+                moment(min(times)) if times else None,
+                moment(max(times)) if times else None,
                 scan.size,
                 "parquet"
                 if archive.table is not None
@@ -351,7 +351,3 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
     optional = ("bytes", "format", "first", "topics")
     write_listing(runtime, ARCHIVES, rows, form, optional=optional)
     return ExitStatus.DONE
-
-
-def _moment(timestamp_ns: int) -> str:
-    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

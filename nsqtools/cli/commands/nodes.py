@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_statements
+from nsqtools.cli.options.one_channel import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_listing
 from nsqtools.cli.running.administering import Changing, OneTopic
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import resolve_options, texts_of
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import LookupDocument, NodeRow
+    from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.inventory import NodeStatus, PingResult
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
@@ -200,7 +205,14 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
 IN_FLIGHT = 500
 
 Drained = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
-To = Annotated[str, opt("--to HOST:PORT", "HTTP address of the nsqd that takes over.")]
+To = Annotated[
+    str | None,
+    opt(
+        "--to HOST:PORT",
+        "HTTP address of the nsqd that takes over.",
+        show_default="a temporary nsqd, for each channel its own messages",
+    ),
+]
 
 
 def client_settings(
@@ -215,7 +227,7 @@ def client_settings(
 
 def drain(
     node: Drained,
-    to: To,
+    to: To = None,
     allow_repeats: bool = opt(
         "", "Move topics with several channels too; each gets what was left in all.", SAFETY
     ),
@@ -224,18 +236,27 @@ def drain(
     json: Json = False,
     *,
     settings: Annotated[dict[str, str], From(client_settings)],
+    channels: DrainedChannels,
     runtime: Session,
 ) -> int:
-    """Move the messages that are left on one nsqd to another.
+    """Move the messages that are left on one nsqd to another, or to their consumers.
 
-    Stop publishing to the nsqd first; the command ends when no more messages arrive. Every message
-    is published to the other nsqd and finished on this one once that is confirmed; it gets a new id
-    and timestamp. NSQ publishes to topics, not to channels: topics with several channels are
-    skipped unless --allow-repeats is given. Messages in flight to consumers or deferred stay.
+    Stop publishing to the nsqd first; the command ends when no more messages arrive.
+
+    Without --to each channel is moved to a temporary nsqd in this process (see nsq replay), as it
+    is: ids, times and attempts stay, and no other channel gets anything. What is in flight is moved
+    when it comes back, and what is deferred when it is due. The command ends when all is consumed;
+    after an interruption the same command goes on.
+
+    With --to every message is published to the other nsqd and finished on this one once that is
+    confirmed; it gets a new id and timestamp. NSQ publishes to topics, not to channels: topics with
+    several channels are skipped unless --allow-repeats is given. Messages in flight to consumers or
+    deferred stay.
 
     The exit status is 6 when something is left.
 
     Examples:
+        nsq drain nsqd-3:4151 --lookupd-http-address lookup:4161
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --dry-run
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
     """
@@ -243,10 +264,14 @@ def drain(
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import Drain, plan_lines
-    from nsqtools.protocol.text import counted
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)
+    if to is None:
+        if allow_repeats:
+            raise ConfigurationError("--allow-repeats is for a drain with --to")
+        form = Answers(yes=yes, dry_run=dry_run, json=json)
+        return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
@@ -273,3 +298,66 @@ def drain(
     if not dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
+
+
+class Answers(NamedTuple):
+    """How a drain is confirmed and reported."""
+
+    yes: bool
+    dry_run: bool
+    json: bool
+
+
+def drain_channels(
+    node: str, options: ClientOptions, channels: OneChannel, form: Answers, runtime: Runtime
+) -> int:
+    """Move each channel of an nsqd to its consumers; return the exit status."""
+    from nsqtools.client.discovery import http_access
+    from nsqtools.cluster.directory import Cluster, ClusterAddresses
+    from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
+
+    with Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster:
+        source = cluster.nsqd(node)
+        moves, stays = plan_channel_moves(source, channels.name)
+        for line in stays:
+            runtime.insist(f"nsq: stays: {line}")
+        status = ExitStatus.PARTLY_DONE if stays else ExitStatus.DONE
+        if form.dry_run:
+            write_lines(runtime, [move.line() for move in moves])
+            return status
+        if not form.yes:
+            for move in moves:
+                runtime.insist(move.line())
+            runtime.insist("what is published meanwhile is moved, too")
+            if not runtime.confirm(f"Go on, and empty {node}?"):
+                runtime.tell("nsq: nothing was changed")
+                return ExitStatus.FAILED
+        place = "nsqd-" + re.sub(r"[^\w.-]+", "-", node)
+        with (
+            channels.open(options, runtime, place=place) as target,
+            Progress(runtime) as progress,
+        ):
+            assert target is not None
+            job = ChannelDrain(source, target, options)
+            with stopping(stop_both(job.stop, target)) as signals:
+                left = job.run(moves, lambda: progress.show(lambda: f"{job.moved.total():,} moved"))
+                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
+    if form.json:
+        moved = [
+            {
+                "topic": move.topic,
+                "channels": [move.channel],
+                "messages": sum(move[2:]),
+                "repeats": False,
+            }
+            for move in moves
+        ]
+        document = {"moves": moved, "stays": stays, "moved": job.moved.total(), "left": left}
+        write_json(runtime, document, indent=2)
+    for move in moves:
+        count = job.moved[move.topic, move.channel]
+        runtime.tell(f"nsq: {move.topic}/{move.channel}: {sum(move[2:])} before, {count} moved")
+    runtime.tell(f"nsq: {counted(job.moved.total(), 'message')} moved, {left} left")
+    if left:
+        status = ExitStatus.PARTLY_DONE
+    return signals.status(otherwise=channels.status(runtime, target, status))

@@ -113,7 +113,7 @@ def pub(
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
     with (
         Progress(runtime) as progress,
-        channel.open(connection, runtime, resumes=False, defer_s=defer) as target,
+        channel.open(connection.client_options(), runtime, resumes=False, defer_s=defer) as target,
     ):
         total = size_of(given.paths)
         began_s = runtime.monotonic()

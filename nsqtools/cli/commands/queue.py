@@ -5,9 +5,9 @@ Damage is reported on stderr, a line each, and the exit status is 6.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,14 +18,14 @@ from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import ByteWriter, ListingForm, write_json, write_listing
+from nsqtools.cli.render.output import ByteWriter, ListingForm, moment, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.text import NS, counted
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import DamagedFile, RecoveredDocument, Verified
-    from nsqtools.server.stored_queues import StoredMessage, StoredQueue
+    from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue
 
 DataPath = Annotated[
     Path, Argument(metavar="DATA_PATH", help="The --data-path of an nsqd, of Go or nsq nsqd.")
@@ -81,7 +81,7 @@ def ls(
         nsq queue ls /var/lib/nsqd
         nsq queue ls /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
-    from nsqtools.server.stored_queues import GOOD, StoredQueues, StoredRows
+    from nsqtools.server.stored_queues import GOOD, StoredQueues
 
     form.check(QUEUES)
     memory = None if nsqd_http_address is None else in_memory(nsqd_http_address)
@@ -95,31 +95,13 @@ def ls(
             for state in states:
                 parts = [part for part in queue.parts if part.state == state]
                 before = damage.count
-                messages = deferred = size = newest_ns = 0
-                oldest_ns: int | None = None
-                for part in parts:
-                    for each in part.messages(damage, bodies=False):
-                        messages += 1
-                        deferred += bool(each.due_ns)
-                        size += each.size
-                        oldest_ns = min(oldest_ns or each.timestamp_ns, each.timestamp_ns)
-                        newest_ns = max(newest_ns, each.timestamp_ns)
+                figures = figures_of(parts, damage)
                 is_damaged = state == GOOD and (damage.count > before or bool(queue.problems))
-                own = (queue.topic, queue.channel)
-                rows.append(
-                    (
-                        queue.topic,
-                        queue.channel or None,
-                        messages,
-                        deferred if any(isinstance(each, StoredRows) for each in parts) else None,
-                        size,
-                        moment(oldest_ns),
-                        moment(newest_ns),
-                        len(parts),
-                        "damaged" if is_damaged else state,
-                        memory.get(own, 0) if memory and state == states[0] else None,
-                    )
-                )
+                held = None
+                if memory is not None and state == states[0]:
+                    held = memory.get((queue.topic, queue.channel), 0)
+                shown = "damaged" if is_damaged else state
+                rows.append((queue.topic, queue.channel or None, *figures, len(parts), shown, held))
         write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
         if memory is not None and not stored.is_durable:
             runtime.tell(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
@@ -129,6 +111,24 @@ def ls(
                 "shows how much"
             )
     return damage.status
+
+
+def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...]:
+    """Messages, deferred ones (None where files do not say), bytes, oldest and newest."""
+    from nsqtools.server.stored_queues import StoredRows
+
+    messages = deferred = size = newest_ns = 0
+    oldest_ns = sys.maxsize
+    for part in parts:
+        for each in part.messages(damage, bodies=False):
+            messages += 1
+            deferred += bool(each.due_ns)
+            size += each.size
+            oldest_ns = min(oldest_ns, each.timestamp_ns)
+            newest_ns = max(newest_ns, each.timestamp_ns)
+    says_due = any(isinstance(part, StoredRows) for part in parts)
+    times = [moment(each if messages else None) for each in (oldest_ns, newest_ns)]
+    return messages, deferred if says_due else None, size, *times
 
 
 def in_memory(address: str) -> dict[tuple[str, str], int]:
@@ -146,13 +146,6 @@ def in_memory(address: str) -> dict[tuple[str, str], int]:
             held = each.in_flight_count + each.deferred_count
             found[topic.topic_name, each.channel_name] = each.depth - each.backend_depth + held
     return found
-
-
-def moment(timestamp_ns: int | None) -> str | None:
-    """A time as listings show it; None without one."""
-    if not timestamp_ns:
-        return None
-    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def report(problems: list[tuple[str, str]] | tuple[tuple[str, str], ...], damage: Damage) -> None:

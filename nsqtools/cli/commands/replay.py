@@ -129,7 +129,7 @@ def replay(
     with (
         Progress(runtime) as progress,
         unsent or nullcontext(),
-        channel.open(connection, runtime, dry_run=dry_run) as target,
+        channel.open(connection.client_options(), runtime, dry_run=dry_run) as target,
     ):
         damage = DamageReporter(runtime, progress)
         began_s = runtime.monotonic()
@@ -234,7 +234,9 @@ def redrive(
     is_rereadable = all(str(path) != "-" for path in files)
     with (
         Progress(runtime) as progress,
-        channel.open(connection, runtime, resumes=is_rereadable, dry_run=dry_run) as target,
+        channel.open(
+            connection.client_options(), runtime, resumes=is_rereadable, dry_run=dry_run
+        ) as target,
     ):
         job = Redrive(
             [str(path) for path in files],

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context
 
 from nsqtools.cli.options.connection import ENV, setting_of
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.running.runtime import ExitStatus, Runtime
-from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted, format_duration
 
 if TYPE_CHECKING:
+    from nsqtools.client.options import ClientOptions
     from nsqtools.one_channel.channel_publisher import ChannelPublisher
 
 PANEL = "One channel"
@@ -81,18 +81,20 @@ class OneChannel:
     @contextmanager
     def open(
         self,
-        connection: ConnectionSettings,
+        options: ClientOptions,
         runtime: Runtime,
         *,
+        place: str = "",
         resumes: bool = True,
         defer_s: float | None = None,
         dry_run: bool = False,
     ) -> Iterator[ChannelPublisher | None]:
         """Join the cluster, and leave it at the end; None without ``--channel``.
 
-        ``resumes`` tells that the next run would have the same messages from the beginning.
+        ``resumes`` tells that the next run would have the same messages from the beginning, and
+        ``place`` is the default data path.
         """
-        if not self.name or dry_run:
+        if not (self.name or place) or dry_run:
             yield None
             return
         from nsqtools.client.discovery import http_access
@@ -104,11 +106,11 @@ class OneChannel:
             runtime.tell(f"nsq: {line}")
 
         flags = self.flags
-        access = http_access(connection.client_options(), self.lookupds)
+        access = http_access(options, self.lookupds)
         with (
             Cluster(ClusterAddresses((), self.lookupds), access) as cluster,
             TemporaryNsqd(
-                flags.data_path or Path(f"nsqd-{self.name}"),
+                flags.data_path or Path(place or f"nsqd-{self.name}"),
                 cluster,
                 lookupd_tcp_addresses=flags.lookupd_tcp_address or (),
                 broadcast_address=flags.broadcast_address or "",
@@ -116,7 +118,8 @@ class OneChannel:
                 tell=tell,
             ) as nsqd,
         ):
-            tell(f"{nsqd.address} serves channel {self.name} until its messages are consumed")
+            what = f"channel {self.name}" if self.name else "each channel"
+            tell(f"{nsqd.address} serves {what} until its messages are consumed")
             try:
                 target = ChannelPublisher(
                     nsqd,
@@ -132,7 +135,10 @@ class OneChannel:
                 nsqd.leave()
                 if nsqd.is_kept:
                     count = counted(nsqd.left, "message")
-                    tell(f"{nsqd.data_path} has {count}, and how far this came: run it again")
+                    how = "and how far this came: run it again"
+                    if not resumes:
+                        how = "which the next run delivers; its input may be empty"
+                    tell(f"{nsqd.data_path} has {count}, {how}")
 
     @property
     def wait_s(self) -> float:
@@ -156,25 +162,43 @@ class OneChannel:
 
 def one_channel(context: Context, flags: Annotated[ChannelFlags, From(ChannelFlags)]) -> OneChannel:
     """Read the options. Raises `ConfigurationError` for those that contradict each other."""
-
-    def check(names: tuple[str, ...], problem: str) -> None:
-        for parameter in context.command.params:
-            source = context.get_parameter_source(parameter.name or "")
-            if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-                raise ConfigurationError(f"{parameter.opts[0]} {problem}")
-
-    lookupds = flags.channel_lookupd or ()
     if flags.channel is None:
-        check(tuple(vars(flags)), "is for --channel")
+        _refuse(context, tuple(vars(flags)), "is for --channel")
         return OneChannel("", (), flags)
-    check(WITHOUT_EFFECT, "has no effect with --channel")
+    _refuse(context, WITHOUT_EFFECT, "has no effect with --channel")
+    return OneChannel(flags.channel, _lookupds(context, flags), flags)
+
+
+def _refuse(context: Context, names: tuple[str, ...], problem: str) -> None:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise ConfigurationError(f"{parameter.opts[0]} {problem}")
+
+
+def _lookupds(context: Context, flags: ChannelFlags) -> tuple[str, ...]:
     setting = setting_of(context, "lookupd_http_address")
-    if not lookupds and setting is not None and isinstance(setting.value, list):
-        lookupds = setting.value
-    return OneChannel(flags.channel, tuple(lookupds), flags)
+    if not flags.channel_lookupd and setting is not None and isinstance(setting.value, list):
+        return tuple(setting.value)
+    return tuple(flags.channel_lookupd or ())
+
+
+DRAIN_FLAGS = [name for name in ChannelFlags.__annotations__ if name != "max_depth"]
+
+
+def drained_channels(
+    context: Context, flags: Annotated[dict[str, Any], From(some(ChannelFlags, *DRAIN_FLAGS))]
+) -> OneChannel:
+    """Read the options of a drain to consumers, which has no ``--to``."""
+    given = ChannelFlags(**flags, max_depth=None)
+    if context.params.get("to") is not None:
+        _refuse(context, tuple(flags), "is for a drain without --to")
+        return OneChannel("", (), given)
+    return OneChannel(given.channel or "", _lookupds(context, given), given)
 
 
 ToChannel = Annotated[OneChannel, From(one_channel)]
+DrainedChannels = Annotated[OneChannel, From(drained_channels)]
 
 
 def stop_both(job: Callable[[], object], target: ChannelPublisher | None) -> Callable[[], None]:

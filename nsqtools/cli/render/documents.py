@@ -584,6 +584,28 @@ class Error(TypedDict):
     status: Annotated[int, "The exit status that it leads to."]
 
 
+# check
+
+
+class ProblemRow(TypedDict):
+    severity: Literal["critical", "warning", "note"]
+    kind: str
+    topic: str | None
+    channel: str | None
+    node: Annotated[str | None, "HTTP address of the daemon."]
+    text: str
+    remedy: Annotated[str, "What to do about it."]
+    since: Annotated[Time, "When it was seen first; with --state that may be an earlier run."]
+
+
+class CheckDocument(TypedDict):
+    status: Annotated[int, "The exit status.", Rule("maximum", 3)]
+    problems: list[ProblemRow]
+    not_judged: Annotated[list[str], "What could not be judged, and why."]
+    nodes: Annotated[int, "The nsqd that answered."]
+    queues: Annotated[int, "Topics and channels, each counted once."]
+
+
 DOCUMENTS: dict[str, tuple[str, Any]] = {
     "topic-list": ("Topics", list[TopicRow]),
     "topic-info": ("A topic on every nsqd that has it", TopicInfo),
@@ -593,6 +615,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
         "What was changed, step by step; with --dry-run what would be",
         list[ChangeDocument],
     ),
+    "check": ("The verdict on a cluster", CheckDocument),
     "nodes": ("Every nsqd", list[NodeRow]),
     "lookup": ("The nsqd that have a topic", LookupDocument),
     "ping": ("The health of every daemon", list[Ping]),

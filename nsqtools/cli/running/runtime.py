@@ -153,26 +153,33 @@ def stopping(
 
 
 def report_error(
-    error: Exception, stderr: TextIO, *, debug: bool = False, json: bool = False
-) -> ExitStatus:
+    error: Exception,
+    stderr: TextIO,
+    *,
+    debug: bool = False,
+    json: bool = False,
+    status: int | None = None,
+) -> int:
     """Write the line that says what is wrong, and the hint if there is one; return the status.
 
-    With ``json`` that is an `error_document` on one line. ``debug`` adds the traceback.
+    With ``json`` that is an `error_document` on one line. ``debug`` adds the traceback. ``status``
+    takes the place of that of the error.
     """
+    if status is None:
+        status = status_of(error)
     if debug:
         stderr.write(harmless_traceback("".join(traceback.format_exception(error))) + "\n")
     message, hint = explain(error)
     if json:
         from json import dumps
 
-        stderr.write(escape_json(dumps(error_document(error))) + "\n")
-        stderr.flush()
-        return status_of(error)
-    stderr.write(f"nsq: error: {_one_line(message)}\n")
-    if hint:
-        stderr.write(f"hint: {_one_line(hint)}\n")
+        stderr.write(escape_json(dumps({**error_document(error), "status": status})) + "\n")
+    else:
+        stderr.write(f"nsq: error: {_one_line(message)}\n")
+        if hint:
+            stderr.write(f"hint: {_one_line(hint)}\n")
     stderr.flush()
-    return status_of(error)
+    return status
 
 
 def status_of(error: Exception | None) -> ExitStatus:

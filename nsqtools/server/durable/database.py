@@ -33,7 +33,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import sync_folder
 from nsqtools.protocol.frames import ID_LENGTH
 from nsqtools.server.queues.backlog import BackendError
-from nsqtools.server.queues.queued_message import ID_AT, with_attempts
+from nsqtools.server.queues.queued_message import with_attempts
 
 _SCHEMA = """
 CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER, crc INTEGER,
@@ -295,10 +295,11 @@ class Database:
         select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
 
-    def ids(self, queue: int) -> set[bytes]:
-        """Return the ids of all messages of a queue, those in flight and deferred included."""
-        select = f"SELECT substr(frame, {ID_AT + 1}, {ID_LENGTH}) FROM message WHERE queue=?"
-        return {message_id for (message_id,) in self._reader.execute(select, (queue,))}
+    def identities(self, queue: int) -> Iterator[tuple[bytes, int]]:
+        """Yield id and time of all messages of a queue, those in flight and deferred included."""
+        select = "SELECT substr(frame, 9, 26) FROM message WHERE queue=?"
+        for (head,) in self._reader.execute(select, (queue,)):
+            yield head[-ID_LENGTH:], int.from_bytes(head[:8], "big", signed=True)
 
     def spare_bytes(self) -> int:
         """Return how much of the file is free."""

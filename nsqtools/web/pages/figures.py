@@ -79,14 +79,6 @@ def clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
 
 
-def moment(time_s: float) -> str:
-    """Return a date with its time, UTC; a dash for one that no calendar has."""
-    try:
-        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return UNKNOWN
-
-
 def line_paths(points: Points, width: float, height: float, *, top: float | None = None) -> str:
     """Return the ``d`` of an SVG path through the points, with gaps where a value is None.
 

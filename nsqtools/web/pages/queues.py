@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
+from nsqtools.cluster.problems import gone_text
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
@@ -25,7 +26,6 @@ from nsqtools.web.pages.snapshot import (
     SORTS,
     QueueQuery,
     Snapshot,
-    gone_text,
     lines_of,
     listed,
     read_query,

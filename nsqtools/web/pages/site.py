@@ -35,6 +35,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nsqtools import __version__
+from nsqtools.cluster.problems import moment
 from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
@@ -66,7 +67,7 @@ class Site:
         if sample is None:
             return None
         if self._snapshot is None or self._snapshot.sample is not sample:
-            self._snapshot = Snapshot(sample)
+            self._snapshot = Snapshot(sample, self.context.watcher.earlier(sample))
         return self._snapshot
 
     def frame(
@@ -237,9 +238,9 @@ def environment() -> Environment:
     )
     made.filters |= {
         name: getattr(figures, name)
-        for name in ("age", "clock", "count", "moment", "percent", "rate", "seconds", "size")
+        for name in ("age", "clock", "count", "percent", "rate", "seconds", "size")
     }
-    made.filters["lines"] = lines
+    made.filters |= {"lines": lines, "moment": moment}
     made.globals |= {
         "version": __version__,
         "key_of": key_of,

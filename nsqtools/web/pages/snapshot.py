@@ -1,9 +1,5 @@
 """A sample as the pages read it: summed up, what is wrong, and the table of queues. Pure.
 
-Problems are lines that say what to look at: daemons that do not answer or are not well, messages
-that no consumer takes, messages that time out, and what is paused. The worst are first, the deepest
-queues within each kind.
-
 In the table the deepest queue is on top unless another order is asked for. A topic has a line
 of its own where its channels do not say everything: without channels, paused, or with messages that
 it has not handed to them. A cluster may have thousands of queues: one page of them is shown.
@@ -11,15 +7,14 @@ it has not handed to them. A cluster may have thousands of queues: one page of t
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.problems import Earlier, Problem, problems_of
 from nsqtools.cluster.queue_rows import QueueRow
-from nsqtools.cluster.sampling import NodeState, Sample
-from nsqtools.web.pages.figures import moment
+from nsqtools.cluster.sampling import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +36,11 @@ class Sums:
 class Snapshot:
     """One sample, taken apart once for all who look at it."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: Sample, earlier: Earlier | None = None) -> None:
         self.sample = sample
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
-        self.problems: list[Problem] = problems_of(sample, self.totals)
+        self.problems: list[Problem] = problems_of(sample, earlier)
         self.gone = {node.address: node for node in sample.nodes if node.is_gone}
         self.reports: dict[str, NodeReport] = {each.address: each for each in sample.reports}
         self._by_topic: dict[str, list[QueueRow]] = {}
@@ -110,111 +105,6 @@ def sums_of(rows: Sequence[QueueRow]) -> Sums:
         requeue=sum(rates.requeue for rates in of_channels) if is_known else None,
         timed_out=sum(rates.timed_out for rates in of_channels) if is_known else None,
     )
-
-
-class Severity(enum.IntEnum):
-    """How bad it is; the worst first."""
-
-    CRITICAL = 0
-    WARNING = 1
-    NOTE = 2
-
-    @property
-    def word(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A line. ``topic`` and ``channel`` are those it is about, ``node`` a daemon."""
-
-    severity: Severity
-    kind: str
-    text: str
-    topic: str = ""
-    channel: str = ""
-    node: str = ""
-    weight: int = 0
-
-
-def problems_of(sample: Sample, totals: Sequence[QueueRow]) -> list[Problem]:
-    """Return what is wrong, the worst first. ``totals`` are those of the sample."""
-    found = [*_of_daemons(sample), *_of_queues(totals)]
-    found.sort(key=lambda problem: (problem.severity, -problem.weight, problem.topic))
-    return found
-
-
-def _of_daemons(sample: Sample) -> Iterator[Problem]:
-    gone = {node.address: node for node in sample.nodes if node.is_gone}
-    for failure in sample.failures:
-        node = gone.get(failure.address)
-        kind, text = "no answer", str(failure.error)
-        if node is not None:
-            kind, text = "gone", gone_text(node)
-        yield Problem(Severity.CRITICAL, kind, text, node=failure.address, weight=1 << 62)
-    for report in sample.reports:
-        if report.stats.health not in ("OK", ""):
-            yield Problem(
-                Severity.CRITICAL,
-                "not well",
-                f"nsqd says: {report.stats.health}",
-                node=report.address,
-                weight=1 << 61,
-            )
-
-
-def gone_text(node: NodeState) -> str:
-    """Say since when an nsqd is gone, and why."""
-    return f"since {moment(node.seen_s or 0)}: {node.error}"
-
-
-def _of_queues(totals: Iterable[QueueRow]) -> Iterator[Problem]:
-    rows = list(totals)
-    with_channels = {row.topic for row in rows if row.channel}
-    for row in rows:
-        ingress = row.rates.ingress if row.rates else 0.0
-        if row.channel and row.depth and not row.clients and not row.paused:
-            grows = ingress > 0
-            yield Problem(
-                Severity.CRITICAL if grows else Severity.WARNING,
-                "no consumers",
-                f"{row.depth:,} messages wait"
-                + (f" and {_rate(ingress)} come every second" if grows else ""),
-                row.topic,
-                row.channel,
-                weight=row.depth,
-            )
-        elif not row.channel and row.depth and row.topic not in with_channels:
-            yield Problem(
-                Severity.WARNING,
-                "no channels",
-                f"{row.depth:,} messages wait for the first channel",
-                row.topic,
-                weight=row.depth,
-            )
-        if row.rates and row.rates.timed_out > 0:
-            yield Problem(
-                Severity.WARNING,
-                "timeouts",
-                f"{_rate(row.rates.timed_out)} messages time out every second, "
-                f"{row.timed_out:,} so far",
-                row.topic,
-                row.channel,
-                weight=row.timed_out,
-            )
-        if row.paused:
-            yield Problem(
-                Severity.NOTE,
-                "paused",
-                f"{row.depth:,} messages wait",
-                row.topic,
-                row.channel,
-                weight=row.depth,
-            )
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"
 
 
 PAGE_LINES = 50

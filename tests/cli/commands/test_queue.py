@@ -21,7 +21,7 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
-ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000")
+ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000", "-sync-every=1")
 Kind = Callable[..., Nsqd]
 
 

@@ -196,7 +196,9 @@ def test_a_persistent_command_answers_a_line_for_each(run: Run, source: Embedded
     assert source.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
 
-@pytest.mark.parametrize("fault", ["print('debug', flush=True)", "sys.exit(3)"])
+@pytest.mark.parametrize(
+    "fault", ["print('debug', flush=True)", "sys.stdout.write('ok'); sys.exit(3)"]
+)
 def test_what_a_persistent_command_has_not_answered_is_given_to_the_next(
     run: Run, source: EmbeddedServer, fault: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,312 @@
+"""What is wrong with a cluster, and what to do about it: `nsq check` and `nsq web` say it. Pure.
+
+    problems_of(sample)                                   # what one sample shows
+    problems_of(sample, earlier=Earlier(totals, 10.0))    # and what happened in ten seconds
+    problems_of_nodes(nodes, lookupds)                    # where nsqlookupd and nsqd differ
+
+A problem has a `Kind`, which says how severe it is and what helps. The alerts that
+`nsq web` ships for Prometheus have the same bounds (`Bounds`). Rates are those of a longer time
+where an ``earlier`` sample is given: consumers that take a batch a second are not stuck.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from nsqtools.cluster.inventory import NodeStatus
+from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
+from nsqtools.cluster.sampling import NodeState, Sample
+
+LEAST_WINDOW_S = 5.0
+"""In less time it does not show whether a queue is stuck or grows."""
+LEAST_REQUEUED = 10
+"""A share of fewer messages says nothing."""
+
+
+class Severity(enum.IntEnum):
+    """How bad it is; the worst first."""
+
+    CRITICAL = 0
+    WARNING = 1
+    NOTE = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Kind(enum.Enum):
+    """Kinds of problems: name, severity, and what to do."""
+
+    GONE = "gone", Severity.CRITICAL, "Start it again, or remove it: its messages are there."
+    NO_ANSWER = "no answer", Severity.CRITICAL, "Look at its process, its log and the network."
+    NOT_WELL = "not well", Severity.CRITICAL, "Its disk is full or read-only: see its log."
+    LEFT = (
+        "left",
+        Severity.CRITICAL,
+        "Start it again; if it was removed on purpose, delete the file of --state.",
+    )
+    UNREACHABLE = (
+        "unreachable",
+        Severity.CRITICAL,
+        "Set nsqd's -broadcast-address to one that consumers reach.",
+    )
+    STUCK = (
+        "stuck",
+        Severity.CRITICAL,
+        "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",
+    )
+    DEEP = "deep", Severity.CRITICAL, "Add consumers, or find out why they are slow."
+    GROWS = "no consumers", Severity.CRITICAL, "Start its consumers, or delete the channel."
+    NO_CONSUMERS = "no consumers", Severity.WARNING, "Start its consumers, or delete the channel."
+    BEHIND = "falls behind", Severity.WARNING, "Add consumers, or raise max_in_flight."
+    NO_CONSUMERS_HERE = (
+        "no consumers there",
+        Severity.WARNING,
+        "Consumers have to find it: give them every nsqlookupd, or raise their max_in_flight.",
+    )
+    NO_CHANNELS = "no channels", Severity.WARNING, "Create the channel that is to get them."
+    CHANNEL_MISSING = (
+        "channel missing",
+        Severity.WARNING,
+        "Create it there with nsq channel create: what is published before it is there it misses.",
+    )
+    REQUEUES = "requeues", Severity.WARNING, "The handlers fail: see the consumers' logs."
+    TIMEOUTS = "timeouts", Severity.WARNING, "Let handlers TOUCH, or raise msg_timeout."
+    PAUSED_LONG = "paused long", Severity.WARNING, "Unpause it, if nobody works on it."
+    NOT_REGISTERED = (
+        "not registered",
+        Severity.WARNING,
+        "Give that nsqd the nsqlookupd with -lookupd-tcp-address, and see its log.",
+    )
+    VERSIONS = "versions differ", Severity.NOTE, "Finish the upgrade."
+    RESTARTED = "restarted", Severity.NOTE, "If that was not on purpose, see its log."
+    TOMBSTONED = "tombstoned", Severity.NOTE, "nsqlookupd hides it from consumers for a while."
+    ON_DISK = "on disk", Severity.NOTE, "Watch the free space of nsqd's -data-path."
+    PAUSED = "paused", Severity.NOTE, "Unpause it when the work is done."
+
+    @property
+    def word(self) -> str:
+        """Its name. Two kinds may share one: how severe it is differs."""
+        return self.value[0]
+
+    @property
+    def severity(self) -> Severity:
+        return self.value[1]
+
+    @property
+    def remedy(self) -> str:
+        return self.value[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line. ``topic`` and ``channel`` are those it is about, ``node`` the address of a daemon.
+
+    ``weight`` orders problems of one severity: the number of messages as a rule.
+    """
+
+    what: Kind
+    text: str
+    topic: str = ""
+    channel: str = ""
+    node: str = ""
+    weight: int = 0
+
+    @property
+    def kind(self) -> str:
+        return self.what.word
+
+    @property
+    def severity(self) -> Severity:
+        return self.what.severity
+
+    @property
+    def where(self) -> str:
+        """The queue, the daemon, or both."""
+        queue = f"{self.topic}/{self.channel}" if self.channel else self.topic
+        return f"{queue} on {self.node}" if queue and self.node else queue or self.node
+
+    @property
+    def key(self) -> str:
+        """What stays the same from one look to the next."""
+        return f"{self.kind} {self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From where on it is a problem. ``max_depth`` is messages of one queue, None for any number.
+
+    A queue falls behind that has more than ``behind_depth`` messages and grows; ``requeue_share``
+    is the part of what was sent that came back.
+    """
+
+    max_depth: int | None = None
+    behind_depth: int = 1000
+    requeue_share: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The totals of a sample that was taken ``ago_s`` seconds before."""
+
+    totals: Sequence[QueueRow]
+    ago_s: float
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+def problems_of(
+    sample: Sample, earlier: Earlier | None = None, bounds: Bounds = DEFAULT_BOUNDS
+) -> list[Problem]:
+    """Return what a sample shows, the worst first."""
+    window = earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else None
+    before = {row.key: row for row in window.totals} if window is not None else {}
+    found = [*_of_daemons(sample), *_of_topology(sample.rows)]
+    with_channels = {row.topic for row in sample.totals if row.channel}
+    paused = {row.topic for row in sample.totals if not row.channel and row.paused}
+    for row in sample.totals:
+        then = before.get(row.key)
+        found += _of_queue(row, row.topic in with_channels, bounds)
+        if window is not None and then is not None and row.channel:
+            found += _of_window(then, row, window.ago_s, row.topic in paused, bounds)
+    return in_order(found)
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort the worst first, and among equals the one with the most messages."""
+    return sorted(problems, key=lambda each: (each.severity, -each.weight, each.topic, each.node))
+
+
+def _of_daemons(sample: Sample) -> Iterator[Problem]:
+    gone = {node.address: node for node in sample.nodes if node.is_gone}
+    for failure in sample.failures:
+        node = gone.get(failure.address)
+        kind = Kind.NO_ANSWER if node is None else Kind.GONE
+        text = str(failure.error) if node is None else gone_text(node)
+        yield Problem(kind, text, node=failure.address, weight=1 << 62)
+    for report in sample.reports:
+        stats = report.stats
+        if stats.health not in ("OK", ""):
+            text = f"nsqd says: {stats.health}"
+            yield Problem(Kind.NOT_WELL, text, node=report.address, weight=1 << 61)
+    versions = Counter(report.stats.version for report in sample.reports)
+    if len(versions) > 1:
+        text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
+        yield Problem(Kind.VERSIONS, text)
+
+
+def gone_text(node: NodeState) -> str:
+    """Say since when an nsqd is gone, and why."""
+    return f"since {moment(node.seen_s or 0)}: {node.error}"
+
+
+def moment(time_s: float) -> str:
+    """Return a date with its time, UTC; a dash for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "\N{EM DASH}"
+
+
+def _of_queue(row: QueueRow, has_channels: bool, bounds: Bounds) -> Iterator[Problem]:
+    """What one look at the total of a queue shows."""
+
+    def problem(kind: Kind, text: str, weight: int = row.depth) -> Problem:
+        return Problem(kind, text, row.topic, row.channel, weight=weight)
+
+    waiting = f"{row.depth:,} messages wait"
+    ingress = row.rates.ingress if row.rates else 0.0
+    if row.channel and row.depth and not row.clients and not row.paused:
+        coming = f" and {_rate(ingress)} come every second" if ingress > 0 else ""
+        yield problem(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming)
+    elif not row.channel and row.depth and not has_channels:
+        yield problem(Kind.NO_CHANNELS, f"{waiting} for the first channel")
+    if bounds.max_depth is not None and row.depth > bounds.max_depth:
+        yield problem(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}")
+    if row.rates and row.rates.timed_out > 0:
+        text = f"{_rate(row.rates.timed_out)} messages time out every second"
+        yield problem(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row.timed_out)
+    if row.paused:
+        yield problem(Kind.PAUSED, waiting)
+
+
+def _of_window(
+    then: QueueRow, now: QueueRow, ago_s: float, is_topic_paused: bool, bounds: Bounds
+) -> Iterator[Problem]:
+    """What two looks at the total of a channel show."""
+    rates = rates_between(then, now, ago_s)
+    if rates is None or now.paused:
+        return
+
+    def problem(kind: Kind, text: str) -> Problem:
+        return Problem(kind, text, now.topic, now.channel, weight=now.depth)
+
+    waiting = f"{now.depth:,} messages wait"
+    growth = (now.depth - then.depth) / ago_s
+    returned = now.requeued + now.timed_out - then.requeued - then.timed_out
+    if now.clients and now.depth and then.depth and not (rates.finish or rates.requeue):
+        took = f", {now.in_flight:,} are in flight" if now.in_flight else ""
+        text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
+        yield problem(Kind.STUCK, text)
+    elif now.clients and now.depth > bounds.behind_depth and growth > 0:
+        yield problem(Kind.BEHIND, f"{waiting}, {_growth(rates, growth)}")
+    if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
+        share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
+        yield problem(Kind.REQUEUES, f"{share:.0%} of what was sent came back")
+    if now.disk > then.disk and now.disk > bounds.behind_depth:
+        yield problem(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more")
+
+
+def _growth(rates: Rates, growth: float) -> str:
+    return (
+        f"{_rate(growth)} more every second: {_rate(rates.ingress)} come, "
+        f"{_rate(rates.finish)} are finished"
+    )
+
+
+def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
+    """Where the nsqd of one topic differ. Ephemeral channels come and go with their consumers."""
+    topics: dict[str, dict[str, dict[str, QueueRow]]] = {}
+    for row in rows:
+        channels = topics.setdefault(row.topic, {}).setdefault(row.node, {})
+        if row.channel:
+            channels[row.channel] = row
+    for topic, nodes in topics.items():
+        if len(nodes) == 1:
+            continue
+        for channel in sorted({name for channels in nodes.values() for name in channels}):
+            lacking = [node for node, channels in nodes.items() if channel not in channels]
+            if lacking and not channel.endswith("#ephemeral"):
+                text = f"not on {', '.join(sorted(lacking))}"
+                yield Problem(Kind.CHANNEL_MISSING, text, topic, channel)
+            present = [channels[channel] for channels in nodes.values() if channel in channels]
+            if not any(row.clients for row in present):
+                continue
+            for row in present:
+                if row.depth and not row.clients and not row.paused:
+                    text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
+                    yield Problem(
+                        Kind.NO_CONSUMERS_HERE, text, topic, channel, row.node, weight=row.depth
+                    )
+
+
+def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:
+    """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
+    for node in nodes:
+        missing = sorted(set(lookupds) - set(node.lookupds))
+        if missing:
+            yield Problem(
+                Kind.NOT_REGISTERED, f"{', '.join(missing)} does not know it", node=node.address
+            )
+        for topic in node.tombstoned:
+            yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"

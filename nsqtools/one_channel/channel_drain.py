@@ -1,0 +1,136 @@
+"""Move the channels of an nsqd to a temporary one, each exactly: nothing is copied to the others.
+
+A consumer of each channel takes what the nsqd delivers, and finishes it when the temporary nsqd has
+stored it, with its id, its time and its attempts. What waits comes at once; what is in flight
+elsewhere when it comes back, and what is deferred when it is due: nsqd shows neither. A message
+that is delivered again, after a kill between the two, is known by id and time while it is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.drain import tcp_address
+from nsqtools.cluster.inventory import messages_of
+from nsqtools.errors import NotFoundError
+from nsqtools.http.http_api import NsqdHTTPClient
+from nsqtools.one_channel.channel_publisher import ChannelPublisher
+from nsqtools.protocol.names import is_ephemeral
+from nsqtools.protocol.stats import TopicStats, read_stats
+
+_IDLE_S = 0.1
+
+
+class ChannelMove(NamedTuple):
+    """What a channel has, before it is moved."""
+
+    topic: str
+    channel: str
+    waiting: int
+    in_flight: int
+    deferred: int
+
+    def line(self) -> str:
+        """Describe it, and how long it may take."""
+        text = f"move {self.topic}/{self.channel}: {self.waiting} waiting"
+        if self.in_flight:
+            text += f", {self.in_flight} in flight (moved if they come back)"
+        if self.deferred:
+            text += f", {self.deferred} deferred (moved when due: 1h at most by nsqd's default)"
+        return text
+
+
+def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMove], list[str]]:
+    """Return what is moved, and a line for each queue that stays, with the reason."""
+    moves, stays = [], []
+    for topic in _topics(nsqd):
+        name = topic.topic_name
+        if topic.depth:
+            why = "paused" if topic.paused else "without a channel"
+            stays.append(f"topic {name} is {why}, with {topic.depth} messages in it")
+        for channel in topic.channels:
+            if is_ephemeral(channel.channel_name) or only not in ("", channel.channel_name):
+                continue
+            if not channel.paused:
+                counts = channel.depth, channel.in_flight_count, channel.deferred_count
+                moves.append(ChannelMove(name, channel.channel_name, *counts))
+            elif messages := messages_of(channel):
+                stays.append(f"channel {name}/{channel.channel_name} is paused, with {messages}")
+    if only and not moves and not stays:
+        raise NotFoundError(f"{nsqd.url} has no channel {only}")
+    return moves, stays
+
+
+class ChannelDrain:
+    """One move. `run` it on one thread; `stop` it from any. ``moved`` counts by topic, channel."""
+
+    def __init__(
+        self, source: NsqdHTTPClient, publisher: ChannelPublisher, options: ClientOptions
+    ) -> None:
+        self._source = source
+        self._publisher = publisher
+        self._options = options
+        self._stopped = threading.Event()
+        self.moved: Counter[tuple[str, str]] = Counter()
+
+    def stop(self) -> None:
+        """Ask `run` to end after the present batch."""
+        self._stopped.set()
+
+    def run(self, moves: list[ChannelMove], show: Callable[[], None] = lambda: None) -> int:
+        """Move everything, also what arrives meanwhile; return how many messages are left there.
+
+        Raises as `ChannelPublisher.publish`, and `ConnectionFailed`; what was not stored is on the
+        nsqd still.
+        """
+        address = tcp_address(self._source)
+        with ExitStack() as stack:
+            consumers = {}
+            for move in moves:
+                key = move.topic, move.channel
+                consumer = Consumer(*key, nsqd_tcp_addresses=address, options=self._options)
+                consumers[key] = stack.enter_context(consumer)
+                self._publisher.join(*key)
+                consumer.start(fail_fast=True)
+            while not self._stopped.is_set():
+                count = self.moved.total()
+                for key, consumer in consumers.items():
+                    self._take(key, consumer)
+                if self.moved.total() == count:
+                    if not self._left(set(consumers)):
+                        break
+                    self._stopped.wait(_IDLE_S)
+                show()
+        return self._left(set(consumers))
+
+    def _take(self, key: tuple[str, str], consumer: Consumer) -> None:
+        batch = consumer.next_batch(0)
+        if batch is None:
+            return
+        try:
+            self._publisher.take_over(*key, list(batch))
+        except BaseException:
+            batch.requeue(0, backoff=False)
+            raise
+        self.moved[key] += len(batch)
+        batch.finish()
+
+    def _left(self, keys: set[tuple[str, str]]) -> int:
+        return sum(
+            messages_of(channel) + topic.depth
+            for topic in _topics(self._source)
+            for channel in topic.channels
+            if (topic.topic_name, channel.channel_name) in keys
+        )
+
+
+def _topics(nsqd: NsqdHTTPClient) -> tuple[TopicStats, ...]:
+    return tuple(
+        each for each in read_stats(nsqd.stats()).topics or () if not is_ephemeral(each.topic_name)
+    )

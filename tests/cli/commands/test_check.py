@@ -1,0 +1,250 @@
+"""``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq
+from plugins.clusters import KINDS, RunningCluster, ValidJson
+from plugins.http_api import Nsqd
+from plugins.ports import ReservedPort
+from plugins.raw_client import RawClient
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+CRITICAL = 2
+
+
+@pytest.fixture(params=KINDS)
+def three(
+    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
+) -> tuple[RunningCluster, Callable[..., Nsqd]]:
+    """Three nsqd, registered with two nsqlookupd, and what starts one more."""
+    nsqd_kind, lookupd_kind = request.param
+    lookupds = [serve(lookupd_kind()) for _ in range(2)]
+
+    def start(*flags: str, registers: int = 2) -> Nsqd:
+        known = [f"-lookupd-tcp-address={each.tcp_address}" for each in lookupds[:registers]]
+        daemon: Nsqd = serve(nsqd_kind(data_path(), "-broadcast-address=127.0.0.1", *known, *flags))
+        return daemon
+
+    cluster = RunningCluster([start("-mem-queue-size=0") for _ in range(3)], lookupds)
+    cluster.wait_until_registered()
+    for nsqd in cluster.nsqds:
+        nsqd.create_channel("orders", "billing")
+    cluster.wait_for_topic("orders", 3)
+    return cluster, start
+
+
+def test_a_healthy_cluster_has_no_problem(
+    run_nsq: RunNsq,
+    three: tuple[RunningCluster, Callable[..., Nsqd]],
+    valid_json: ValidJson,
+    tmp_path: Path,
+) -> None:
+    cluster, _ = three
+    options = [*cluster.lookupd_options, "--window", "5s", "--state", str(tmp_path / "state")]
+    with ExitStack() as consumers:
+        for nsqd in cluster.nsqds:
+            consumer = consumers.enter_context(RawClient(nsqd.tcp_address))
+            consumer.subscribe("orders", "billing", ready=1)
+
+        result = run_nsq(["check", *options, "--json"])
+
+    verdict = valid_json("check", result.out)
+    assert (result.status, verdict["problems"], verdict["not_judged"]) == (0, [], [])
+    assert (verdict["nodes"], verdict["queues"]) == (3, 2)
+
+
+@contextmanager
+def in_background(*actions: Callable[[], object]) -> Iterator[None]:
+    """Do each again and again, on a thread of its own."""
+    ended = threading.Event()
+
+    def repeat(action: Callable[[], object]) -> None:
+        while not ended.is_set():
+            action()
+
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_each_of_twenty_faults_is_named(
+    run_nsq: RunNsq,
+    three: tuple[RunningCluster, Callable[..., Nsqd]],
+    valid_json: ValidJson,
+    tmp_path: Path,
+) -> None:
+    cluster, start = three
+    a, b, c = cluster.nsqds
+    state, bundle = tmp_path / "state.json", tmp_path / "bundle.tar.gz"
+    killed, started_s = start(), time.time()
+    wait_until(
+        lambda: all(len(each.json("/nodes")["producers"]) == 4 for each in cluster.lookupds),
+        what="the fourth is registered",
+        timeout_s=20,
+    )
+    options = [*cluster.lookupd_options, f"--state={state}"]
+    assert run_nsq(["check", *options, "--window", "0"]).status == 0
+
+    # what happened since the last run
+    killed.kill()
+    wait_until(lambda: time.time() - started_s > 1.1, what="a second has passed")
+    b.stop()
+    b.start()
+    half_known = start(registers=1)
+    unreachable = start("-broadcast-address=nsqd.invalid")
+    silent = f"127.0.0.1:{ReservedPort().number}"
+    # queues
+    for topic in ("lonely", "grows", "deep", "stuck", "hangs", "behind", "requeued", "slow"):
+        a.create_channel(topic, "c")
+        a.publish(topic, *[b"x"] * (600 if topic == "deep" else 60))
+    a.create_topic("unread")
+    a.publish("unread", b"x")
+    for nsqd in (a, c):
+        nsqd.create_channel("uneven", "c")
+    c.publish("uneven", b"x")
+    c.create_topic("half")  # before the other: a new topic gets the channels nsqlookupd knows
+    a.create_channel("half", "c")
+    for topic in ("short", "long"):
+        a.create_channel(topic, "c")
+        a.publish(topic, b"x")
+        a.post("/channel/pause", topic=topic, channel="c")
+    cluster.wait_for_topic("uneven", 2)
+    cluster.lookupds[0].post("/topic/tombstone", topic="uneven", node=c.http_address)
+    memory = json.loads(state.read_bytes())
+    memory["problems"]["paused long/c"] = time.time() - 7200
+    state.write_text(json.dumps(memory))
+
+    def raw(topic: str, ready: int, **identity: object) -> RawClient:
+        client: RawClient = clients.enter_context(RawClient(a.tcp_address))
+        if identity:
+            client.identify(**identity)
+        client.subscribe(topic, "c", ready=ready)
+        return client
+
+    with ExitStack() as clients:
+        raw("stuck", 0)
+        raw("hangs", 1)
+        raw("uneven", 1)
+        raw("slow", 5, msg_timeout=1000)
+        requeuing, falling_behind = raw("requeued", 1), raw("behind", 1)
+
+        def requeue() -> None:
+            requeuing.send(b"REQ " + requeuing.read_message().id + b" 0\n")
+            time.sleep(0.01)
+
+        def finish_slowly() -> None:
+            falling_behind.finish([falling_behind.read_message()])
+            time.sleep(0.2)
+
+        def publish() -> None:
+            for topic in ("grows", "behind"):
+                a.publish(topic, b"x", b"x")
+            time.sleep(0.05)
+
+        with in_background(requeue, finish_slowly, publish):
+            result = run_nsq(
+                [
+                    "check",
+                    *options,
+                    f"--lookupd-http-address={silent}",
+                    *("--window", "6s", "--max-depth", "500", "--behind-depth", "20"),
+                    *("--bundle", str(bundle), "--json"),
+                ],
+                timeout=patience_s(60),
+            )
+
+    verdict = valid_json("check", result.out)
+    found = {
+        (each["severity"], each["kind"], each["topic"], each["channel"], each["node"])
+        for each in verdict["problems"]
+    }
+    node = unreachable.http_address.replace("127.0.0.1", "nsqd.invalid")
+    expected = {
+        ("critical", "left", None, None, killed.http_address),
+        ("critical", "no answer", None, None, silent),
+        ("critical", "unreachable", None, None, node),
+        ("critical", "stuck", "stuck", "c", None),
+        ("critical", "stuck", "hangs", "c", None),
+        ("critical", "deep", "deep", "c", None),
+        ("critical", "no consumers", "grows", "c", None),
+        ("warning", "no consumers", "lonely", "c", None),
+        ("warning", "falls behind", "behind", "c", None),
+        ("warning", "no consumers there", "uneven", "c", c.http_address),
+        ("warning", "no channels", "unread", None, None),
+        ("warning", "channel missing", "half", "c", None),
+        ("warning", "requeues", "requeued", "c", None),
+        ("warning", "timeouts", "slow", "c", None),
+        ("warning", "paused long", "long", "c", None),
+        ("warning", "not registered", None, None, half_known.http_address),
+        ("note", "restarted", None, None, b.http_address),
+        ("note", "tombstoned", "uneven", None, c.http_address),
+        ("note", "paused", "short", "c", None),
+        ("note", "on disk", "grows", "c", None),
+    }
+    assert result.status == CRITICAL
+    assert len(expected) == 20
+    assert expected <= found
+    # what follows from the same faults, and nothing else
+    assert {(kind, topic) for _, kind, topic, _, _ in found - expected} <= {
+        *(("no consumers", topic) for topic in ("deep", "half", "orders")),
+        ("paused", "long"),
+        ("on disk", "behind"),
+        ("requeues", "slow"),
+        ("stuck", "uneven"),
+    }
+    assert all(each["remedy"] for each in verdict["problems"])
+    with tarfile.open(bundle) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"nsqtools", "check.json"} <= names
+    assert sum(name.endswith("stats.json") for name in names) == 4
+
+
+def test_monitoring_gets_a_status_and_figures_in_its_own_form(
+    run_nsq: RunNsq, quick_nsqd: Nsqd
+) -> None:
+    quick_nsqd.create_channel("clicks", "archive")
+    quick_nsqd.publish("clicks", b"x")
+    at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
+
+    nagios = run_nsq([*at, "--format", "nagios"])
+    prometheus = run_nsq([*at, "--format", "prometheus"])
+    ignored = run_nsq([*at, "--ignore", "no consumers click*"])
+    wrong = run_nsq([*at, "--max-depth", "many"])
+    unknown = run_nsq([*at, "-t", "nothing"])
+
+    assert nagios.status == 1
+    first = nagios.out.decode().splitlines()[0]
+    assert first == ("NSQ WARNING - no consumers clicks/archive | critical=0 warning=1 depth=1")
+    assert b'nsq_check_problems{severity="warning",kind="no consumers"} 1' in prometheus.out
+    assert (ignored.status, b"OK: no problems" in ignored.out) == (0, True)
+    assert (wrong.status, unknown.status) == (3, 3)
+
+
+def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
+    from nsqtools.cluster.check import without_secrets
+
+    told = without_secrets(
+        {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t0k"}]}
+    )
+
+    assert told == {
+        "http": "http://***@host:1/x",
+        "auth_secret": "***",
+        "clients": [{"token": "***"}],
+    }

@@ -1,0 +1,155 @@
+"""``nsq drain NODE``: each channel of a Go nsqd is moved exactly, whatever it has, under load."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.clusters import ValidJson
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.producer import Producer
+
+TOPICS, CHANNELS = ("clicks", "orders", "views"), ("archive", "billing", "email")
+OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=500)
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def source(lookupd: GoNsqlookupd, go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+    register = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    return go_nsqd("-broadcast-address=127.0.0.1", "-msg-timeout=2s", register)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def command(source: GoNsqd, lookupd: GoNsqlookupd, *more: str) -> list[str]:
+    http, tcp = lookupd.http_address, lookupd.tcp_address
+    place = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
+    return ["drain", source.http_address, *place, *more]
+
+
+def left(source: GoNsqd) -> int:
+    return sum(
+        each["depth"] + each["in_flight_count"] + each["deferred_count"]
+        for topic in source.stats()["topics"]
+        for each in topic["channels"]
+    )
+
+
+class Consumed:
+    """What came to each channel, as (body, attempts), from wherever nsqlookupd says."""
+
+    def __init__(self, lookupd: GoNsqlookupd, stack: ExitStack) -> None:
+        self.seen: dict[tuple[str, str], list[tuple[bytes, int]]] = {}
+        self._lookupd, self._stack = lookupd, stack
+
+    def begin(self, topic: str, channel: str) -> None:
+        address = self._lookupd.http_address
+        consumer = Consumer(topic, channel, lookupd_http_addresses=address, options=OPTIONS)
+        seen = self.seen.setdefault((topic, channel), [])
+
+        def run() -> None:
+            for batch in consumer.batches():
+                seen.extend((message.body, message.attempts) for message in batch)
+                batch.finish()
+
+        self._stack.enter_context(consumer)
+        consumer.start()
+        thread = threading.Thread(target=run)
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(consumer.stop)
+
+    def counts(self, topic: str, channel: str) -> Counter[bytes]:
+        return Counter(body for body, _ in self.seen[topic, channel])
+
+
+@pytest.fixture
+def consumed(lookupd: GoNsqlookupd) -> Iterator[Consumed]:
+    with ExitStack() as stack:
+        yield Consumed(lookupd, stack)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=pytest.mark.slow)])
+def test_each_channel_gets_what_it_had_and_no_other_gets_it(
+    source: GoNsqd,
+    lookupd: GoNsqlookupd,
+    consumed: Consumed,
+    spawn_nsq: SpawnNsq,
+    valid_json: ValidJson,
+    count: int,
+) -> None:
+    expected: dict[tuple[str, str], list[bytes]] = {}
+    with Producer(source.tcp_address) as producer:
+        for topic in TOPICS:
+            for number, channel in enumerate(CHANNELS):  # the later ones have less
+                source.create_channel(topic, channel)
+                bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
+                producer.publish_many(topic, bodies)
+                for known in CHANNELS[: number + 1]:
+                    expected.setdefault((topic, known), []).extend(bodies)
+            producer.publish_deferred(topic, b"deferred", 2.0)
+        with Consumer("orders", "email", nsqd_tcp_addresses=source.tcp_address) as other:
+            other.start()
+            batch = other.next_batch(patience_s(5))
+            assert batch is not None
+            given_back = {message.body for message in batch}
+            batch.requeue(1.0, backoff=False)
+
+        job = spawn_nsq(command(source, lookupd, "--yes", "--json"))
+        for number in range(100):  # under load
+            producer.publish_many("views", [b"meanwhile %d %d" % (number, n) for n in range(10)])
+    meanwhile = [b"meanwhile %d %d" % (number, n) for number in range(100) for n in range(10)]
+    wait_until(lambda: left(source) == 0, what="the nsqd is empty", timeout_s=30)
+    for topic, channel in expected:
+        consumed.begin(topic, channel)
+    out, said = job.communicate(timeout=patience_s(60))
+
+    assert job.returncode == 0, said
+    assert valid_json("drain", out)["left"] == 0
+    for (topic, channel), bodies in expected.items():
+        more = meanwhile if topic == "views" else []
+        assert consumed.counts(topic, channel) == Counter([*bodies, b"deferred", *more])
+    total = sum(map(len, expected.values())) + len(expected) + 3 * len(meanwhile)
+    assert f"nsq: {total} messages moved, 0 left\n".encode() in said
+    assert f"nsq: {total} messages consumed\n".encode() in said
+    attempts = dict(consumed.seen["orders", "email"])
+    assert {attempts[body] for body in given_back} == {2}  # as if it had not been moved
+    assert attempts[b"deferred"] == 1
+
+
+def test_the_plan_says_what_waits_and_what_stays(
+    source: GoNsqd, lookupd: GoNsqlookupd, run_nsq: RunNsq
+) -> None:
+    source.create_channel("orders", "billing")
+    source.publish("orders", b"a", b"b")
+    source.publish("alone", b"a")
+    with Producer(source.tcp_address) as producer:
+        producer.publish_deferred("orders", b"later", 600.0)
+    wait_until(lambda: left(source) == 3, what="all are in the channel")
+
+    result = run_nsq(command(source, lookupd, "--dry-run"))
+
+    assert result.status == 6
+    assert result.out == (
+        b"move orders/billing: 2 waiting, 1 deferred "
+        b"(moved when due: 1h at most by nsqd's default)\n"
+    )
+    assert result.err == "nsq: stays: topic alone is without a channel, with 1 messages in it\n"
+    assert left(source) == 3
