@@ -128,11 +128,8 @@ PANELS: dict[str, dict[str, Command | Group]] = {
         "queue": Group(
             "Read the data directory of an nsqd, running or dead, and leave it as it is.",
             {
-                "ls": Command("queue:ls", "List the queues in a data directory, and their state."),
                 "list": Command(
-                    "queue:ls",
-                    "List the queues in a data directory, and their state.",
-                    hidden=True,
+                    "queue:list_", "List the queues in a data directory, and their state."
                 ),
                 "cat": Command("queue:cat", "Print the messages that wait in a queue."),
                 "verify": Command("queue:verify", "Read every message and report what is damaged."),
@@ -141,7 +138,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                     "Bring the messages of damaged and orphaned files into an archive.",
                 ),
             },
-            "nsq queue ls /var/lib/nsqd",
+            "nsq queue list /var/lib/nsqd",
             "nsq queue recover /var/lib/nsqd -o recovered.log.gz",
         ),
     },

@@ -147,6 +147,17 @@ def test_mode_round_robin_shares_the_records_out(
     assert [nsqd.depth("events") for nsqd in both] == [2000, 2000]
 
 
+def test_each_of_more_nsqd_than_batches_gets_its_share(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+) -> None:
+    three = [go_nsqd() for _ in range(3)]
+    addresses = [nsqd.tcp_address for nsqd in three]
+
+    run_job(write_input(b"1\n2\n3\n"), addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
+
+    assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("mode", [PublishMode.ROUND_ROBIN, PublishMode.FAILOVER])
 def test_a_dead_nsqd_is_replaced_by_one_that_works(
     mode: PublishMode, nsqd: GoNsqd, write_input: Callable[[bytes], str], unreachable_address: str

@@ -62,7 +62,7 @@ class Damage(DamageReporter):
         return [{"file": path, "problems": found} for path, found in self.files.items()]
 
 
-def ls(
+def list_(
     data_path: DataPath,
     nsqd_http_address: str | None = opt(
         "HOST:PORT", "The nsqd that runs there: how much it has in memory."
@@ -78,8 +78,8 @@ def ls(
     memory is not in its files. The exit status is 6 when something is damaged.
 
     Examples:
-        nsq queue ls /var/lib/nsqd
-        nsq queue ls /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
+        nsq queue list /var/lib/nsqd
+        nsq queue list /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 

@@ -12,7 +12,6 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 
-TIMEOUT_OPTION, TIMEOUT = "lookupd_poll_timeout", "2s"
 """An nsqd that hangs holds up a sample for as long."""
 
 ACCESS = "Access"
@@ -110,8 +109,7 @@ def web(
     from nsqtools.web.app import listen as bind
     from nsqtools.web.watcher import Watcher
 
-    is_timed = TIMEOUT_OPTION in cluster.connection.options
-    with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings) as listener:
+    with cluster.open() as opened, bind(settings) as listener:
         kept = History(interval_s=settings.refresh_s)
         watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
         try:

@@ -78,7 +78,7 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
         if not is_running:
             nsqd.kill()
         before = state_of(path)
-        listed = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+        listed = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
         shown = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
         both = run_nsq(["queue", "cat", str(path), "-t", "t"])
         verified = run_nsq(["queue", "verify", str(path)])
@@ -132,7 +132,7 @@ def test_deferred_messages_of_a_database_are_listed_and_printed(
         client.publish_deferred("t", 3_600_000, b"later")
     wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 1, what="it is deferred")
 
-    rows = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+    rows = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
 
     assert [(row["messages"], row["deferred"]) for row in rows if row["channel"]] == [(1, 1)]
     assert run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch"]).out == b"later\n"
@@ -145,7 +145,7 @@ def test_what_is_in_memory_is_shown_with_an_address(
     nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7"))
     filled(nsqd)
 
-    command = ["queue", "ls", str(path), "--json", "--nsqd-http-address", nsqd.http_address]
+    command = ["queue", "list", str(path), "--json", "--nsqd-http-address", nsqd.http_address]
     rows = json.loads(run_nsq(command).out)
 
     held = {(row["channel"], row["messages"], row["memory"]) for row in rows if row["channel"]}
@@ -163,7 +163,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
     before = state_of(left)
 
-    rows = json.loads(run_nsq(["queue", "ls", str(left), "--json"]).out)
+    rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     archive = tmp_path / "out.log"
     done = run_nsq(["queue", "recover", str(left), "-o", str(archive), "-c", "ch"])
     recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)

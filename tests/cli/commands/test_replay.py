@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -28,7 +28,7 @@ def messages(first: int, last: int, step_ns: int = SECOND) -> list[WireMessage]:
 
 
 def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
-    return ["replay", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
+    return ["replay", "--yes", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
 
 
 def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[bytes]:
@@ -143,3 +143,26 @@ def test_several_nsqd_share_the_messages(
     counts = [nsqd.topic_stats("clicks")["message_count"] for nsqd in (first, second)]
     assert sum(counts) == 5000
     assert min(counts) > 0
+
+
+def test_the_topics_of_others_are_published_to_after_a_question_only(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 3))
+    command = ["replay", str(tmp_path), "--nsqd-tcp-address", nsqd.tcp_address]
+
+    unasked = run_nsq(command)
+    child = nsq_on_a_terminal(command, columns=200)
+    child.expect_exact("publish 3 messages to topic clicks")
+    child.expect_exact("[y/N]")
+    child.sendline("n")
+    child.expect_exact("nothing was changed")
+    child.wait()
+
+    assert (unasked.status, child.exitstatus) == (2, 1)
+    assert "--yes" in unasked.err
+    assert nsqd.stats("clicks")["topics"] in (None, [])
+    child = nsq_on_a_terminal(command, columns=200)
+    child.expect_exact("[y/N]")
+    child.sendline("y")
+    child.expect_exact("3 confirmed")
