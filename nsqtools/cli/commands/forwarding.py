@@ -232,7 +232,8 @@ def to_nsq(
     """Forward topics to another nsqd or cluster, each message finished once it is there.
 
     Runs until it is stopped or a limit is reached. A message is finished when the destination has
-    confirmed it; while no destination works messages are held, and their queue grows. Bodies are
+    confirmed it, and one that a filter leaves out at once; while no destination works messages are
+    held, and their queue grows. Without any at the start it ends. Bodies are
     forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
     breaks before the answer, messages are sent again and may be there twice; how many is counted.
 
@@ -415,7 +416,8 @@ def to_http(
 ) -> int:
     """Send topics to HTTP endpoints, each message finished when one has accepted it.
 
-    Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx.
+    Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx,
+    and one that a filter leaves out at once. Without any endpoint at the start it ends.
     One that fails goes to the next URL first, then back to its queue, after the delay that
     Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
     queue grows. A message can arrive twice: its Idempotency-Key is the same then.

@@ -219,13 +219,25 @@ def report(
     return damage.status
 
 
+def of_a_topic(topic: str, connection: ConnectionSettings) -> str:
+    """How to publish the letters of a topic again: their bodies alone are there."""
+    where = " ".join(
+        f"--{side}nsqd-tcp-address {address}"
+        for address in connection.nsqd_tcp_addresses
+        for side in ("", "destination-")
+    )
+    meant = topic.removesuffix(".dead")
+    there = "TOPIC" if meant == topic else meant
+    return f"For a topic: nsq to-nsq -t {topic} --destination-topic {there} --until-empty {where}"
+
+
 Paths = Annotated[
-    list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
+    list[Path] | None, Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
 ]
 
 
 def redrive(
-    files: Paths,
+    files: Paths = None,
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),
@@ -260,12 +272,14 @@ def redrive(
     """
     from nsqtools.publish.redrive import Redrive
 
+    if not files:
+        raise ConfigurationError(
+            "no file of dead letters given", hint=of_a_topic(topic or "TOPIC", connection)
+        )
     for path in files:
         if str(path) != "-" and not path.is_file():
             raise ConfigurationError(
-                f"{path} is not a file of dead letters",
-                hint=f"If it is a topic: nsq to-nsq -t {path} --destination-topic TOPIC "
-                "--until-empty --destination-nsqd-tcp-address HOST:PORT",
+                f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
     unsent = unsent_files(unsent_file, b"\n", PublishMode.FAILOVER, connection)
     is_rereadable = all(str(path) != "-" for path in files)
