@@ -141,7 +141,7 @@ def state_of_queue(report: TopicReport, channel: str) -> str:
     if not report.asked:
         return str(report.failed[0]) if report.failed else f"no daemon knows topic {topic}"
     if not report.nodes:
-        return f"no nsqd has topic {topic} yet"
+        return f"topic {topic} is on no nsqd yet"
     if is_new_channel(report, channel):
         return f"channel {queue} is new: it gets what is published from now on"
     if paused := report.paused & {"", channel}:
