@@ -307,7 +307,7 @@ def post(address: str, path: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("removed", range(4))
+@pytest.mark.parametrize("removed", range(3))
 def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
     orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
@@ -322,19 +322,24 @@ def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
         ):
             assert temporary.states() == []
 
-    unlink, left = Path.unlink, [removed]
+    unlink, remove = Path.unlink, TemporaryNsqd._remove
+    gone: list[str] = []
 
     def killed(path: Path, missing_ok: bool = False) -> None:
-        if path.parent == tmp_path / "place":
-            if not left[0]:
-                raise KeyboardInterrupt
-            left[0] -= 1
+        if len(gone) == removed:
+            raise KeyboardInterrupt
         unlink(path, missing_ok)
+        gone.append(path.name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", killed)
-        with suppress(KeyboardInterrupt):
-            use()
+    def remove_some(temporary: TemporaryNsqd) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", killed)
+            remove(temporary)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(TemporaryNsqd, "_remove", remove_some)
+        use()
+    assert len(gone) == removed
     use()
 
     assert not (tmp_path / "place").exists()
