@@ -120,6 +120,7 @@ class ChannelDrain:
                     _backlog=Backlog(partial(ready.put, key)),
                 )
                 stack.callback(consumers[key].abort)
+                consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
                 consumers[key].start(fail_fast=True)
             while not self._stopped.is_set():
                 try:
