@@ -101,7 +101,7 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
             for number, channel in enumerate(CHANNELS):  # the later ones have less
                 source.create_channel(topic, channel)
                 bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
-                producer.publish_many(topic, bodies)
+                source.publish(topic, *bodies)  # and wait: the next channel is to have none
                 for known in CHANNELS[: number + 1]:
                     expected.setdefault((topic, known), []).extend(bodies)
             producer.publish_deferred(topic, b"deferred", 2.0)
