@@ -5,10 +5,15 @@ The header of a run names the copy of the package that is on trial: an installed
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import nsqtools
+
+# A shell without job control has background jobs ignore SIGINT, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
