@@ -22,7 +22,6 @@ from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ByteWriter, ListingForm, moment, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import resolve_options, texts_of
-from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted
 
@@ -65,14 +64,14 @@ class Damage(DamageReporter):
         return [{"file": path, "problems": found} for path, found in self.files.items()]
 
 
-def https_options(
+def https_settings(
     context: Context,
     flags: Annotated[
         dict[str, Any], From(some(ClientFlags, *(each for each in HTTPS_FLAGS if "tls_" in each)))
     ],
-) -> ClientOptions:
-    """The way to an nsqd that is asked over HTTPS."""
-    return ClientOptions().with_options(texts_of(resolve_options(flag_statements(context, flags))))
+) -> dict[str, str]:
+    """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
+    return texts_of(resolve_options(flag_statements(context, flags)))
 
 
 def ls(
@@ -81,7 +80,7 @@ def ls(
         "HOST:PORT", "The nsqd that runs there: how much it has in memory."
     ),
     *,
-    options: Annotated[ClientOptions, From(https_options)],
+    settings: Annotated[dict[str, str], From(https_settings)],
     form: ListingForm,
     runtime: Session,
 ) -> int:
@@ -99,7 +98,7 @@ def ls(
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 
     form.check(QUEUES)
-    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, options)
+    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, settings)
     damage = Damage(runtime)
     rows: list[tuple[str | int | None, ...]] = []
     with StoredQueues(data_path) as stored:
@@ -152,13 +151,15 @@ def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...
     return messages, deferred if says_due else None, size, *times
 
 
-def in_memory(address: str, options: ClientOptions) -> dict[tuple[str, str], int]:
+def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
     """How many messages of each queue an nsqd has outside its files."""
     from nsqtools.client.discovery import http_access
+    from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
     from nsqtools.protocol.stats import read_stats
 
-    with http_access(options, (address,)).nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
+    access = http_access(ClientOptions().with_options(settings), (address,))
+    with access.nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
         stats = read_stats(client.stats())
     found = {}
     for topic in stats.topics or ():
