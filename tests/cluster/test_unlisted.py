@@ -92,7 +92,8 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
-    target = serve(EmbeddedServer()).tcp_address
+    (tmp_path / "target").mkdir()
+    target = serve(EmbeddedServer(tmp_path / "target")).tcp_address
     elsewhere = ["-c", "copies", "--destination-nsqd-tcp-address", target]
 
     def run(*args: str) -> None:
