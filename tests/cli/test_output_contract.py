@@ -61,7 +61,7 @@ COMMANDS = [
     "archive convert OUT --output TABLE",
     "archive repair OUT",
     "replay OUT --dry-run TCP",
-    "replay OUT TCP",
+    "replay OUT --yes TCP",
     "pub -t clicks -m hello TCP",
     "to-nsq -t clicks -c arch --until-empty DEST TCP NODE",
     "drain HTTP --to OTHER --dry-run",
