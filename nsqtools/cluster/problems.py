@@ -262,6 +262,13 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
         yield Problem(Kind.VERSIONS, text)
 
 
+def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
+    """Say what is wrong of a kind: how often, and the worst of it."""
+    amount = f" ({len(found)})" if len(found) > 1 else ""
+    where = f" {found[0].where}" if found[0].where else ""
+    return f"{kind.word}{amount}{where}: {found[0].text}"
+
+
 def gone_text(node: NodeState) -> str:
     """Say since when an nsqd is gone, and why."""
     return f"since {moment(node.seen_s or 0)}: {node.error}"
