@@ -24,10 +24,11 @@ import functools
 import json
 import logging
 import random
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -48,6 +49,7 @@ from nsqtools.protocol.names import (
     is_valid_name,
     lookup_url,
     parse_address,
+    shown_url,
 )
 from nsqtools.protocol.text import escape_line
 
@@ -68,6 +70,8 @@ _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 class HTTPAPI:
     """One HTTP address. ``url`` is the base URL; ``timeout_s`` is for a whole exchange.
 
+    User, password and query of the address are sent, and not shown: ``url`` has none of them.
+
     Thread-safe. Close it, or use it as a context manager.
     """
 
@@ -85,13 +89,18 @@ class HTTPAPI:
 
         from nsqtools.http.exchange import Exchanges
 
-        self.url = url
+        self.url = shown_url(url)
         try:
             httpx.URL(url)
         except httpx.InvalidURL:
-            raise ConfigurationError(f"invalid HTTP address {url!r}") from None
+            raise ConfigurationError(f"invalid HTTP address {self.url!r}") from None
+        parts = urlsplit(url)
+        login, _, netloc = parts.netloc.rpartition("@")
+        self._url = urlunsplit(parts._replace(netloc=netloc))
         headers = {"Accept": NSQ_V1}
-        if bearer:  # user and password in the URL take its place
+        if login:
+            headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
+        elif bearer:
             headers["Authorization"] = f"Bearer {bearer}"
         self._exchanges = Exchanges(
             connect_timeout_s=connect_timeout_s,
@@ -387,7 +396,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
         try:
-            answer = self.get_url(lookup_url(self.url, topic))
+            answer = self.get_url(lookup_url(self._url, topic))
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
@@ -580,10 +589,10 @@ class HTTPAccess:
         if self.bearer and not url.startswith("https:"):
             if self.auth_requires_tls:
                 raise RefusedError(
-                    f"{url} would get the auth secret in plain text",
+                    f"{shown_url(url)} would get the auth secret in plain text",
                     hint="Give an https:// address, or do without auth_requires_tls.",
                 )
-            _warn_of_plain_text(url)
+            _warn_of_plain_text(shown_url(url))
         return NsqlookupdHTTPClient(
             url,
             max_nodes=self.max_nodes,
