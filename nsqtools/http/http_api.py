@@ -273,7 +273,7 @@ class NsqdHTTPClient(HTTPAPI):
 
     def info(self) -> dict[str, Any]:
         """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
-        info = self._object("/info", "tcp_port")
+        info = self._object(self._answer("/info"), "tcp_port")
         ports = [info["tcp_port"], info.get("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
@@ -287,6 +287,12 @@ class NsqdHTTPClient(HTTPAPI):
 
         What is about clients and memory is left out unless asked for: it costs nsqd the most.
         """
+        return self.decode_stats(self.ask_stats(topic, channel, clients=clients, memory=memory))
+
+    def ask_stats(
+        self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
+    ) -> bytearray:
+        """Ask as `stats`, for those who look at the size before they decode the answer."""
         parameters = {
             "format": "json",
             "include_clients": str(clients).lower(),
@@ -296,7 +302,11 @@ class NsqdHTTPClient(HTTPAPI):
             parameters["topic"] = topic
         if channel:
             parameters["channel"] = channel
-        return self._object("/stats", "topics", **parameters)
+        return self._answer("/stats", **parameters)
+
+    def decode_stats(self, body: bytearray) -> dict[str, Any]:
+        """Decode what `ask_stats` returned. Raises `ProtocolError`."""
+        return self._object(body, "topics")
 
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
@@ -315,13 +325,16 @@ class NsqdHTTPClient(HTTPAPI):
         except (ValueError, RecursionError):
             return decode_text(body)
 
-    def _object(self, path: str, expected: str, **parameters: str) -> dict[str, Any]:
+    def _answer(self, path: str, **parameters: str) -> bytearray:
         try:
-            answer = self.get(path, **parameters)
+            return self._request("GET", self.url + path, parameters)
         except HTTPError as exc:
             if exc.status == 404:
                 raise self._unlike_nsqd() from exc
             raise
+
+    def _object(self, body: bytearray, expected: str) -> dict[str, Any]:
+        answer = self._decode(body)
         if isinstance(answer, dict) and expected in answer:
             return answer
         raise self._unlike_nsqd()
