@@ -40,6 +40,7 @@ from uvicorn.server import ServerState
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.problems import problems_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
@@ -264,8 +265,19 @@ def _of_sample(
     if before is not None and before[0] is sample:
         return before
     lookupds = list(context.cluster.lookupds)
-    text = encode_metrics([*sample_metrics(sample, lookupds), *node_metrics(sample)])
-    return sample, Packed(text)
+    names = ("severity", "kind", "topic", "channel", "node")
+    found = dict.fromkeys(
+        (each.severity.word, each.kind, each.topic, each.channel, each.node)
+        for each in problems_of(sample, context.watcher.earlier(sample))
+    )
+    problems = Metric(
+        "nsq_problem",
+        "gauge",
+        "What is wrong, in the words of the console and nsq check.",
+        [(dict(zip(names, each, strict=True)), 1) for each in found],
+    )
+    metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
+    return sample, Packed(encode_metrics(metrics))
 
 
 log = logging.getLogger("nsqtools.web")
