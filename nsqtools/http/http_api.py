@@ -226,7 +226,7 @@ class HTTPAPI:
             )
         return ConnectionFailed(f"{self.url}: {reason}")
 
-    def _decode(self, body: bytearray) -> Any:
+    def _decode(self, body: bytes | bytearray) -> Any:
         """Read JSON, wrapped or not. Raises `ProtocolError`."""
         try:
             answer = load_json(body)
@@ -304,7 +304,7 @@ class NsqdHTTPClient(HTTPAPI):
             parameters["channel"] = channel
         return self._answer("/stats", **parameters)
 
-    def decode_stats(self, body: bytearray) -> dict[str, Any]:
+    def decode_stats(self, body: bytes | bytearray) -> dict[str, Any]:
         """Decode what `ask_stats` returned. Raises `ProtocolError`."""
         return self._object(body, "topics")
 
@@ -333,7 +333,7 @@ class NsqdHTTPClient(HTTPAPI):
                 raise self._unlike_nsqd() from exc
             raise
 
-    def _object(self, body: bytearray, expected: str) -> dict[str, Any]:
+    def _object(self, body: bytes | bytearray, expected: str) -> dict[str, Any]:
         answer = self._decode(body)
         if isinstance(answer, dict) and expected in answer:
             return answer
