@@ -5,7 +5,8 @@
     changes.py     forms, plans and results of what is done to a cluster
     snapshot.py, figures.py   decisions, charts and numbers as text
 
-Every page is complete without a script. With one it is patched in place as samples come.
+Every page is whole without a script, but for the charts. With one it is patched in place as samples
+come.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ from nsqtools.web.pages.figures import (
     numbers_of,
     point_of,
     range_of,
-    stills_of,
 )
 from nsqtools.web.pages.snapshot import Snapshot
 
@@ -125,11 +124,9 @@ class Site:
             together = ("Together", address(each=""), not split)
             choices.insert(0, [together, ("Each channel", address(each="1"), bool(split))])
         figures = self._figures(key, split)
-        is_patched = "live" in asked  # an open page draws its charts itself
-        stills = [] if is_patched else stills_of(self.context.history, figures, shown)
         queue = {"node": node, "topic": topic, "channel": channel}
         source = self.to.page("/series", **queue, range=shown, each=split)
-        return Charts(figures, stills, choices, source)
+        return Charts(figures, choices, source)
 
     def numbers(self, asked: Mapping[str, str]) -> Values:
         """Return what the charts of a page are drawn from."""
