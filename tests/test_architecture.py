@@ -31,7 +31,7 @@ EDGES: dict[str, set[str]] = {
     "records": {"errors", "protocol"},
     "transport": {"errors", "files", "protocol"},
     "http": {"errors", "protocol"},
-    "client": {"errors", "http", "protocol", "transport"},
+    "client": {"errors", "files", "http", "protocol", "transport"},
     "aio": {"client", "errors"},
     "server": {"errors", "files", "protocol", "records"},
     "cluster": {"client", "errors", "http", "protocol", "records"},
@@ -74,7 +74,7 @@ EDGES: dict[str, set[str]] = {
         "tail",
         "transport",
     },
-    "web": {"client", "cluster", "errors", "files", "http", "protocol", "records"},
+    "web": {"client", "cluster", "errors", "files", "http", "protocol", "records", "server"},
     "demo": {"errors", "server", "spark"},
     "testing": {"aio", "client", "errors", "http", "server"},
     "cli": {

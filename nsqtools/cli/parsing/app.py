@@ -7,6 +7,7 @@ you mean".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from nsqtools.cli.parsing.binding import (
 )
 from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, configure_logging
 from nsqtools.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     """
     tree = command_tree()
     runtime = runtime or Runtime.of_process(arguments)
+    configure_logging(logging.WARNING, runtime.stderr)  # until the command's options are read
     try:
         with tree.make_context(
             "nsq", list(arguments), obj=runtime, help_option_names=HELP_NAMES

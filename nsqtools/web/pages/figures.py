@@ -1,9 +1,9 @@
-"""Numbers as text, and the history of a queue as charts: still pictures, and what uPlot draws."""
+"""Numbers as text, trends as lines, and what the charts show, which a script draws."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -79,26 +79,17 @@ def clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
 
 
-def line_paths(
-    points: Points,
-    width: float,
-    height: float,
-    *,
-    low: float = 0.0,
-    high: float | None = None,
-    span: tuple[float, float] | None = None,
-) -> str:
+def line_path(points: Points, width: float, height: float, low: float, high: float) -> str:
     """Return the ``d`` of an SVG path through the points, with gaps where a value is None.
 
-    ``low`` and ``high`` are the values at the edges, ``span`` the times: the highest value and the
-    times of the points by default. Empty for fewer than two values: there is no line to draw.
+    ``low`` and ``high`` are the values at the edges. Empty for fewer than two values: there is no
+    line to draw.
     """
-    known = [value for _, value in points if value is not None]
-    if len(known) < 2:
+    if sum(value is not None for _, value in points) < 2:
         return ""
-    start_s, end_s = span or (points[0][0], points[-1][0])
+    start_s, end_s = points[0][0], points[-1][0]
     across = width / ((end_s - start_s) or 1.0)
-    up = (height - 2) / (((max(known) if high is None else high) - low) or 1.0)
+    up = (height - 2) / ((high - low) or 1.0)
     values = [None, *(value for _, value in points), None]
     path, is_pen_down = [], False
     for index, (at_s, value) in enumerate(points):
@@ -127,7 +118,7 @@ def spark(points: Points) -> Spark:
         return Spark("", "")
     low, high = min(known), max(known)
     said = brief(high) if low == high else f"{brief(low)} \N{EN DASH} {brief(high)}"
-    return Spark(line_paths(points, 80, 18, low=low, high=high), said if high else "")
+    return Spark(line_path(points, 80, 18, low, high), said if high else "")
 
 
 def brief(value: float) -> str:
@@ -145,7 +136,7 @@ TREND_S = 120.0
 MAX_LINES = 8
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart. ``column`` is its name among the numbers; ``keys`` are summed up."""
 
     column: str
@@ -160,16 +151,7 @@ class Figure(NamedTuple):
     name: str
     title: str
     unit: str
-    lines: Sequence[Line]
-
-
-class Chart(NamedTuple):
-    """A still chart. ``paths`` are those of its lines, ``summary`` says in words what it shows."""
-
-    figure: Figure
-    paths: Sequence[str]
-    summary: str
-    why_empty: str
+    lines: Sequence[ChartLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +160,8 @@ class Charts:
     shown instead: a name, an address, and whether it is shown."""
 
     figures: Sequence[Figure]
-    stills: Sequence[Chart]
     choices: Sequence[Sequence[tuple[str, str, bool]]]
     source: str
-
-
-NOT_KEPT = ": nsqd measures it with --e2e-processing-latency-percentile"
 
 
 def figures_of(
@@ -201,10 +179,12 @@ def figures_of(
 
     def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
         if not is_split:
-            return Figure(name, title, unit, [Line(q, label, q, keys) for q, label, keys in lines])
+            return Figure(
+                name, title, unit, [ChartLine(q, label, q, keys) for q, label, keys in lines]
+            )
         quantity, each = "finish" if name == "rates" else lines[0][0], own[:MAX_LINES]
         return Figure(
-            name, title, unit, [Line(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
+            name, title, unit, [ChartLine(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
         )
 
     rates = [("ingress", "in" if channel else "published", [key])]
@@ -235,38 +215,6 @@ def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> d
         for figure in figures
         for line in figure.lines
     }
-
-
-def stills_of(history: History, figures: Sequence[Figure], shown: str) -> list[Chart]:
-    """Return still charts over a range of time."""
-    now_s = time.time()
-    span = now_s - RANGES[shown], now_s
-    columns = columns_of(history, figures, span[0])
-    return [
-        _still(figure, [columns[line.column] for line in figure.lines], span) for figure in figures
-    ]
-
-
-def _still(figure: Figure, lines: Sequence[Points], span: tuple[float, float]) -> Chart:
-    known = [[value for _, value in points if value is not None] for points in lines]
-    high = max((max(values) for values in known if values), default=0.0) or 1.0
-    paths = [line_paths(points, 400, 120, high=high, span=span) for points in lines]
-    show = _shower(figure.unit)
-    summary = ", ".join(
-        f"{line.label} {show(values[-1])} (at most {show(max(values))})"
-        for line, values in zip(figure.lines, known, strict=True)
-        if values
-    )
-    why = NOT_KEPT if figure.name == "latency" and not any(known) else ""
-    return Chart(figure, paths, summary, why)
-
-
-def _shower(unit: str) -> Callable[[float], str]:
-    if unit == "s":
-        return seconds
-    if unit == "/s":
-        return lambda value: f"{rate(value)}/s"
-    return lambda value: count(round(value))
 
 
 def numbers_of(history: History, figures: Sequence[Figure], shown: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class MessagePages:
         copies: Copies | None = None
         if fields is not None:
             context = self._site.context
+            context.note_reading(request, topic)
             copies = listen(context.cluster, context.options, topic, count=count, for_s=for_s)
         values = self._site.frame(
             request,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
 from nsqtools.cluster.problems import Earlier, Severity, moment, problems_of
-from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
+from nsqtools.cluster.queue_rows import QueueRow, Rates, sums_of, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.stats import read_stats
@@ -25,7 +25,6 @@ from nsqtools.web.pages.snapshot import (
     Snapshot,
     lines_of,
     read_query,
-    sums_of,
 )
 
 
@@ -178,8 +177,8 @@ def test_figures_are_whole_and_have_a_unit(made: str, expected: str) -> None:
 def test_a_line_has_gaps_where_nothing_is_known() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 0.0), (4.0, 2.0)]
 
-    assert figures.line_paths(points, 40, 12) == "M0.0 6.0L10.0 1.0M30.0 11.0L40.0 1.0"
-    assert figures.line_paths([(0.0, 1.0), (1.0, None)], 40, 12) == ""
+    assert figures.line_path(points, 40, 12, 0, 2) == "M0.0 6.0L10.0 1.0M30.0 11.0L40.0 1.0"
+    assert figures.line_path([(0.0, 1.0), (1.0, None)], 40, 12, 0, 2) == ""
 
 
 JSON = st.recursive(

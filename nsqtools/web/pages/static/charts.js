@@ -1,5 +1,4 @@
-// Draws the history with uPlot in place of the still picture that the server sent, and adds a point
-// with every sample.
+// Draws the history with uPlot, and adds a point with every sample.
 "use strict";
 (() => {
   const section = document.querySelector("[data-series]");
@@ -33,7 +32,13 @@
     const plot = figure.querySelector(".plot");
     const swatches = [...figure.querySelectorAll("[data-column]")];
     const values = swatches.map((swatch) => (series[swatch.dataset.column] ||= series.t.map(() => null)));
-    if (!values.some((each) => each.some((value) => value !== null))) return null;
+    if (!values.some((each) => each.some((value) => value !== null))) {
+      const said = document.createElement("p");
+      said.className = "empty";
+      said.textContent = plot.dataset.empty;
+      plot.replaceChildren(said);
+      return null;
+    }
     const unit = figure.dataset.unit;
     const soft = color(section.querySelector(".range") || section, "color");
     const line = color(figure, "border-top-color");
