@@ -5,6 +5,7 @@ Wording and exit status are in tests/cli/transcripts/nsq.txt.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,20 @@ def test_gos_single_dash_publishes_nothing(run_nsq: RunNsq, nsqd: GoNsqd, tmp_pa
 def test_values_may_begin_with_a_dash(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(line.split()) == 0
     assert capsys.readouterr().out.startswith("Usage: nsq ")
+
+
+@pytest.mark.parametrize("command", ["tail", "to-http", "stat"])
+def test_a_topic_without_its_option_is_recognized(command: str, run_nsq: RunNsq) -> None:
+    result = run_nsq([command, "clicks"])
+
+    assert result.status == 2
+    assert result.err.endswith(f"hint: Write nsq {command} -t clicks\n")
+
+
+def test_ls_is_list_and_json_has_one_spelling_more(run_nsq: RunNsq, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\n")
+
+    assert run_nsq(["queue", "ls", str(tmp_path)]) == run_nsq(["queue", "list", str(tmp_path)])
+    verify = ["archive", "verify", str(tmp_path)]
+    assert run_nsq([*verify, "-o", "json"]) == run_nsq([*verify, "--json"])
+    assert json.loads(run_nsq([*verify, "--output=json"]).out)
