@@ -170,16 +170,6 @@ def summary(totals: ForwardTotals) -> str:
     return line
 
 
-LoopGuard = Annotated[
-    bool,
-    opt(
-        "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would return to where they were.",
-        SAFETY,
-    ),
-]
-
-
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
@@ -213,7 +203,12 @@ def to_nsq(
     whitelist_json_field: list[str] | None = opt(
         "FIELD", "Publish only these fields of JSON objects, their values unchanged.", SELECTION
     ),
-    loop_guard: LoopGuard = True,
+    loop_guard: bool = opt(
+        "--loop-guard/--no-loop-guard",
+        "Refuse topics whose messages would return to where they were.",
+        SAFETY,
+        True,
+    ),
     *,
     forwarding: Forwarding,
     destination: Destination,
