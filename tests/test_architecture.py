@@ -44,7 +44,7 @@ replay: archive client errors files protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
 spark: archive client cluster errors files protocol publish records tail transport
 web: client cluster errors files http protocol records
-demo: errors server spark
+demo: errors server
 testing: aio client errors http server
 cli: archive bench client cluster demo errors files forward http one_channel protocol publish \
 records replay server settings spark tail web

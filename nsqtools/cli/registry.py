@@ -64,8 +64,10 @@ GONE = {
     "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
     "nsq config path": "nsq config show",
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
+    "nsq demo --spark": "nsq spark compact and report",
+    "nsq demo --no-spark": "nsq demo",
 }
-"""What to use in place of commands that there were."""
+"""What to use in place of commands and options that there were."""
 
 OWN_FAILURE = {"check": 3}
 """Exit statuses of any failure that are not `ExitStatus`: 3 is unknown to monitoring plugins."""
