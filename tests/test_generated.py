@@ -15,7 +15,7 @@ COMPLETIONS = CHECKOUT / "completions"
 GUIDES = sorted((CHECKOUT / "man").glob("*.md"))
 MAN_PAGES = sorted((CHECKOUT / "man").glob("man?/*"))
 
-SECTION_7 = ("benchmarks", "migration", "options", "python", "recipes", "spark")
+SECTION_7 = ("benchmarks", "migration", "options", "python", "recipes", "spark", "tutorial")
 
 CHECKS = {
     "bash -n": ["nsq.bash"],

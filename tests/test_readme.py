@@ -75,6 +75,7 @@ INSTALL = "Install"
 TLS_AND_AUTH = "TLS and auth"
 REPLAY = "Replaying an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
+TUTORIAL = "nsq-tutorial.7.md"
 LAKE_GUIDE = "nsq-lake.7.md"  # tests/archive/test_lake_guide.py runs it
 SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
 # An editable install may be older than the entry point of the plugin, so it is named.
@@ -92,7 +93,7 @@ def places() -> list[tuple[str, str]]:
             if block.language not in EXCERPTS
             and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
             and block.heading not in (INSTALL, "Spark")
-            and block.document not in (SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
+            and block.document not in (TUTORIAL, SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
         )
     )
 
@@ -209,6 +210,10 @@ def test_the_commands_under_a_heading_do_what_they_should(
     document: str, heading: str, serve: Serve
 ) -> None:
     run_all([b for b in BLOCKS if (b.document, b.heading) == (document, heading)], serve(heading))
+
+
+def test_the_tutorial_works_from_top_to_bottom(serve: Serve) -> None:
+    run_all([block for block in BLOCKS if block.document == TUTORIAL], serve(TUTORIAL))
 
 
 def test_the_guide_for_spark(

@@ -142,7 +142,7 @@ def plan_topics(
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
-        return AdminPlan(tuple(_create_topics(inventory, names)), inventory.failures)
+        return AdminPlan(_ordered(_create_topics(inventory, names)), inventory.failures)
     names = select("topic", patterns, inventory.topics)
     steps: list[Step] = []
     for name in names:
@@ -166,7 +166,7 @@ def plan_channels(
     topics = select("topic", topic_patterns, inventory.topics)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
-        return AdminPlan(tuple(_create_channels(inventory, topics, names)), inventory.failures)
+        return AdminPlan(_ordered(_create_channels(inventory, topics, names)), inventory.failures)
     registered = registered_channels(cluster, inventory, topics)
     known = {pair for pairs in registered.values() for pair in pairs}
     for topic in topics:
@@ -210,7 +210,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     ]
     if not there_too:
         raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
-    return AdminPlan((*steps, *there_too), inventory.failures)
+    return AdminPlan(_ordered([*steps, *there_too]), inventory.failures)
 
 
 def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:
@@ -272,7 +272,17 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
 
 
 def _ordered(steps: Iterable[Step]) -> tuple[Step, ...]:
-    return tuple(sorted(steps, key=lambda step: step.daemon is DaemonKind.NSQD))
+    return tuple(
+        sorted(
+            steps,
+            key=lambda step: (
+                step.daemon is DaemonKind.NSQD,
+                step.topic,
+                step.channel,
+                step.address,
+            ),
+        )
+    )
 
 
 ADDRESSES = "nsqlookupd_tcp_addresses"

@@ -2,12 +2,11 @@
 
     history = History(interval_s=2.0)
     history.add(sample)                                   # each sample, as it is taken
-    history.series(("", "clicks", ""), "ingress", since_s=time.time() - 3600)
+    history.series([("", "clicks", "archive")], "finish", since_s=time.time() - 3600)
 
 Kept are a point for each sample for 12 minutes (at 2 s), one for every 10 s for an hour, and one
 for every minute for 6 hours; these for each topic and channel of all nsqd together, each nsqd as a
-whole, and everything together. A queue on one nsqd is kept for 2 minutes only: there may be ten
-times as many. Coarser points are means.
+whole, and everything together. Coarser points are means.
 
 A frame is one moment of all series together: for each quantity a column of doubles, one for each
 series, compressed. A column without traffic takes almost nothing; a series with traffic takes at
@@ -40,9 +39,7 @@ QUANTITIES = (*COUNTS, *RATES, "latency")
 it, as everywhere. ``latency`` is seconds, of the highest percentile of nsqd."""
 
 MAX_SERIES = 20_000
-MAX_NODE_SERIES = 50_000
 MAX_POINTS = 360  # of each level
-NODE_POINTS = 60
 COARSER_STEPS_S = (10.0, 60.0)
 GAP_S = 30.0  # a pause that is longer shows as a gap, and one of three steps
 
@@ -70,66 +67,59 @@ class History:
     def __init__(self, *, interval_s: float = 2.0) -> None:
         steps = [interval_s, *(step_s for step_s in COARSER_STEPS_S if step_s > interval_s)]
         self._lock = threading.Lock()
-        self._long = _Group([(step_s, step_s * MAX_POINTS) for step_s in steps], MAX_SERIES)
-        self._short = _Group([(interval_s, interval_s * NODE_POINTS)], MAX_NODE_SERIES)
+        # where a series is in the columns, and from when on (seconds since 1970)
+        self._places: dict[Key, tuple[int, float]] = {}
+        # the finest first
+        self._levels = [Level(step_s, step_s * MAX_POINTS, deque()) for step_s in steps]
+        self._is_full = False
 
     def add(self, sample: Sample) -> None:
-        """Keep a sample's rows, and their sums."""
-        at_s = sample.time_ns / 1e9
-        per_node = {row.key: _values_of(row) for row in sample.rows}
-        together = {row.key: _values_of(row) for row in sample.totals}
-        together.update(_sums_of_nodes(per_node))
+        """Keep a sample's queues, and their sums."""
+        values = {row.key: _values_of(row) for row in sample.totals}
+        values.update(_sums_of_nodes(sample.rows))
         with self._lock:
-            self._short.add(at_s, per_node)
-            self._long.add(at_s, together)
+            self._add(sample.time_ns / 1e9, values)
 
     def series(
-        self, key: Key, quantity: str, *, since_s: float
+        self, keys: Sequence[Key], quantity: str, *, since_s: float
     ) -> list[tuple[float, float | None]]:
         """Return points of (seconds since 1970, value) from ``since_s`` on, the oldest first.
 
-        The key is (node, topic, channel), with "" as `QueueRow` has it; ``("", "", "")`` is
-        everything together, ``(node, "", "")`` one nsqd. None is a gap. The points lie the closer
-        the shorter that time is. Nothing for a series that is not known; ``ValueError`` for a
-        quantity that is not one of `QUANTITIES`.
+        A key is (node, topic, channel): ``("", topic, channel)`` a queue on all nsqd, ``(node, "",
+        "")`` one nsqd, ``("", "", "")`` everything together. Several are summed up; of latencies
+        the worst counts. None is a gap. The points lie the closer the shorter that time is. Nothing
+        for a series that is not known; ``ValueError`` for a quantity that is not one of
+        `QUANTITIES`.
         """
         column = QUANTITIES.index(quantity)
         with self._lock:
-            group = self._long if key in self._long.places else self._short
-            if key not in group.places:
-                return []
-            number, from_s = group.places[key]
-            frames, step_s = group.since(since_s)
+            places = [self._places[key] for key in keys if key in self._places]
+            frames, step_s = self._since(since_s)
+        begin_s = min((from_s for _, from_s in places), default=math.inf)
+        join = max if quantity == "latency" else sum
         shown: list[tuple[float, float | None]] = []
         before_s = math.inf
         for at_s, columns in frames:
-            if at_s < from_s:
+            if at_s < begin_s:
                 continue
             values = _unpack(columns[column])
-            value = values[number] if number < len(values) else math.nan
+            known = [
+                values[number]
+                for number, from_s in places
+                if at_s >= from_s and number < len(values) and values[number] == values[number]
+            ]
             if at_s - before_s > max(GAP_S, 3 * step_s) and shown[-1][1] is not None:
                 shown.append(((before_s + at_s) / 2, None))
-            shown.append((at_s, None if math.isnan(value) else value))
+            shown.append((at_s, join(known) if known else None))
             before_s = at_s
         return shown
 
-
-class _Group:
-    """Series that are kept at the same levels, the finest first."""
-
-    def __init__(self, levels: Iterable[tuple[float, float]], limit: int) -> None:
-        self.places: dict[Key, tuple[int, float]] = {}
-        """Where a series is in the columns, and from when on (seconds since 1970)."""
-        self._levels = [Level(step_s, keep_s, deque()) for step_s, keep_s in levels]
-        self._limit = limit
-        self._is_full = False
-
-    def add(self, at_s: float, values: Mapping[Key, Values]) -> None:
+    def _add(self, at_s: float, values: Mapping[Key, Values]) -> None:
         """Add a moment. After a clock was set back what lies in its future is forgotten."""
         self._assign(values, at_s)
         # by the place, which is not the order of the dict once a place has changed hands
-        rows: list[Values] = [(math.nan,) * len(QUANTITIES)] * len(self.places)
-        for key, (number, _) in self.places.items():
+        rows: list[Values] = [(math.nan,) * len(QUANTITIES)] * len(self._places)
+        for key, (number, _) in self._places.items():
             if key in values:
                 rows[number] = values[key]
         columns = map(_pack, zip(*rows, strict=True) if rows else [()] * len(QUANTITIES))
@@ -145,20 +135,20 @@ class _Group:
 
     def _assign(self, present: Mapping[Key, Values], at_s: float) -> None:
         """Give a place to the new ones; the longest known of those that are gone make room."""
-        fresh = [key for key in present if key not in self.places]
-        room = self._limit - len(self.places)
-        gone = [key for key in self.places if key not in present] if len(fresh) > room else []
+        fresh = [key for key in present if key not in self._places]
+        room = MAX_SERIES - len(self._places)
+        gone = [key for key in self._places if key not in present] if len(fresh) > room else []
         for place, key in enumerate(fresh):
             if place < room:
-                self.places[key] = len(self.places), at_s
+                self._places[key] = len(self._places), at_s
             elif place - room < len(gone):
-                self.places[key] = self.places.pop(gone[place - room])[0], at_s
+                self._places[key] = self._places.pop(gone[place - room])[0], at_s
         left_out = len(fresh) - room - len(gone)
         if left_out > 0 and not self._is_full:
             log.warning("the history has no room for %d more queues", left_out)
         self._is_full = left_out > 0
 
-    def since(self, since_s: float) -> tuple[list[Frame], float]:
+    def _since(self, since_s: float) -> tuple[list[Frame], float]:
         """Return frames from that time on, and how far apart the oldest are.
 
         They are of the finest level that is kept that long, with finer ones after its last.
@@ -229,15 +219,15 @@ def _values_of(row: QueueRow) -> Values:
     )
 
 
-def _sums_of_nodes(rows: Mapping[Key, Values]) -> dict[Key, Values]:
+def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[Key, Values]:
     """Return the values of each nsqd as a whole, and of all together under node "".
 
     What came in is counted at the topics, everything else at the channels; the depth is that of
     both: no message is in both. Latency is the worst.
     """
     queues: defaultdict[str, tuple[list[Values], list[Values]]] = defaultdict(lambda: ([], []))
-    for (node, _, channel), values in rows.items():
-        queues[node][bool(channel)].append(values)
+    for row in rows:
+        queues[row.node][bool(row.channel)].append(_values_of(row))
     sums: dict[Key, Values] = {}
     for node, (topics, channels) in queues.items():
         _, *rest = _sums(channels)

@@ -3,19 +3,22 @@
     problems_of(sample)                                   # what one sample shows
     problems_of(sample, earlier=Earlier(totals, 10.0))    # and what happened in ten seconds
     problems_of_nodes(nodes, lookupds)                    # where nsqlookupd and nsqd differ
+    by_kind(problems)                                     # for people: fifty of a kind are one
 
-A problem has a `Kind`, which says how severe it is and what helps. The alerts that
-`nsq web` ships for Prometheus have the same bounds (`Bounds`). Rates are those of a longer time
-where an ``earlier`` sample is given: consumers that take a batch a second are not stuck.
+A problem has a `Kind`, which says how severe it is and what helps. The alerts that `nsq web` ships
+for Prometheus are about the same problems: they are its metric ``nsq_problem``. Rates are those of
+a longer time where an ``earlier`` sample is given (`Past` keeps it): consumers that take a batch a
+second are not stuck.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nsqtools.cluster.inventory import NodeStatus
 from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
@@ -23,6 +26,9 @@ from nsqtools.cluster.sampling import NodeState, Sample
 
 LEAST_WINDOW_S = 5.0
 """In less time it does not show whether a queue is stuck or grows."""
+PAST_S = 60.0
+"""How far back `Past` looks, with a step of `PAST_STEP_S`."""
+PAST_STEP_S = 10.0
 LEAST_REQUEUED = 10
 """A share of fewer messages says nothing."""
 
@@ -61,6 +67,7 @@ class Kind(enum.Enum):
         "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",
     )
     DEEP = "deep", Severity.CRITICAL, "Add consumers, or find out why they are slow."
+    OLD = "old", Severity.CRITICAL, "Find out why its consumers do not take these messages."
     GROWS = "no consumers", Severity.CRITICAL, "Start its consumers, or delete the channel."
     NO_CONSUMERS = "no consumers", Severity.WARNING, "Start its consumers, or delete the channel."
     BEHIND = "falls behind", Severity.WARNING, "Add consumers, or raise max_in_flight."
@@ -83,6 +90,7 @@ class Kind(enum.Enum):
         Severity.WARNING,
         "Give that nsqd the nsqlookupd with -lookupd-tcp-address, and see its log.",
     )
+    CLOCKS = "clocks differ", Severity.WARNING, "Let NTP set the clock of its machine."
     VERSIONS = "versions differ", Severity.NOTE, "Finish the upgrade."
     RESTARTED = "restarted", Severity.NOTE, "If that was not on purpose, see its log."
     TOMBSTONED = "tombstoned", Severity.NOTE, "nsqlookupd hides it from consumers for a while."
@@ -158,6 +166,43 @@ class Earlier:
     ago_s: float
 
 
+class _Kept(NamedTuple):
+    time_ns: int
+    totals: Sequence[QueueRow]
+    nsqds: frozenset[str]
+
+
+class Past:
+    """Keeps the totals of a minute, of samples that come one after the other.
+
+    Sums of other nsqd do not compare: one that went away takes its messages with it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[_Kept] = deque()
+
+    def add(self, sample: Sample) -> None:
+        """Keep a sample, if the one before it is not as new."""
+        kept = self._kept
+        while kept and kept[-1].time_ns >= sample.time_ns:  # the clock was set back
+            kept.pop()
+        while kept and sample.time_ns - kept[0].time_ns > PAST_S * 1e9:
+            kept.popleft()
+        if not kept or sample.time_ns - kept[-1].time_ns >= PAST_STEP_S * 1e9:
+            kept.append(_Kept(sample.time_ns, sample.totals, _counted(sample)))
+
+    def before(self, sample: Sample) -> Earlier | None:
+        """Return the oldest totals of the same nsqd, None where there are none yet."""
+        for kept in self._kept:
+            if kept.time_ns < sample.time_ns and kept.nsqds == _counted(sample):
+                return Earlier(kept.totals, (sample.time_ns - kept.time_ns) / 1e9)
+        return None
+
+
+def _counted(sample: Sample) -> frozenset[str]:
+    return frozenset(report.address for report in sample.reports)
+
+
 DEFAULT_BOUNDS = Bounds()
 
 
@@ -169,18 +214,34 @@ def problems_of(
     before = {row.key: row for row in window.totals} if window is not None else {}
     found = [*_of_daemons(sample), *_of_topology(sample.rows)]
     with_channels = {row.topic for row in sample.totals if row.channel}
-    paused = {row.topic for row in sample.totals if not row.channel and row.paused}
+    there = Counter((row.topic, row.channel) for row in sample.rows)
+    paused_there = Counter((row.topic, row.channel) for row in sample.rows if row.paused)
     for row in sample.totals:
-        then = before.get(row.key)
-        found += _of_queue(row, row.topic in with_channels, bounds)
-        if window is not None and then is not None and row.channel:
-            found += _of_window(then, row, window.ago_s, row.topic in paused, bounds)
+        lately = None
+        if window is not None and (then := before.get(row.key)) is not None:
+            lately = rates_between(then, row, window.ago_s)
+            if lately is not None and row.channel and not row.paused:
+                found += _of_window(then, row, lately, window.ago_s, bounds)
+        found += _of_queue(row, lately or row.rates, row.topic in with_channels, bounds)
+        if row.paused:
+            queue, text = (row.topic, row.channel), f"{row.depth:,} messages wait"
+            if paused_there[queue] < there[queue]:
+                text = f"on {paused_there[queue]} of {there[queue]} nsqd; {text}"
+            found.append(Problem(Kind.PAUSED, text, *queue, weight=row.depth))
     return in_order(found)
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """Sort the worst first, and among equals the one with the most messages."""
     return sorted(problems, key=lambda each: (each.severity, -each.weight, each.topic, each.node))
+
+
+def by_kind(problems: Iterable[Problem]) -> dict[Kind, list[Problem]]:
+    """Group problems, in their order."""
+    groups: dict[Kind, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(problem.what, []).append(problem)
+    return groups
 
 
 def _of_daemons(sample: Sample) -> Iterator[Problem]:
@@ -214,14 +275,16 @@ def moment(time_s: float) -> str:
         return "\N{EM DASH}"
 
 
-def _of_queue(row: QueueRow, has_channels: bool, bounds: Bounds) -> Iterator[Problem]:
-    """What one look at the total of a queue shows."""
+def _of_queue(
+    row: QueueRow, rates: Rates | None, has_channels: bool, bounds: Bounds
+) -> Iterator[Problem]:
+    """What one look at the total of a queue shows, and its rates."""
 
     def problem(kind: Kind, text: str, weight: int = row.depth) -> Problem:
         return Problem(kind, text, row.topic, row.channel, weight=weight)
 
     waiting = f"{row.depth:,} messages wait"
-    ingress = row.rates.ingress if row.rates else 0.0
+    ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
         coming = f" and {_rate(ingress)} come every second" if ingress > 0 else ""
         yield problem(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming)
@@ -229,20 +292,15 @@ def _of_queue(row: QueueRow, has_channels: bool, bounds: Bounds) -> Iterator[Pro
         yield problem(Kind.NO_CHANNELS, f"{waiting} for the first channel")
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
         yield problem(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}")
-    if row.rates and row.rates.timed_out > 0:
-        text = f"{_rate(row.rates.timed_out)} messages time out every second"
+    if rates and rates.timed_out > 0:
+        text = f"{_rate(rates.timed_out)} messages time out every second"
         yield problem(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row.timed_out)
-    if row.paused:
-        yield problem(Kind.PAUSED, waiting)
 
 
 def _of_window(
-    then: QueueRow, now: QueueRow, ago_s: float, is_topic_paused: bool, bounds: Bounds
+    then: QueueRow, now: QueueRow, rates: Rates, ago_s: float, bounds: Bounds
 ) -> Iterator[Problem]:
-    """What two looks at the total of a channel show."""
-    rates = rates_between(then, now, ago_s)
-    if rates is None or now.paused:
-        return
+    """What two looks at the total of a channel show, and the rates between them."""
 
     def problem(kind: Kind, text: str) -> Problem:
         return Problem(kind, text, now.topic, now.channel, weight=now.depth)

@@ -12,10 +12,10 @@ that nsqd. With the counters of a channel (a message is queued, deferred, in fli
     timed_out   those of them that timed out
 
 nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
-Emptying a channel looks like finishing, for nsqd does not count it. Counters that went back, or an
-restarted nsqd, give no rate rather than a wrong one. For each connection nsqd counts what it sent,
-and what was finished and requeued. A connection and a later one of the same address differ in the
-moment they connected.
+nsqd does not count what is emptied: without consumers that is not taken for finished, with them it
+is. Counters that went back, or an nsqd that restarted, give no rate rather than a wrong one. For
+each connection nsqd counts what it sent, and what was finished and requeued. A connection and a
+later one of the same address differ in the moment they connected.
 """
 
 from __future__ import annotations
@@ -234,6 +234,8 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
     came = now.messages - before.messages
     waiting = now.depth + now.deferred - before.depth - before.deferred
     in_flight = now.in_flight - before.in_flight
+    if now.channel and not (before.clients or now.clients or before.in_flight or now.in_flight):
+        waiting = came + returned  # nobody took any: what is less was emptied
 
     def rate(count: int) -> float:
         # nsqd reads its counters one after the other, while messages move

@@ -10,31 +10,45 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.inventory import messages_of
-from nsqtools.errors import NotFoundError
+from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
+from nsqtools.protocol.text import format_duration
 
-_IDLE_S = 0.1
+_IDLE_S = 0.5
+
+
+Queue = tuple[str, str]
+"""Topic and channel."""
 
 
 class ChannelMove(NamedTuple):
-    """What a channel has, before it is moved."""
+    """What a channel has, before it is moved; ``longest`` is how long it may be deferred."""
 
     topic: str
     channel: str
     waiting: int
     in_flight: int
     deferred: int
+    longest: str = "1h"
+
+    @property
+    def messages(self) -> int:
+        return self.waiting + self.in_flight + self.deferred
 
     def line(self) -> str:
         """Describe it, and how long it may take."""
@@ -42,13 +56,14 @@ class ChannelMove(NamedTuple):
         if self.in_flight:
             text += f", {self.in_flight} in flight (moved if they come back)"
         if self.deferred:
-            text += f", {self.deferred} deferred (moved when due: 1h at most by nsqd's default)"
+            text += f", {self.deferred} deferred (moved when due, in {self.longest} at most)"
         return text
 
 
 def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMove], list[str]]:
     """Return what is moved, and a line for each queue that stays, with the reason."""
     moves, stays = [], []
+    longest = _longest_delay(nsqd)
     for topic in _topics(nsqd):
         name = topic.topic_name
         if topic.depth:
@@ -59,7 +74,7 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
                 continue
             if not channel.paused:
                 counts = channel.depth, channel.in_flight_count, channel.deferred_count
-                moves.append(ChannelMove(name, channel.channel_name, *counts))
+                moves.append(ChannelMove(name, channel.channel_name, *counts, longest))
             elif messages := messages_of(channel):
                 stays.append(f"channel {name}/{channel.channel_name} is paused, with {messages}")
     if only and not moves and not stays:
@@ -77,7 +92,7 @@ class ChannelDrain:
         self._publisher = publisher
         self._options = options
         self._stopped = threading.Event()
-        self.moved: Counter[tuple[str, str]] = Counter()
+        self.moved: Counter[Queue] = Counter()
 
     def stop(self) -> None:
         """Ask `run` to end after the present batch."""
@@ -89,30 +104,39 @@ class ChannelDrain:
         Raises as `ChannelPublisher.publish`, and `ConnectionFailed`; what was not stored is on the
         nsqd still.
         """
+        if not moves:
+            return 0
         address = tcp_address(self._source)
+        ready: SimpleQueue[Queue] = SimpleQueue()
+        consumers: dict[Queue, Consumer] = {}
         with ExitStack() as stack:
-            consumers = {}
             for move in moves:
                 key = move.topic, move.channel
-                consumer = Consumer(*key, nsqd_tcp_addresses=address, options=self._options)
-                consumers[key] = stack.enter_context(consumer)
                 self._publisher.join(*key)
-                consumer.start(fail_fast=True)
+                consumers[key] = Consumer(
+                    *key,
+                    nsqd_tcp_addresses=address,
+                    options=self._options,
+                    _backlog=Backlog(partial(ready.put, key)),
+                )
+                stack.callback(consumers[key].abort)
+                consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
+                consumers[key].start(fail_fast=True)
             while not self._stopped.is_set():
-                count = self.moved.total()
-                for key, consumer in consumers.items():
-                    self._take(key, consumer)
-                if self.moved.total() == count:
-                    if not self._left(set(consumers)):
+                try:
+                    key = ready.get(timeout=_IDLE_S)
+                except Empty:
+                    if not self._left(consumers):
                         break
-                    self._stopped.wait(_IDLE_S)
+                else:
+                    while (batch := consumers[key].next_batch(0)) is not None:
+                        self._take(key, batch)
                 show()
-        return self._left(set(consumers))
+        for consumer in consumers.values():
+            consumer.wait_for_end()
+        return self._left(consumers)
 
-    def _take(self, key: tuple[str, str], consumer: Consumer) -> None:
-        batch = consumer.next_batch(0)
-        if batch is None:
-            return
+    def _take(self, key: Queue, batch: Batch) -> None:
         try:
             self._publisher.take_over(*key, list(batch))
         except BaseException:
@@ -121,13 +145,20 @@ class ChannelDrain:
         self.moved[key] += len(batch)
         batch.finish()
 
-    def _left(self, keys: set[tuple[str, str]]) -> int:
+    def _left(self, keys: Container[Queue]) -> int:
         return sum(
             messages_of(channel) + topic.depth
             for topic in _topics(self._source)
             for channel in topic.channels
             if (topic.topic_name, channel.channel_name) in keys
         )
+
+
+def _longest_delay(nsqd: NsqdHTTPClient) -> str:
+    try:
+        return format_duration(int(nsqd.config("max_req_timeout")) / 1e9)
+    except (NsqError, TypeError, ValueError):
+        return "1h"  # of an nsqd before 1.0, by default
 
 
 def _topics(nsqd: NsqdHTTPClient) -> tuple[TopicStats, ...]:

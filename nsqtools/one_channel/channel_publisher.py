@@ -15,13 +15,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
+from nsqtools.protocol.text import counted
 from nsqtools.publish.publisher import (
     POLL_S,
     PublishBatch,
@@ -145,7 +146,7 @@ class ChannelPublisher(Publisher):
         new = [each for each in messages if held.get(each.id) != each.timestamp_ns]
         if not new:
             return
-        frames = self._frames(topic, channel, [each.body for each in new], new)
+        frames = self._frames(f"{topic}/{channel}", [each.body for each in new], new, held)
         self._nsqd.put(
             topic,
             channel,
@@ -187,7 +188,8 @@ class ChannelPublisher(Publisher):
             if not taken.to_skip and taken.digest.hexdigest() != taken.before:
                 raise self._other_messages()
             return
-        messages = list(self._frames(topic, self._channel, bodies, origins))
+        held = self._nsqd.held(topic, self._channel, {origin.id for origin in origins})
+        messages = list(self._frames(f"{topic}/{self._channel}", bodies, origins, held))
         taken.number += len(bodies)
         if self._resumes:
             content = {name: each.as_json() for name, each in self._taken.items()}
@@ -197,19 +199,23 @@ class ChannelPublisher(Publisher):
         self._stored += len(bodies)
 
     def _frames(
-        self, topic: str, channel: str, bodies: Sequence[bytes], origins: Sequence[MessageLike]
+        self,
+        where: str,
+        bodies: Sequence[bytes],
+        origins: Sequence[MessageLike],
+        held: Iterable[bytes],
     ) -> Iterator[bytes]:
         now_ns = time.time_ns()
         if not origins:
             yield from new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
             return
-        held = set(self._nsqd.held(topic, channel, {origin.id for origin in origins}))
+        taken = set(held)
         for body, origin in zip(bodies, origins, strict=True):
             message_id = origin.id
-            if message_id in held or not _ID.fullmatch(message_id):
+            if message_id in taken or not _ID.fullmatch(message_id):
                 [message_id] = self._ids.take(1, now_ns)
-                self._tell_new_id(f"{topic}/{channel}", origin, message_id)
-            held.add(message_id)
+                self._tell_new_id(where, origin, message_id)
+            taken.add(message_id)
             yield new_messages([body], [message_id], origin.timestamp_ns)[0]
 
     def _tell_new_id(self, where: str, origin: MessageLike, message_id: bytes) -> None:
@@ -245,6 +251,15 @@ class ChannelPublisher(Publisher):
             self._stopped.wait(POLL_S)
         self._nsqd.leave(is_over=is_over)
         self.delivered = self._stored - self._nsqd.left
+
+    def rest(self) -> str:
+        """Say what the data path has after the end, and how to go on; ``""`` when it is gone."""
+        if not self._nsqd.is_kept:
+            return ""
+        how = "which the next run delivers; its input may be empty"
+        if self._resumes:
+            how = "and how far this came: run it again"
+        return f"{self._nsqd.data_path} has {counted(self._nsqd.left, 'message')}, {how}"
 
     def _look_for_consumers(self, states: Sequence[QueueState]) -> None:
         now_s = time.monotonic()

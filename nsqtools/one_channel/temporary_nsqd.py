@@ -16,6 +16,7 @@ that finds its nsqd by nsqlookupd asks there when a connection ends, and does no
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +29,8 @@ from urllib.parse import urlsplit
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import lookup_topic
 from nsqtools.cluster.topics import missing
-from nsqtools.errors import ConfigurationError, ConnectionFailed, OutputError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
+from nsqtools.protocol.commands import MAGIC_V2, Identify, IdentifyReply, decode_identify_reply
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
 from nsqtools.server.daemon_log import DaemonLog
@@ -47,6 +49,7 @@ _CONNECT_S = 2.0
 _REGISTERED_S = 10.0  # until nsqlookupd shows it, or no longer
 _SETTLE_S = 10.0  # for what is in flight at a stop
 _POLL_S = 0.1
+_REPLY_BYTES = 1 << 16
 
 
 class QueueState(NamedTuple):
@@ -157,14 +160,16 @@ class TemporaryNsqd:
     def join(self, topic: str, channel: str) -> None:
         """Have the topic, with all its channels, registered and delivered.
 
-        Raises `NotFoundError` when the cluster has no such topic or channel, and
-        `ConnectionFailed` when no nsqlookupd shows this nsqd.
+        Raises `NotFoundError` when the cluster has no such topic or channel, `ConnectionFailed`
+        when no nsqlookupd shows this nsqd, and `ConfigurationError` when the other nsqd ask for
+        a secret, and this one does not.
         """
         if is_ephemeral(channel) or is_ephemeral(topic):
             raise ConfigurationError(f"{topic}/{channel} is ephemeral, and keeps no messages")
         found = lookup_topic(self._cluster, topic)
         if channel not in found.channels:
             raise missing("channel", channel, found.channels)
+        self._compare_access([tcp for tcp, _, _ in found.nodes])
         names = [name for name in found.channels if not is_ephemeral(name)]
 
         async def create(daemon: NsqdDaemon) -> None:
@@ -232,15 +237,30 @@ class TemporaryNsqd:
             backlog = daemon.nsqd.topics[topic].channels[channel].backlog
             assert durable is not None
             assert isinstance(backlog, DurableBacklog)
-            return {
-                message_id: timestamp_ns
-                for message_id, timestamp_ns in durable.database.identities(backlog.number)
-                if message_id in ids
-            }
+            return durable.database.held(backlog.number, ids)
 
         return self._thread.do(look)
 
-    # nsqlookupd
+    # the cluster
+
+    def _compare_access(self, nsqds: Iterable[str]) -> None:
+        """Ask the first nsqd that answers what it wants of consumers."""
+        for each in nsqds:
+            try:
+                reply = _identify(self._cluster.reachable(parse_address(each)))
+            except (OSError, NsqError):
+                continue
+            if reply.auth_required and not self._options.auth_http_address:
+                raise ConfigurationError(
+                    f"nsqd {each} asks an auth server about consumers, and this nsqd would not",
+                    hint="Give --nsqd-config FILE with auth_http_addresses, and TLS as there.",
+                )
+            if reply.tls_v1 and not self._options.has_tls:
+                self._tell(
+                    f"warning: nsqd {each} has TLS and this nsqd has not: consumers that want it "
+                    "cannot connect; give --nsqd-config FILE with tls_cert and tls_key"
+                )
+            break
 
     def _see_registration(self, topic: str) -> None:
         unseen = self._wait_for_nodes(topic, shown=True)
@@ -325,7 +345,8 @@ class TemporaryNsqd:
             self._remove()
 
     def _remove(self) -> None:
-        for pattern in ("nsqd.durable.*.db*", "nsqd.dat", MARK):
+        # a kill in between leaves what the next run takes for an empty data path
+        for pattern in ("nsqd.dat", "nsqd.durable.*.db*", MARK):
             for path in self.data_path.glob(pattern):
                 path.unlink()
         with suppress(OSError):
@@ -350,6 +371,16 @@ async def _pause_all(daemon: NsqdDaemon) -> None:
 async def _deregister(daemon: NsqdDaemon) -> list[str]:
     daemon.deregister()
     return list(daemon.nsqd.topics)
+
+
+def _identify(address: Address) -> IdentifyReply:
+    """Return what an nsqd offers a client that has no secret. Raises `NsqError`, ``OSError``."""
+    request = Identify(json.dumps({"feature_negotiation": True, "tls_v1": True}).encode())
+    with socket.create_connection((address.host, address.port), _CONNECT_S) as connection:
+        connection.sendall(MAGIC_V2 + request.encode())
+        with connection.makefile("rb") as stream:
+            size = int.from_bytes(stream.read(4), "big")
+            return decode_identify_reply(stream.read(min(size, _REPLY_BYTES))[4:])
 
 
 def _tcp_beside(url: str) -> str:

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.server.durable.data_path import named_database
+from nsqtools.server.durable.data_path import named_database, times_kept
 from nsqtools.server.durable.database import all_rows, read_queues, wal_damage
 from nsqtools.server.queues.data_path import FILE_NAME, TopicMetadata, decode_metadata
 from nsqtools.server.queues.queue_files import Positions
@@ -152,7 +152,8 @@ class StoredQueue:
 class StoredQueues:
     """The queues in a data path, as long as it is open. A context manager.
 
-    ``problems`` are about the directory. Raises `NsqError`, ``OSError``.
+    ``problems`` are about the directory; of ``times_kept`` messages it has the time at which they
+    are due, beside the files. Raises `NsqError`, ``OSError``.
     """
 
     def __init__(self, data_path: Path) -> None:
@@ -160,6 +161,7 @@ class StoredQueues:
         self._copies: TemporaryDirectory[str] | None = None
         self.problems: list[tuple[str, str]] = []
         self.is_durable = False
+        self.times_kept = times_kept(data_path)
         self.queues: list[StoredQueue] = []
         if not data_path.is_dir():
             raise NotFoundError(f"there is no directory {data_path}")

@@ -49,7 +49,7 @@ from nsqtools.cluster.admin import (
 )
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.files.opening import open_to_append
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import read_stats
@@ -60,8 +60,9 @@ from nsqtools.web.watcher import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicChange:
-    """A change to a topic, or to one channel of it; ``node`` is the nsqd of a tombstone.
+    """A change to a topic, or to one channel of it.
 
+    ``node`` is the nsqd of a tombstone, and the only one to be emptied, paused or unpaused.
     ``with_channels``: of all channels of the topic too. Raises `ConfigurationError` for what
     cannot be a name.
     """
@@ -76,8 +77,10 @@ class TopicChange:
         check_topic(self.topic)
         if self.channel:
             check_channel(self.channel)
-        if (self.action is Action.TOMBSTONE) is not bool(self.node):
-            raise ConfigurationError("a tombstone needs a node, and nothing else has one")
+        if self.action is Action.TOMBSTONE and not self.node:
+            raise ConfigurationError("a tombstone needs a node")
+        if self.node and self.action in (Action.CREATE, Action.DELETE):
+            raise ConfigurationError(f"{self.action.value} is for all nsqd, and not for one")
 
     @property
     def name(self) -> str:
@@ -100,6 +103,11 @@ def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
         plan = plan_topics(
             cluster, change.action, [change.topic], with_channels=change.with_channels
         )
+    if change.node and change.action is not Action.TOMBSTONE:
+        steps = tuple(step for step in plan.steps if step.address == change.node)
+        if not steps:
+            raise NotFoundError(f"{change.node} does not have it, or does not answer")
+        plan = replace(plan, steps=steps, failures=())
     if change.action in (Action.DELETE, Action.TOMBSTONE):
         notes = (*plan.notes, *recreators(cluster, change, plan))
         return replace(plan, notes=notes)

@@ -38,6 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.problems import problems_of
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError, TLSError
 from nsqtools.protocol.names import Address
@@ -232,6 +233,19 @@ def metrics_text(context: WebContext) -> str:
     own.append(
         Metric(
             "nsq_sample_age_seconds", "gauge", "How old these numbers are.", [({}, f"{age_s:.3f}")]
+        )
+    )
+    names = ("severity", "kind", "topic", "channel", "node")
+    found = dict.fromkeys(
+        (each.severity.word, each.kind, each.topic, each.channel, each.node)
+        for each in problems_of(sample, watcher.earlier(sample))
+    )
+    own.append(
+        Metric(
+            "nsq_problem",
+            "gauge",
+            "What is wrong, in the words of the console and nsq check.",
+            [(dict(zip(names, each, strict=True)), 1) for each in found],
         )
     )
     lookupds = list(context.cluster.lookupds)

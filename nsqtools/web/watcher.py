@@ -13,21 +13,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
 
 from nsqtools.cluster.directory import Cluster, ClusterStats, NsqdToAsk
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import Earlier
-from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.problems import Earlier, Past
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 
 log = logging.getLogger("nsqtools")
 
 MAX_CPU_SHARE = 0.10
-EARLIER_S = 60.0
-"""How far back problems look: a queue that is stuck or falls behind shows over a longer time."""
-EARLIER_EVERY_S = 10.0
 LONGEST_INTERVAL_S = 30.0
 
 
@@ -42,7 +36,7 @@ class Watcher:
         self._cluster = cluster
         self._sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
-        self._earlier: deque[tuple[int, Sequence[QueueRow]]] = deque()
+        self._past = Past()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
@@ -83,11 +77,7 @@ class Watcher:
     def earlier(self, sample: Sample) -> Earlier | None:
         """Return the totals of about a minute before a sample, as far as there are any."""
         with self._changed:
-            kept = [entry for entry in self._earlier if entry[0] < sample.time_ns]
-        if not kept:
-            return None
-        time_ns, totals = kept[0]
-        return Earlier(totals, (sample.time_ns - time_ns) / 1e9)
+            return self._past.before(sample)
 
     def wait_newer(self, than_ns: int, timeout_s: float) -> Sample | None:
         """Return a sample that is newer, None if there is none in time or it was stopped."""
@@ -154,18 +144,9 @@ class Watcher:
         sample = self._sampler.sample()
         self.took_s = time.monotonic() - began_s
         self.history.add(sample)
-        self._keep(sample)
-        return sample
-
-    def _keep(self, sample: Sample) -> None:
         with self._changed:
-            kept = self._earlier
-            while kept and kept[-1][0] >= sample.time_ns:  # the clock was set back
-                kept.pop()
-            while kept and sample.time_ns - kept[0][0] > EARLIER_S * 1e9:
-                kept.popleft()
-            if not kept or sample.time_ns - kept[-1][0] >= EARLIER_EVERY_S * 1e9:
-                kept.append((sample.time_ns, sample.totals))
+            self._past.add(sample)
+        return sample
 
     def _note_cost(self, cost_s: float) -> None:
         """Adapt the interval to what samples cost, which is the CPU time of the whole process."""

@@ -273,7 +273,7 @@ def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> No
     bodies = publish(nsqd, 5)
     options = ClientOptions(max_attempts=1)
 
-    async def main() -> list[bytes]:
+    async def main() -> tuple[list[bytes], int]:
         held: list[Message] = []
         finished: list[bytes] = []
         async with Consumer(
@@ -286,7 +286,8 @@ def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> No
                 if len(finished) == 5:
                     break
             assert consumer.stats.given_up == 0
-        return finished
+        return finished, consumer.stats.late
 
-    assert sorted(asyncio.run(main())) == bodies
-    assert left_over(nsqd) == 0
+    finished, late = asyncio.run(main())
+    assert sorted(finished) == bodies
+    assert left_over(nsqd) <= late  # nsqd may have had back what was finished a moment too late

@@ -29,19 +29,17 @@ def filled(history: History, seconds: int, step_s: int = 2, begin_s: int = 0) ->
         history.add(sample(at_s, row(depth=at_s)))
 
 
-def test_every_quantity_is_kept_for_the_queue_on_a_node_and_on_all() -> None:
+def test_every_quantity_is_kept_of_queues_of_nsqd_and_of_all() -> None:
     history = History()
     there = row(in_flight=1, deferred=2, clients=3, latency=((0.5, 0.1), (0.99, 0.25)))
     history.add(sample(0, there, row(node="b:1", depth=1)))
 
     def now(key: tuple[str, str, str]) -> dict[str, float | None]:
-        found = {name: history.series(key, name, since_s=START_S - 1) for name in QUANTITIES}
+        found = {name: history.series([key], name, since_s=START_S - 1) for name in QUANTITIES}
         return {name: points[0][1] for name, points in found.items()}
 
-    expected = dict(zip(QUANTITIES, (7, 1, 2, 3, 5, 4, 3, 2, 1, 0.25), strict=True))
-    assert now(("a:1", "clicks", "archive")) == expected
-    assert now(CHANNEL)["depth"] == 8
-    assert now(CHANNEL)["finish"] == 6
+    expected = dict(zip(QUANTITIES, (8, 1, 2, 3, 10, 8, 6, 4, 2, 0.25), strict=True))
+    assert now(CHANNEL) == expected
     assert now(("b:1", "", ""))["depth"] == 1
     assert now(("", "", ""))["timed_out"] == 2
 
@@ -51,9 +49,9 @@ def test_what_came_in_is_counted_at_topics_and_what_left_at_channels() -> None:
     history.add(sample(0, row(channel="", depth=1), row(), row(channel="other")))
 
     everything = ("", "", "")
-    assert history.series(everything, "ingress", since_s=0)[0][1] == 5
-    assert history.series(everything, "finish", since_s=0)[0][1] == 6
-    assert history.series(everything, "depth", since_s=0)[0][1] == 15
+    assert history.series([everything], "ingress", since_s=0)[0][1] == 5
+    assert history.series([everything], "finish", since_s=0)[0][1] == 6
+    assert history.series([everything], "depth", since_s=0)[0][1] == 15
 
 
 def test_what_is_older_is_kept_in_coarser_points() -> None:
@@ -61,9 +59,9 @@ def test_what_is_older_is_kept_in_coarser_points() -> None:
     filled(history, 5400, step_s=5)
     now_s = START_S + 5400
 
-    minute = history.series(CHANNEL, "depth", since_s=now_s - 60)
-    hour = history.series(CHANNEL, "depth", since_s=now_s - 3500)
-    whole = history.series(CHANNEL, "depth", since_s=now_s - 5400)
+    minute = history.series([CHANNEL], "depth", since_s=now_s - 60)
+    hour = history.series([CHANNEL], "depth", since_s=now_s - 3500)
+    whole = history.series([CHANNEL], "depth", since_s=now_s - 5400)
 
     assert [at_s - START_S for at_s, _ in minute] == list(range(5340, 5400, 5))
     assert hour[1][0] - hour[0][0] == 10
@@ -75,13 +73,15 @@ def test_what_is_older_is_kept_in_coarser_points() -> None:
     assert whole[-1][0] == now_s - 5
 
 
-def test_a_queue_on_one_node_is_kept_for_two_minutes() -> None:
+def test_several_series_are_summed_up_and_of_latencies_the_worst_counts() -> None:
     history = History()
-    filled(history, 600)
+    queues = [row(latency=((0.99, 0.25),)), row(channel="billing", depth=3, latency=((0.5, 2.0),))]
+    history.add(sample(0, *queues))
+    history.add(sample(2, queues[0]))
+    both = [CHANNEL, ("", "clicks", "billing"), ("", "clicks", "unknown")]
 
-    points = history.series(("a:1", "clicks", "archive"), "depth", since_s=START_S)
-
-    assert points[0][0] == START_S + 598 - 120
+    assert [value for _, value in history.series(both, "depth", since_s=START_S)] == [10, 7]
+    assert [value for _, value in history.series(both, "latency", since_s=START_S)] == [2.0, 0.25]
 
 
 def test_a_queue_that_was_gone_and_a_pause_leave_gaps() -> None:
@@ -91,7 +91,7 @@ def test_a_queue_that_was_gone_and_a_pause_leave_gaps() -> None:
     history.add(sample(4, row()))
     history.add(sample(100, row()))
 
-    points = history.series(CHANNEL, "depth", since_s=START_S)
+    points = history.series([CHANNEL], "depth", since_s=START_S)
 
     assert [(at_s - START_S, value) for at_s, value in points] == [
         (0, 7),
@@ -107,7 +107,7 @@ def test_a_clock_that_was_set_back_goes_on_from_there() -> None:
     filled(history, 60)
     history.add(sample(10, row(depth=1)))
 
-    points = history.series(CHANNEL, "depth", since_s=START_S + 7)
+    points = history.series([CHANNEL], "depth", since_s=START_S + 7)
 
     assert [value for _, value in points] == [8, 1]
 
@@ -116,9 +116,9 @@ def test_an_unknown_series_is_empty_and_an_unknown_quantity_an_error() -> None:
     history = History()
     history.add(sample(0, row()))
 
-    assert history.series(("", "nothing", ""), "depth", since_s=0) == []
+    assert history.series([("", "nothing", "")], "depth", since_s=0) == []
     with pytest.raises(ValueError):
-        history.series(CHANNEL, "color", since_s=0)
+        history.series([CHANNEL], "color", since_s=0)
 
 
 def test_a_full_history_gives_the_place_of_the_longest_known_to_the_new(
@@ -132,7 +132,7 @@ def test_a_full_history_gives_the_place_of_the_longest_known_to_the_new(
     history.add(sample(4, row(topic="stays", depth=2), *new))
 
     def depths(topic: str) -> list[float | None]:
-        points = history.series(("", topic, "archive"), "depth", since_s=START_S)
+        points = history.series([("", topic, "archive")], "depth", since_s=START_S)
         return [value for _, value in points]
 
     assert depths("old") == []
@@ -147,7 +147,7 @@ def test_means_leave_out_what_is_not_known() -> None:
     for at_s, rows in ((0, [row(depth=2)]), (4, [row(depth=4)]), (8, []), (10, []), (20, [])):
         history.add(sample(at_s, *rows))
 
-    points = history.series(CHANNEL, "depth", since_s=START_S - 3000)
+    points = history.series([CHANNEL], "depth", since_s=START_S - 3000)
 
     assert points == [(START_S + 5, 3), (START_S + 15, None), (START_S + 20, None)]
 
@@ -157,4 +157,4 @@ def test_numbers_are_exact(depth: int) -> None:
     history = History()
     history.add(sample(0, row(depth=depth)))
 
-    assert history.series(CHANNEL, "depth", since_s=START_S) == [(START_S, depth)]
+    assert history.series([CHANNEL], "depth", since_s=START_S) == [(START_S, depth)]

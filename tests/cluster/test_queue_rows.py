@@ -73,6 +73,15 @@ def test_messages_that_return_to_the_queue_do_not_make_a_rate_negative() -> None
     assert (rates.egress, rates.finish, rates.requeue) == (0, 0, 5)
 
 
+def test_what_is_emptied_without_consumers_is_not_finished() -> None:
+    full = replace(ROW, clients=0, in_flight=0)
+
+    rates = rates_between(full, replace(full, depth=0, messages=110), 1.0)
+
+    assert rates is not None
+    assert (rates.ingress, rates.egress, rates.finish) == (10, 0, 0)
+
+
 @pytest.mark.parametrize("now", [replace(ROW, messages=99), replace(ROW, requeued=-1)])
 def test_a_counter_that_went_back_gives_no_rate(now: QueueRow) -> None:
     assert rates_between(ROW, now, 1.0) is None

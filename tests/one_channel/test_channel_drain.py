@@ -30,7 +30,7 @@ def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
 @pytest.fixture
 def source(lookupd: GoNsqlookupd, go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    return go_nsqd("-broadcast-address=127.0.0.1", "-msg-timeout=2s", register)
+    return go_nsqd("-msg-timeout=2s", "-max-req-timeout=2h", register)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
             for number, channel in enumerate(CHANNELS):  # the later ones have less
                 source.create_channel(topic, channel)
                 bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
-                producer.publish_many(topic, bodies)
+                source.publish(topic, *bodies)  # and wait: the next channel is to have none
                 for known in CHANNELS[: number + 1]:
                     expected.setdefault((topic, known), []).extend(bodies)
             producer.publish_deferred(topic, b"deferred", 2.0)
@@ -134,6 +134,30 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
     assert attempts[b"deferred"] == 1
 
 
+def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
+    source: GoNsqd, lookupd: GoNsqlookupd, consumed: Consumed, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    source.create_channel("orders", "billing")
+    source.publish("orders", b"a", b"b")
+    drain = command(source, lookupd, "--yes")
+
+    alone = run_nsq([*drain, "--wait", "100ms"])
+    place = next(tmp_path.glob("nsqd-127*"))
+    assert (alone.status, left(source)) == (7, 0), alone.err
+    assert alone.err.endswith(
+        f"nsq: {place.name} has 2 messages, and how far this came: run it again\n"
+    )
+    source.stop()
+    consumed.begin("orders", "billing")
+    result = run_nsq(drain)
+
+    assert result.status == 0, result.err
+    assert f"; what {place.name} has of it is delivered\n" in result.err
+    assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
+    assert not place.exists()
+    assert run_nsq(drain).status == 4
+
+
 def test_the_plan_says_what_waits_and_what_stays(
     source: GoNsqd, lookupd: GoNsqlookupd, run_nsq: RunNsq
 ) -> None:
@@ -148,8 +172,10 @@ def test_the_plan_says_what_waits_and_what_stays(
 
     assert result.status == 6
     assert result.out == (
-        b"move orders/billing: 2 waiting, 1 deferred "
-        b"(moved when due: 1h at most by nsqd's default)\n"
+        b"move orders/billing: 2 waiting, 1 deferred (moved when due, in 2h at most)\n"
     )
-    assert result.err == "nsq: stays: topic alone is without a channel, with 1 messages in it\n"
+    assert result.err == (
+        "nsq: stays: topic alone is without a channel, with 1 messages in it\n"
+        "nsq: what is published meanwhile is moved, too\n"
+    )
     assert left(source) == 3

@@ -18,6 +18,7 @@ from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqtools.client.consumer import Consumer
+from nsqtools.cluster.problems import Kind
 
 METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
 
@@ -96,6 +97,9 @@ def test_a_dead_nsqd_is_down_and_has_no_stale_numbers(watched: Watched) -> None:
         return up.get(dead.http_address, 0) == 0
 
     wait_until(is_down, what="it is down", timeout_s=20)
+    problems = [each.labels for each in scrape(watched.console)["nsq_problem"]]
+    gone = {"severity": "critical", "kind": "gone", "node": dead.http_address}
+    assert {**gone, "topic": "", "channel": ""} in problems
     [depth] = scrape(watched.console)["nsq_channel_depth"]
     assert depth.labels["node"] == watched.nsqds[1].http_address
 
@@ -122,6 +126,10 @@ def test_dashboard_and_alerts_read_metrics_that_there_are(
         for opening, closing in ("()", "{}", "[]"):
             assert text.count(opening) == text.count(closing), text
     assert set(METRIC.findall(dashboard + alerts)) <= known
+    # the alerts are about the problems of the console, in its words
+    words = {each.severity.word for each in Kind} | {each.word for each in Kind}
+    asked = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
+    assert {"critical", "warning", "paused"} == set(asked) <= words
     # and it is said of what there is by the labels that it has
     labels = {name: set(samples[0].labels) for name, samples in scrape(watched.console).items()}
     for rule in rules:

@@ -58,7 +58,7 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> 
             (nsqd.http_address, "orders", "billing"),
         }
         assert all(c.clients is None for c in second.reports[0].stats.topics[0].channels)  # type: ignore[index]
-        assert watcher.history.series(("", "orders", "billing"), "depth", since_s=0)
+        assert watcher.history.series([("", "orders", "billing")], "depth", since_s=0)
 
 
 def test_who_does_not_answer_is_a_failure_of_each_sample(nsqd: Nsqd) -> None:
@@ -156,6 +156,7 @@ def test_a_change_has_to_make_sense() -> None:
         {"action": Action.PAUSE, "topic": "a", "channel": "c/d"},
         {"action": Action.TOMBSTONE, "topic": "a"},
         {"action": Action.DELETE, "topic": "a", "node": "n:1"},
+        {"action": Action.CREATE, "topic": "a", "node": "n:1"},
     ):
         with pytest.raises(ConfigurationError):
             TopicChange(**wrong)  # type: ignore[arg-type]

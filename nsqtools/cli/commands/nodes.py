@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Context
@@ -17,7 +19,7 @@ from nsqtools.cli.render.output import ListingForm, write_json, write_lines, wri
 from nsqtools.cli.running.administering import Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import resolve_options, texts_of
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
@@ -309,49 +311,61 @@ def drain_channels(
     from nsqtools.client.discovery import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
+    from nsqtools.one_channel.temporary_nsqd import MARK
 
-    with Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster:
+    place = channels.flags.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", node))
+    with (
+        Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster,
+        Progress(runtime) as progress,
+    ):
         source = cluster.nsqd(node)
-        moves, stays = plan_channel_moves(source, channels.name)
+        try:
+            moves, stays = plan_channel_moves(source, channels.name)
+        except ConnectionFailed as exc:
+            if form.dry_run or not (place / MARK).exists():
+                raise
+            runtime.insist(f"nsq: {exc}; what {place} has of it is delivered")
+            moves, stays = [], []
         for line in stays:
             runtime.insist(f"nsq: stays: {line}")
         status = ExitStatus.PARTLY_DONE if stays else ExitStatus.DONE
-        if form.dry_run:
-            write_lines(runtime, [move.line() for move in moves])
-            return status
-        if not form.yes:
-            for move in moves:
-                runtime.insist(move.line())
-            runtime.insist("what is published meanwhile is moved, too")
-            if not runtime.confirm(f"Go on, and empty {node}?"):
-                runtime.tell("nsq: nothing was changed")
-                return ExitStatus.FAILED
-        place = "nsqd-" + re.sub(r"[^\w.-]+", "-", node)
-        with (
-            channels.open(options, runtime, place=place) as target,
-            Progress(runtime) as progress,
-        ):
-            assert target is not None
-            job = ChannelDrain(source, target, options)
-            with stopping(stop_both(job.stop, target)) as signals:
-                left = job.run(moves, lambda: progress.show(lambda: f"{job.moved.total():,} moved"))
-                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
+        moved, left = Counter[tuple[str, str]](), 0
+        if not form.dry_run:
+            if moves and not form.yes:
+                for move in moves:
+                    runtime.insist(move.line())
+                runtime.insist("what is published meanwhile is moved, too")
+                if not runtime.confirm(f"Go on, and empty {node}?"):
+                    runtime.tell("nsq: nothing was changed")
+                    return ExitStatus.FAILED
+            with channels.open(options, runtime, place=place) as target:
+                assert target is not None
+                job = ChannelDrain(source, target, options)
+                moved = job.moved
+                with stopping(stop_both(job.stop, target)) as signals:
+                    left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
+                    target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
     if form.json:
-        moved = [
+        plan = [
             {
                 "topic": move.topic,
                 "channels": [move.channel],
-                "messages": sum(move[2:]),
+                "messages": move.messages,
                 "repeats": False,
             }
             for move in moves
         ]
-        document = {"moves": moved, "stays": stays, "moved": job.moved.total(), "left": left}
+        document = {"moves": plan, "stays": stays, "moved": moved.total(), "left": left}
         write_json(runtime, document, indent=2)
+    elif form.dry_run:
+        write_lines(runtime, [move.line() for move in moves])
+    if form.dry_run:
+        runtime.tell("nsq: what is published meanwhile is moved, too")
+        return status
     for move in moves:
-        count = job.moved[move.topic, move.channel]
-        runtime.tell(f"nsq: {move.topic}/{move.channel}: {sum(move[2:])} before, {count} moved")
-    runtime.tell(f"nsq: {counted(job.moved.total(), 'message')} moved, {left} left")
+        count = moved[move.topic, move.channel]
+        runtime.tell(f"nsq: {move.topic}/{move.channel}: {move.messages} before, {count} moved")
+    runtime.tell(f"nsq: {counted(moved.total(), 'message')} moved, {left} left")
     if left:
         status = ExitStatus.PARTLY_DONE
     return signals.status(otherwise=channels.status(runtime, target, status))

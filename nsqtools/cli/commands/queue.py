@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
+from typer import Argument, Context
 
+from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, flag_statements
 from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ByteWriter, ListingForm, moment, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.client.connection_settings import resolve_options, texts_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted
 
@@ -62,12 +64,23 @@ class Damage(DamageReporter):
         return [{"file": path, "problems": found} for path, found in self.files.items()]
 
 
+def https_settings(
+    context: Context,
+    flags: Annotated[
+        dict[str, Any], From(some(ClientFlags, *(each for each in HTTPS_FLAGS if "tls_" in each)))
+    ],
+) -> dict[str, str]:
+    """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
+    return texts_of(resolve_options(flag_statements(context, flags)))
+
+
 def ls(
     data_path: DataPath,
     nsqd_http_address: str | None = opt(
         "HOST:PORT", "The nsqd that runs there: how much it has in memory."
     ),
     *,
+    settings: Annotated[dict[str, str], From(https_settings)],
     form: ListingForm,
     runtime: Session,
 ) -> int:
@@ -81,10 +94,11 @@ def ls(
         nsq queue ls /var/lib/nsqd
         nsq queue ls /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
+    from nsqtools.server.durable.data_path import DUE_FILE
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 
     form.check(QUEUES)
-    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address)
+    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, settings)
     damage = Damage(runtime)
     rows: list[tuple[str | int | None, ...]] = []
     with StoredQueues(data_path) as stored:
@@ -103,6 +117,12 @@ def ls(
                 shown = "damaged" if is_damaged else state
                 rows.append((queue.topic, queue.channel or None, *figures, len(parts), shown, held))
         write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
+        if stored.times_kept:
+            runtime.tell(
+                f"nsq: {data_path / DUE_FILE} has the times of "
+                f"{counted(stored.times_kept, 'deferred message')}: after nsq nsqd --recover-only "
+                "--durable they are deferred still, else they are delivered at once"
+            )
         if memory is not None and not stored.is_durable:
             runtime.tell(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
         elif not stored.is_durable:
@@ -131,13 +151,15 @@ def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...
     return messages, deferred if says_due else None, size, *times
 
 
-def in_memory(address: str) -> dict[tuple[str, str], int]:
+def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
     """How many messages of each queue an nsqd has outside its files."""
-    from nsqtools.http.http_api import HTTPAccess
+    from nsqtools.client.discovery import http_access
+    from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
     from nsqtools.protocol.stats import read_stats
 
-    with HTTPAccess().nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
+    access = http_access(ClientOptions().with_options(settings), (address,))
+    with access.nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
         stats = read_stats(client.stats())
     found = {}
     for topic in stats.topics or ():

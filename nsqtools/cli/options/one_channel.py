@@ -84,7 +84,7 @@ class OneChannel:
         options: ClientOptions,
         runtime: Runtime,
         *,
-        place: str = "",
+        place: Path | None = None,
         resumes: bool = True,
         defer_s: float | None = None,
         dry_run: bool = False,
@@ -92,7 +92,7 @@ class OneChannel:
         """Join the cluster, and leave it at the end; None without ``--channel``.
 
         ``resumes`` tells that the next run would have the same messages from the beginning, and
-        ``place`` is the default data path.
+        ``place`` is the data path of a drain.
         """
         if not (self.name or place) or dry_run:
             yield None
@@ -110,7 +110,7 @@ class OneChannel:
         with (
             Cluster(ClusterAddresses((), self.lookupds), access) as cluster,
             TemporaryNsqd(
-                flags.data_path or Path(place or f"nsqd-{self.name}"),
+                place or flags.data_path or Path(f"nsqd-{self.name}"),
                 cluster,
                 lookupd_tcp_addresses=flags.lookupd_tcp_address or (),
                 broadcast_address=flags.broadcast_address or "",
@@ -120,25 +120,21 @@ class OneChannel:
         ):
             what = f"channel {self.name}" if self.name else "each channel"
             tell(f"{nsqd.address} serves {what} until its messages are consumed")
+            target = ChannelPublisher(
+                nsqd,
+                self.name,
+                max_depth=flags.max_depth or MAX_DEPTH,
+                wait_s=self.wait_s,
+                resumes=resumes,
+                defer_s=defer_s,
+                tell=tell,
+            )
             try:
-                target = ChannelPublisher(
-                    nsqd,
-                    self.name,
-                    max_depth=flags.max_depth or MAX_DEPTH,
-                    wait_s=self.wait_s,
-                    resumes=resumes,
-                    defer_s=defer_s,
-                    tell=tell,
-                )
                 yield target
-            finally:
+            except BaseException:
                 nsqd.leave()
-                if nsqd.is_kept:
-                    count = counted(nsqd.left, "message")
-                    how = "and how far this came: run it again"
-                    if not resumes:
-                        how = "which the next run delivers; its input may be empty"
-                    tell(f"{nsqd.data_path} has {count}, {how}")
+                self._tell_rest(runtime, target)
+                raise
 
     @property
     def wait_s(self) -> float:
@@ -150,14 +146,19 @@ class OneChannel:
             return otherwise
         new = f", {target.new_ids} with a new id" if target.new_ids else ""
         runtime.tell(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
-        if target.lonely is None:
-            return otherwise
-        runtime.complain(
-            f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
-            f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
-            "nsqd, and consumers with a list of nsqd do not ask there"
-        )
-        return ExitStatus.LIMIT_NOT_REACHED
+        if target.lonely is not None:
+            otherwise = ExitStatus.LIMIT_NOT_REACHED
+            runtime.complain(
+                f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
+                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
+                "nsqd, and consumers with a list of nsqd do not ask there"
+            )
+        self._tell_rest(runtime, target)
+        return otherwise
+
+    def _tell_rest(self, runtime: Runtime, target: ChannelPublisher) -> None:
+        if rest := target.rest():
+            runtime.insist(f"nsq: {rest}")
 
 
 def one_channel(context: Context, flags: Annotated[ChannelFlags, From(ChannelFlags)]) -> OneChannel:

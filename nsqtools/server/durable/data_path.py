@@ -57,9 +57,17 @@ from nsqtools.server.queues.salvage import QueueFile, Record
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
-_DUE_FILE = "nsqd.deferred"
+DUE_FILE = "nsqd.deferred"
 _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
 _AT_ONCE = 1000
+
+
+def times_kept(data_path: Path) -> int:
+    """Count the messages in files of Go's nsqd of which it is known when they are due."""
+    try:
+        return sum(map(len, json.loads((data_path / DUE_FILE).read_bytes()).values()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
 
 
 def named_database(data_path: Path) -> tuple[Path | None, bool]:
@@ -283,7 +291,7 @@ class DurablePath:
         for disk in files.values():
             disk.sync()
             disk.close()
-        replace_file(self._path / _DUE_FILE, json.dumps(due).encode(), 0o600)
+        replace_file(self._path / DUE_FILE, json.dumps(due).encode(), 0o600)
         sync_folder(self._path)
         replace_file(
             self._path / FILE_NAME, encode_metadata(map(encode_topic, topics_of(queues))), 0o600
@@ -317,7 +325,7 @@ class DurablePath:
 
     def _rows(self, queue: Queue) -> Iterator[Row]:
         try:
-            due = json.loads((self._path / _DUE_FILE).read_bytes()).get(queue.name, {})
+            due = json.loads((self._path / DUE_FILE).read_bytes()).get(queue.name, {})
         except (OSError, ValueError, AttributeError):
             due = {}
         for turn, record in enumerate(self._records(queue.name or ""), 1):
@@ -366,7 +374,7 @@ class DurablePath:
             files = QueueFiles(self._path, name, AtOnce(), self._log)
             files.remove(files.numbers())
             files.meta.unlink(missing_ok=True)
-        (self._path / _DUE_FILE).unlink(missing_ok=True)
+        (self._path / DUE_FILE).unlink(missing_ok=True)
 
 
 def topics_of(queues: Iterable[Queue]) -> list[TopicMetadata]:

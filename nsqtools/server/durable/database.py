@@ -80,6 +80,9 @@ _COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORD
 _NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
 _DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
     (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {COME_DUE_AT_ONCE})"""
+_ID = f"substr(frame, 19, {ID_LENGTH})"
+_HELD = f"""SELECT {_ID}, substr(frame, 9, 8) FROM message
+    WHERE +queue=? AND {_ID} IN (SELECT CAST(value AS BLOB) FROM json_each(?))"""
 _PAGE = """SELECT turn, attempts, crc, frame FROM message
     WHERE queue=? AND due=0 AND turn>? ORDER BY turn LIMIT ?"""
 
@@ -295,11 +298,18 @@ class Database:
         select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
 
-    def identities(self, queue: int) -> Iterator[tuple[bytes, int]]:
-        """Yield id and time of all messages of a queue, those in flight and deferred included."""
-        select = "SELECT substr(frame, 9, 26) FROM message WHERE queue=?"
-        for (head,) in self._reader.execute(select, (queue,)):
-            yield head[-ID_LENGTH:], int.from_bytes(head[:8], "big", signed=True)
+    def index_ids(self) -> None:
+        """Have `held` look ids up: without that it reads all messages. Raises ``sqlite3.Error``."""
+        self._writer.execute(f"CREATE INDEX IF NOT EXISTS id ON message ({_ID})")
+
+    def held(self, queue: int, ids: Iterable[bytes]) -> dict[bytes, int]:
+        """Return those of some ids that messages of a queue have, with their times in ns.
+
+        Messages in flight and deferred count. Raises ``sqlite3.Error``.
+        """
+        wanted = json.dumps([each.decode("latin-1") for each in ids])
+        found = self._reader.execute(_HELD, (queue, wanted))
+        return {id_: int.from_bytes(stamp, "big", signed=True) for id_, stamp in found}
 
     def spare_bytes(self) -> int:
         """Return how much of the file is free."""

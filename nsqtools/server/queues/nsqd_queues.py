@@ -240,7 +240,9 @@ class NsqdQueues:
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
             self.durable = DurableStore(files, self.limits, self.loop, self.log)
-            self.durable.is_strict = bool(self.refusal)
+            if self.refusal:
+                self.durable.is_strict = True
+                self.durable.database.index_ids()
             for listed in self.durable.listed():
                 self._load_topic(listed)
         else:

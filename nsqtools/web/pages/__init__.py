@@ -20,7 +20,6 @@ from starlette.staticfiles import StaticFiles
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
-from nsqtools.web.pages.figures import numbers_of, range_of
 from nsqtools.web.pages.messages import MessagePages
 from nsqtools.web.pages.queues import NodePages, QueuePages, overview
 from nsqtools.web.pages.site import Recent, Site, environment
@@ -43,9 +42,7 @@ def routes(context: WebContext) -> list[BaseRoute]:
     changes, drains, messages = ChangePages(site), DrainPages(site), MessagePages(site)
 
     def series(request: Request) -> Response:
-        asked = request.query_params
-        key = (asked.get("node", ""), asked.get("topic", ""), asked.get("channel", ""))
-        numbers = numbers_of(context.history, key, range_of(asked))
+        numbers = site.numbers(request.query_params)
         return JSONResponse(numbers, headers={"Cache-Control": "no-store"})
 
     return [

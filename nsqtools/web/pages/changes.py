@@ -176,7 +176,8 @@ def _heading(change: TopicChange) -> str:
     subject = f"channel {change.topic}/{change.channel}" if change.channel else change.topic
     if change.action is Action.TOMBSTONE:
         return f"Take the topic {change.topic} from {change.node}"
-    return f"{VERBS[change.action]} {subject if change.channel else f'topic {subject}'}"
+    where = f" on {change.node}" if change.node else ""
+    return f"{VERBS[change.action]} {subject if change.channel else f'topic {subject}'}{where}"
 
 
 log = logging.getLogger("nsqtools")

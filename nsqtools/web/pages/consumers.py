@@ -16,7 +16,7 @@ from nsqtools.cluster.directory import ClusterStats
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow
 from nsqtools.errors import NotFoundError
 from nsqtools.web.pages.site import Site, Values, as_asked
-from nsqtools.web.pages.snapshot import PAGE_LINES, page_number
+from nsqtools.web.pages.snapshot import page_number, page_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +118,15 @@ class ConsumerPages:
         """Return the values of the list of consumers."""
         text = request.query_params.get("q", "")[:200]
         programs = programs_of(self._connections().each, text)
-        pages = max(1, -(-len(programs) // PAGE_LINES))
-        page = min(page_number(request.query_params), pages)
         return self._site.frame(
             request,
             "consumers.html",
             "Consumers",
             "Consumers",
             text=text,
-            programs=programs[(page - 1) * PAGE_LINES : page * PAGE_LINES],
-            found=len(programs),
+            lines=page_of(programs, page_number(request.query_params)),
             connected=sum(len(each.connections) for each in programs),
-            page=page,
-            pages=pages,
+            page_address=lambda page: self._site.to.page("/consumers", q=text, page=f"{page}"),
         )
 
     def one(self, request: Request) -> Values:

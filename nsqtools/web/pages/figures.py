@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from nsqtools.cluster.history import QUANTITIES, History
+from nsqtools.cluster.history import History
 from nsqtools.cluster.queue_rows import Key
 
 UNKNOWN = "—"
@@ -79,19 +79,26 @@ def clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
 
 
-def line_paths(points: Points, width: float, height: float, *, top: float | None = None) -> str:
+def line_paths(
+    points: Points,
+    width: float,
+    height: float,
+    *,
+    low: float = 0.0,
+    high: float | None = None,
+    span: tuple[float, float] | None = None,
+) -> str:
     """Return the ``d`` of an SVG path through the points, with gaps where a value is None.
 
-    ``top`` is the value at the upper edge: the highest one by default. Empty for fewer than two
-    values: there is no line to draw.
+    ``low`` and ``high`` are the values at the edges, ``span`` the times: the highest value and the
+    times of the points by default. Empty for fewer than two values: there is no line to draw.
     """
-    known = [(at_s, value) for at_s, value in points if value is not None]
+    known = [value for _, value in points if value is not None]
     if len(known) < 2:
         return ""
-    start_s, end_s = points[0][0], points[-1][0]
-    highest = top if top is not None else max(value for _, value in known)
+    start_s, end_s = span or (points[0][0], points[-1][0])
     across = width / ((end_s - start_s) or 1.0)
-    up = (height - 2) / (highest or 1.0)
+    up = (height - 2) / (((max(known) if high is None else high) - low) or 1.0)
     values = [None, *(value for _, value in points), None]
     path, is_pen_down = [], False
     for index, (at_s, value) in enumerate(points):
@@ -100,125 +107,158 @@ def line_paths(points: Points, width: float, height: float, *, top: float | None
             continue
         if values[index] == value == values[index + 2]:
             continue  # within a level line, which then stays the same while time goes on
-        x, y = (at_s - start_s) * across, height - 1 - value * up
+        x, y = (at_s - start_s) * across, height - 1 - (value - low) * up
         path.append(f"{'L' if is_pen_down else 'M'}{x:.1f} {y:.1f}")
         is_pen_down = True
     return "".join(path)
+
+
+class Spark(NamedTuple):
+    """A trend: its line, from the least value to the greatest, and these two as text."""
+
+    path: str
+    said: str
+
+
+def spark(points: Points) -> Spark:
+    """Return a trend on its own scale, so that a small change of a large number shows."""
+    known = [value for _, value in points if value is not None]
+    if not known:
+        return Spark("", "")
+    low, high = min(known), max(known)
+    said = brief(high) if low == high else f"{brief(low)} \N{EN DASH} {brief(high)}"
+    return Spark(line_paths(points, 80, 18, low=low, high=high), said if high else "")
+
+
+def brief(value: float) -> str:
+    """Return a number in few characters: ``12``, ``3.4k``, ``120M``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 RANGES = {"5m": 300.0, "15m": 900.0, "1h": 3600.0, "6h": 21600.0}
 RANGE = "15m"
 
 TREND_S = 120.0
+MAX_LINES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLine:
-    """One line of a chart."""
+class Line(NamedTuple):
+    """A line of a chart. ``column`` is its name among the numbers; ``keys`` are summed up."""
 
-    quantity: str
+    column: str
     label: str
-    path: str
+    quantity: str
+    keys: Sequence[Key]
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One chart. ``unit`` is that of its values; ``summary`` says in words what it shows."""
+class Figure(NamedTuple):
+    """What a chart shows. ``unit`` is that of its values."""
 
     name: str
     title: str
     unit: str
-    lines: tuple[ChartLine, ...]
-    is_empty: bool
-    why_empty: str
+    lines: Sequence[Line]
+
+
+class Chart(NamedTuple):
+    """A still chart. ``paths`` are those of its lines, ``summary`` says in words what it shows."""
+
+    figure: Figure
+    paths: Sequence[str]
     summary: str
+    why_empty: str
 
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts of a page. ``source`` is where their numbers are, ``ranges`` name and address."""
+    """The charts of a page. ``source`` is where their numbers are, ``choices`` are what can be
+    shown instead: a name, an address, and whether it is shown."""
 
-    figures: tuple[Chart, ...]
-    ranges: tuple[tuple[str, str], ...]
-    shown: str
+    figures: Sequence[Figure]
+    stills: Sequence[Chart]
+    choices: Sequence[Sequence[tuple[str, str, bool]]]
     source: str
 
 
-RATES = (("ingress", "in"), ("finish", "finished"), ("requeue", "requeued"))
-OF_CHANNELS = {
-    "depth": ("Depth", "", (("depth", "waiting"), ("in_flight", "in flight"))),
-    "rates": ("Messages a second", "/s", RATES),
-    "latency": ("Latency", "s", (("latency", "from publish to finish"),)),
-}
-OF_TOPICS = {
-    "depth": ("Depth", "", (("depth", "waiting in the topic"),)),
-    "rates": ("Messages a second", "/s", (("ingress", "in"),)),
-}
-OF_NODES = {
-    "depth": ("Depth", "", (("depth", "waiting"), ("in_flight", "in flight"))),
-    "rates": ("Messages a second", "/s", RATES),
-    "clients": ("Consumers", "", (("clients", "connected"),)),
-}
 NOT_KEPT = ": nsqd measures it with --e2e-processing-latency-percentile"
 
 
-def trend(history: History, key: Key, quantity: str) -> Points:
-    """Return the last two minutes of a queue, for a sparkline."""
-    return history.series(key, quantity, since_s=time.time() - TREND_S)
+def figures_of(
+    key: Key, channels: Sequence[str] = (), *, is_split: bool = False
+) -> tuple[Figure, ...]:
+    """Return what is charted of a channel, an nsqd, or a topic with its channels.
+
+    Of a topic that is the sum over its channels, or a line for each of the first `MAX_LINES`.
+    """
+    _, topic, channel = key
+    of_all = own = [key]
+    if topic and not channel:
+        own = [("", topic, name) for name in channels]
+        of_all = [key, *own]
+
+    def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
+        if not is_split:
+            return Figure(name, title, unit, [Line(q, label, q, keys) for q, label, keys in lines])
+        quantity, each = "finish" if name == "rates" else lines[0][0], own[:MAX_LINES]
+        return Figure(
+            name, title, unit, [Line(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
+        )
+
+    rates = [("ingress", "in" if channel else "published", [key])]
+    rates += [("finish", "finished", own), ("requeue", "requeued", own)]
+    return (
+        figure("depth", "Depth", "", ("depth", "waiting", of_all), ("in_flight", "in flight", own)),
+        figure("rates", "Finished a second" if is_split else "Messages a second", "/s", *rates),
+        figure("latency", "Latency", "s", ("latency", "from publish to finish", own))
+        if topic
+        else figure("clients", "Consumers", "", ("clients", "connected", own)),
+    )
 
 
-def range_of(parameters: Mapping[str, str]) -> str:
+def trend(history: History, key: Key, quantity: str) -> Spark:
+    """Return the last two minutes of a queue."""
+    return spark(history.series([key], quantity, since_s=time.time() - TREND_S))
+
+
+def range_of(asked: str) -> str:
     """Return the range of time that an address asks for."""
-    asked = parameters.get("range", RANGE)
     return asked if asked in RANGES else RANGE
 
 
-def charts_of(
-    history: History,
-    key: Key,
-    described: Mapping[str, Any],
-    shown: str,
-    *,
-    source: str,
-    address: Callable[[str], str],
-) -> Charts:
-    """Return the charts of a queue over a range of time."""
-    since_s = time.time() - RANGES[shown]
-    made = []
-    for name, (title, unit, lines) in described.items():
-        series = {
-            label: history.series(key, quantity, since_s=since_s) for quantity, label in lines
-        }
-        made.append(_chart(name, title, unit, lines, series))
-    ranges = tuple((name, address(name)) for name in RANGES)
-    return Charts(tuple(made), ranges, shown, source)
-
-
-def _chart(
-    name: str,
-    title: str,
-    unit: str,
-    lines: tuple[tuple[str, str], ...],
-    series: Mapping[str, Points],
-) -> Chart:
-    known = {
-        label: [value for _, value in points if value is not None]
-        for label, points in series.items()
+def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> dict[str, Points]:
+    """Return the points of every line, by its column."""
+    return {
+        line.column: history.series(line.keys, line.quantity, since_s=since_s)
+        for figure in figures
+        for line in figure.lines
     }
-    top = max((max(values) for values in known.values() if values), default=0.0)
-    drawn = tuple(
-        ChartLine(quantity, label, line_paths(series[label], 400, 120, top=top or 1.0))
-        for quantity, label in lines
-    )
-    show = _shower(unit)
+
+
+def stills_of(history: History, figures: Sequence[Figure], shown: str) -> list[Chart]:
+    """Return still charts over a range of time."""
+    now_s = time.time()
+    span = now_s - RANGES[shown], now_s
+    columns = columns_of(history, figures, span[0])
+    return [
+        _still(figure, [columns[line.column] for line in figure.lines], span) for figure in figures
+    ]
+
+
+def _still(figure: Figure, lines: Sequence[Points], span: tuple[float, float]) -> Chart:
+    known = [[value for _, value in points if value is not None] for points in lines]
+    high = max((max(values) for values in known if values), default=0.0) or 1.0
+    paths = [line_paths(points, 400, 120, high=high, span=span) for points in lines]
+    show = _shower(figure.unit)
     summary = ", ".join(
-        f"{label} {show(values[-1])} (at most {show(max(values))})"
-        for label, values in known.items()
+        f"{line.label} {show(values[-1])} (at most {show(max(values))})"
+        for line, values in zip(figure.lines, known, strict=True)
         if values
     )
-    is_empty = not any(line.path for line in drawn)
-    why = NOT_KEPT if name == "latency" and not any(known.values()) else ""
-    return Chart(name, title, unit, drawn, is_empty, why, summary)
+    why = NOT_KEPT if figure.name == "latency" and not any(known) else ""
+    return Chart(figure, paths, summary, why)
 
 
 def _shower(unit: str) -> Callable[[float], str]:
@@ -229,10 +269,10 @@ def _shower(unit: str) -> Callable[[float], str]:
     return lambda value: count(round(value))
 
 
-def numbers_of(history: History, key: Key, shown: str) -> dict[str, Any]:
-    """Return every quantity of a queue over a range, as columns beside the times ``t``."""
-    since_s = time.time() - RANGES[shown]
-    columns = {name: dict(history.series(key, name, since_s=since_s)) for name in QUANTITIES}
+def numbers_of(history: History, figures: Sequence[Figure], shown: str) -> dict[str, Any]:
+    """Return the points of every line over a range, as columns beside the times ``t``."""
+    found = columns_of(history, figures, time.time() - RANGES[shown])
+    columns = {name: dict(points) for name, points in found.items()}
     times = sorted({at_s for column in columns.values() for at_s in column})
     return {
         "range_s": RANGES[shown],
@@ -241,11 +281,10 @@ def numbers_of(history: History, key: Key, shown: str) -> dict[str, Any]:
     }
 
 
-def point_of(history: History, key: Key, since_s: float) -> dict[str, Any] | None:
-    """Return the newest values of a queue, for the charts of an open page."""
+def point_of(history: History, figures: Sequence[Figure], since_s: float) -> dict[str, Any] | None:
+    """Return the newest values, for the charts of an open page."""
     point: dict[str, Any] = {}
-    for name in QUANTITIES:
-        points = history.series(key, name, since_s=since_s)
+    for name, points in columns_of(history, figures, since_s).items():
         if points:
             point["t"], point[name] = points[-1]
     return point or None

@@ -18,16 +18,15 @@ from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import NsqdStats, read_stats
 from nsqtools.web.pages.consumers import Connections, connections_of
-from nsqtools.web.pages.figures import OF_CHANNELS, OF_NODES, OF_TOPICS, trend
+from nsqtools.web.pages.figures import Spark, trend
 from nsqtools.web.pages.site import Recent, Site, Values, as_asked
 from nsqtools.web.pages.snapshot import (
-    PAGE_LINES,
     SHOWN,
     SORTS,
     QueueQuery,
     Snapshot,
     lines_of,
-    listed,
+    page_number,
     read_query,
     sums_of,
 )
@@ -46,7 +45,7 @@ class QueuePages:
         """Return the values of a topic's page. Raises `NotFoundError`."""
         snapshot, row = self._row(request)
         topic = row.topic
-        history = self._site.context.history
+        channels = snapshot.channels(topic)
         return self._site.frame(
             request,
             "topic.html",
@@ -54,12 +53,11 @@ class QueuePages:
             topic,
             topic=topic,
             row=row,
-            point_key=row.key,
+            snapshot=snapshot,
             problems=snapshot.problems_of_queue(topic),
-            charts=self._site.charts(request, row.key, OF_TOPICS),
-            channels=[
-                (each, trend(history, each.key, "depth")) for each in snapshot.channels(topic)
-            ],
+            charts=self._site.charts(request, row.key),
+            sums=sums_of([row, *channels]),
+            channels=[(each, depth_trend(self._site, each)) for each in channels],
             nodes=snapshot.on_nodes(topic),
             can_tombstone=bool(self._site.context.cluster.lookupds),
         )
@@ -79,9 +77,9 @@ class QueuePages:
             topic=topic,
             channel=channel,
             row=row,
-            point_key=row.key,
+            snapshot=snapshot,
             problems=snapshot.problems_of_queue(topic, channel),
-            charts=self._site.charts(request, row.key, OF_CHANNELS),
+            charts=self._site.charts(request, row.key),
             nodes=snapshot.on_nodes(topic, channel),
             consumers=mine[:MAX_CONSUMERS],
             consumer_count=len(mine),
@@ -133,6 +131,11 @@ def _named(request: Request, name: str) -> str:
     return found
 
 
+def depth_trend(site: Site, row: QueueRow) -> Spark:
+    """Return the depth of a queue in the last two minutes."""
+    return trend(site.context.history, row.key, "depth")
+
+
 EVERYTHING = ("", "", "")
 
 
@@ -141,7 +144,7 @@ def overview(site: Site, request: Request) -> Values:
     query = read_query(request.query_params)
     snapshot = site.snapshot()
     totals = snapshot.totals if snapshot else []
-    lines = lines_of(totals, query)
+    lines = lines_of(totals, query, snapshot.growth if snapshot else {})
     history = site.context.history
     words = query.text.casefold().split()
     nodes = (
@@ -155,6 +158,7 @@ def overview(site: Site, request: Request) -> Values:
         "Queues",
         "Queues",
         search=query.text,
+        snapshot=snapshot,
         cluster=snapshot.sums if snapshot else sums_of([]),
         trends={
             name: trend(history, EVERYTHING, name)
@@ -168,11 +172,9 @@ def overview(site: Site, request: Request) -> Values:
         ],
         sorts=_sorts(query),
         matching_nodes=nodes[:20],
-        rows=[(row, trend(history, row.key, "depth")) for row in lines.rows],
-        found=lines.found,
-        page=lines.page,
-        pages=lines.pages,
-        first=(lines.page - 1) * PAGE_LINES + 1,
+        rows=[(row, depth_trend(site, row)) for row in lines.rows],
+        lines=lines,
+        page_address=lambda page: query.address(page=page),
     )
 
 
@@ -190,7 +192,6 @@ def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
 
 
 MAX_INACTIVE = 200
-MAX_TOPICS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class NodePages:
         except NsqError as exc:
             error = str(exc)
         here = snapshot.of_node(asked)
-        rows = sorted(listed(here), key=lambda row: (-row.depth, row.topic, row.channel))
+        lines = lines_of(here, QueueQuery(page=page_number(request.query_params)))
         return self._site.frame(
             request,
             "node.html",
@@ -267,10 +268,9 @@ class NodePages:
             stats=stats,
             error=error,
             sums=sums_of(here),
-            point_key=(asked, "", ""),
-            charts=self._site.charts(request, (asked, "", ""), OF_NODES),
-            rows=rows[:MAX_TOPICS],
-            row_count=len(rows),
+            charts=self._site.charts(request, (asked, "", "")),
+            lines=lines,
+            page_address=lambda page: self._site.to.page("/nodes", node=asked, page=f"{page}"),
             others=[node.address for node in nodes if node.address != asked and not node.error],
             now_s=time.time(),
         )

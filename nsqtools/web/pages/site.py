@@ -21,7 +21,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -35,14 +35,23 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nsqtools import __version__
-from nsqtools.cluster.problems import moment
+from nsqtools.cluster.problems import by_kind, moment
 from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.figures import Charts, charts_of, point_of, range_of
+from nsqtools.web.pages.figures import (
+    RANGES,
+    Charts,
+    Figure,
+    figures_of,
+    numbers_of,
+    point_of,
+    range_of,
+    stills_of,
+)
 from nsqtools.web.pages.snapshot import Snapshot
 
 Values = dict[str, Any]
@@ -92,23 +101,40 @@ class Site:
             "silent": len(failed - lookupds),
             "silent_lookupds": len(failed & lookupds),
             "is_live": True,
-            "point_key": None,
+            "charts": None,
             **values,
         }
 
-    def charts(self, request: Request, key: Key, described: Mapping[str, Any]) -> Charts:
-        """Return the charts of a queue or nsqd, over the range that the address asks for."""
+    def charts(self, request: Request, key: Key) -> Charts:
+        """Return the charts of a queue or nsqd, as the address asks for them."""
         node, topic, channel = key
-        shown = range_of(request.query_params)
-        source = self.to.page("/series", node=node, topic=topic, channel=channel, range=shown)
-        return charts_of(
-            self.context.history,
-            key,
-            described,
-            shown,
-            source=source,
-            address=lambda name: "?" + str(request.url.include_query_params(range=name).query),
-        )
+        asked = request.query_params
+        shown, split = range_of(asked.get("range", "")), asked.get("each", "")
+
+        def address(**changes: str) -> str:
+            return "?" + str(request.url.include_query_params(**changes).query)
+
+        choices = [[(name, address(range=name), name == shown) for name in RANGES]]
+        if topic and not channel:
+            together = ("Together", address(each=""), not split)
+            choices.insert(0, [together, ("Each channel", address(each="1"), bool(split))])
+        figures = self._figures(key, split)
+        is_patched = "live" in asked  # an open page draws its charts itself
+        stills = [] if is_patched else stills_of(self.context.history, figures, shown)
+        queue = {"node": node, "topic": topic, "channel": channel}
+        source = self.to.page("/series", **queue, range=shown, each=split)
+        return Charts(figures, stills, choices, source)
+
+    def numbers(self, asked: Mapping[str, str]) -> Values:
+        """Return what the charts of a page are drawn from."""
+        node, topic, channel = (asked.get(name, "") for name in ("node", "topic", "channel"))
+        figures = self._figures((node, topic, channel), asked.get("each", ""))
+        return numbers_of(self.context.history, figures, range_of(asked.get("range", "")))
+
+    def _figures(self, key: Key, split: str) -> Sequence[Figure]:
+        snapshot = self.snapshot()
+        channels = snapshot.channels(key[1]) if snapshot and key[1] and not key[2] else []
+        return figures_of(key, [row.channel for row in channels], is_split=bool(split))
 
     def route(self, path: str, make: Make) -> Route:
         """Return the route of a page that is live."""
@@ -167,9 +193,9 @@ class Site:
             change = pieces.changes_since(shown)
             shown = pieces
             change["now_s"] = time.time()
-            if values["point_key"] is not None:
-                since_s = time.time() - 60
-                change["point"] = point_of(self.context.history, values["point_key"], since_s)
+            if values["charts"] is not None:
+                figures, since_s = values["charts"].figures, time.time() - 60
+                change["point"] = point_of(self.context.history, figures, since_s)
             yield f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n"
 
 
@@ -243,8 +269,8 @@ def environment() -> Environment:
     made.filters |= {"lines": lines, "moment": moment}
     made.globals |= {
         "version": __version__,
+        "by_kind": by_kind,
         "key_of": key_of,
-        "line_paths": figures.line_paths,
         "queue_name": queue_name,
     }
     for name in made.list_templates():

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
-from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.cluster.sampling import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Several queues together. What came in is counted at topics, the rest at channels."""
+    """Several queues together. ``ingress`` is what was published to topics, ``copies`` what the
+    channels got of it: that compares with what was finished. The rest is counted at channels."""
 
     topics: int
     channels: int
@@ -28,6 +30,7 @@ class Sums:
     deferred: int
     clients: int
     ingress: float | None
+    copies: float | None
     finish: float | None
     requeue: float | None
     timed_out: float | None
@@ -41,6 +44,7 @@ class Snapshot:
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = problems_of(sample, earlier)
+        self.growth = growth_since(earlier, sample.totals) if earlier else {}
         self.gone = {node.address: node for node in sample.nodes if node.is_gone}
         self.reports: dict[str, NodeReport] = {each.address: each for each in sample.reports}
         self._by_topic: dict[str, list[QueueRow]] = {}
@@ -51,6 +55,11 @@ class Snapshot:
         for row in sample.rows:
             self._by_name.setdefault((row.topic, row.channel), []).append(row)
             self._by_node.setdefault(row.node, []).append(row)
+
+    def drains_s(self, row: QueueRow) -> float | None:
+        """Return in how many seconds the total of a queue is empty if it goes on like that."""
+        growth = self.growth.get(row.key, 0.0)
+        return row.depth / -growth if row.depth and growth <= -LEAST_GROWTH else None
 
     @property
     def sampled_s(self) -> float:
@@ -101,13 +110,26 @@ def sums_of(rows: Sequence[QueueRow]) -> Sums:
         deferred=sum(row.deferred for row in channels),
         clients=sum(row.clients for row in channels),
         ingress=sum(rates.ingress for rates in of_topics) if is_known else None,
+        copies=sum(rates.ingress for rates in of_channels) if is_known else None,
         finish=sum(rates.finish for rates in of_channels) if is_known else None,
         requeue=sum(rates.requeue for rates in of_channels) if is_known else None,
         timed_out=sum(rates.timed_out for rates in of_channels) if is_known else None,
     )
 
 
+def growth_since(earlier: Earlier, totals: Iterable[QueueRow]) -> dict[Key, float]:
+    """Return by how many messages a second the depth of each queue grew."""
+    before = {row.key: row.depth for row in earlier.totals}
+    return {
+        row.key: (row.depth - before[row.key]) / earlier.ago_s
+        for row in totals
+        if row.key in before
+    }
+
+
 PAGE_LINES = 50
+LEAST_GROWTH = 0.05
+"""Messages a second: less is shown as nothing."""
 
 SORTS: dict[str, tuple[str, Callable[[QueueRow], float]]] = {
     "depth": ("Depth", lambda row: row.depth),
@@ -117,9 +139,10 @@ SORTS: dict[str, tuple[str, Callable[[QueueRow], float]]] = {
     "ingress": ("In /s", lambda row: row.rates.ingress if row.rates else -1.0),
     "finish": ("Finished /s", lambda row: row.rates.finish if row.rates else -1.0),
     "requeue": ("Requeued /s", lambda row: row.rates.requeue if row.rates else -1.0),
-    "timed_out": ("Timed out", lambda row: row.timed_out),
+    "latency": ("Latency", lambda row: max(row.latency)[1] if row.latency else -1.0),
+    "growth": ("Growth /s", lambda row: 0.0),
 }
-"""Columns by their name in the address, with heading and value."""
+"""Columns by their name in the address, with heading and value; growth is that of a `Snapshot`."""
 
 SHOWN: dict[str, tuple[str, Callable[[QueueRow], bool]]] = {
     "all": ("All", lambda row: True),
@@ -181,18 +204,37 @@ def page_number(parameters: Mapping[str, str]) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 7 else 1
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLines:
-    """One page of the table. ``found`` is how many lines there are on all pages."""
+T = TypeVar("T")
 
-    rows: Sequence[QueueRow]
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """One page of a table. ``found`` is how many lines there are on all pages."""
+
+    rows: Sequence[T]
     found: int
     page: int
     pages: int
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def first(self) -> int:
+        return (self.page - 1) * PAGE_LINES + 1
 
-def lines_of(totals: Iterable[QueueRow], query: QueueQuery) -> QueueLines:
+
+def page_of(rows: Sequence[T], asked: int, counts: Mapping[str, int] | None = None) -> Lines[T]:
+    """Return a page of the rows, the last one if there are fewer."""
+    pages = max(1, -(-len(rows) // PAGE_LINES))
+    page = min(asked, pages)
+    first = (page - 1) * PAGE_LINES
+    return Lines(rows[first : first + PAGE_LINES], len(rows), page, pages, counts or {})
+
+
+def lines_of(
+    totals: Iterable[QueueRow],
+    query: QueueQuery,
+    growth: Mapping[Key, float] | None = None,
+) -> Lines[QueueRow]:
     """Return the page of the table that the query asks for, the last one if there are fewer."""
     rows = listed(totals)
     words = query.text.casefold().split()
@@ -201,14 +243,13 @@ def lines_of(totals: Iterable[QueueRow], query: QueueQuery) -> QueueLines:
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
     rows = sorted((row for row in rows if is_shown(row)), key=_name)
-    if query.sort != "name":
+    if query.sort == "growth":
+        rows.sort(key=lambda row: (growth or {}).get(row.key, 0.0), reverse=not query.is_ascending)
+    elif query.sort != "name":
         rows.sort(key=SORTS[query.sort][1], reverse=not query.is_ascending)
     elif not query.is_ascending:
         rows.reverse()
-    pages = max(1, -(-len(rows) // PAGE_LINES))
-    page = min(query.page, pages)
-    first = (page - 1) * PAGE_LINES
-    return QueueLines(rows[first : first + PAGE_LINES], len(rows), page, pages, counts)
+    return page_of(rows, query.page, counts)
 
 
 def listed(totals: Iterable[QueueRow]) -> list[QueueRow]:

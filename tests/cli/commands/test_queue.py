@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
@@ -138,15 +139,34 @@ def test_deferred_messages_of_a_database_are_listed_and_printed(
     assert run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch"]).out == b"later\n"
 
 
-def test_what_is_in_memory_is_shown_with_an_address(
+def test_times_that_are_kept_beside_files_are_named(
     serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq
 ) -> None:
     path = data_path()
-    nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7"))
+    nsqd = serve(EmbeddedServer(path, "-durable"))
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish_deferred("t", 3_600_000, b"later")
+    wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 1, what="it is deferred")
+    nsqd.stop()
+    assert run_nsq(["nsqd", "--recover-only", "--data-path", str(path)]).status == 0
+
+    result = run_nsq(["queue", "ls", str(path)])
+
+    assert f"{path / 'nsqd.deferred'} has the times of 1 deferred message: " in result.err
+
+
+def test_what_is_in_memory_is_shown_with_an_address(
+    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, certificates: Certificates
+) -> None:
+    path = data_path()
+    nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7", *certificates.server.nsqd_flags))
     filled(nsqd)
 
-    command = ["queue", "ls", str(path), "--json", "--nsqd-http-address", nsqd.http_address]
-    rows = json.loads(run_nsq(command).out)
+    address = f"https://{nsqd.https_address}"
+    command = ["queue", "ls", str(path), "--json", "--nsqd-http-address", address]
+    assert run_nsq(command).status == 5
+    rows = json.loads(run_nsq([*command, "--tls-ca-file", str(certificates.ca)]).out)
 
     held = {(row["channel"], row["messages"], row["memory"]) for row in rows if row["channel"]}
     assert held == {("ch", len(BODIES) - 7, 7), ("other", len(BODIES) - 7, 7)}

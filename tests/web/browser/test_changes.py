@@ -162,6 +162,27 @@ def test_a_topic_is_taken_from_one_nsqd(
     assert "moving" not in names
 
 
+def test_a_channel_is_emptied_on_one_of_two_nsqd(
+    site: Site, serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
+) -> None:
+    with GoNsqd(_made(tmp_path / "other")) as other:
+        for nsqd in (site.nsqd, other):
+            nsqd.create_channel("split", "work")
+            nsqd.publish("split", b"1", b"2")
+        addresses = [nsqd.http_address for nsqd in (site.nsqd, other)]
+        url = serve_pages(nsqd_http=addresses, allow_changes=True)
+        page = open_page(f"{url}/topics/split/work").page
+
+        row = page.locator("table[aria-label='On each nsqd'] tr", has_text=other.http_address)
+        row.get_by_role("link", name=f"Empty on {other.http_address}").click()
+        shown = page.locator("main").inner_text()
+        assert f"on {other.http_address}" in shown
+        assert site.nsqd.http_address not in shown
+        confirm(page, "Empty", "work")
+        wait_until(lambda: other.depth("split", "work") == 0, what="it is empty there")
+        assert site.nsqd.depth("split", "work") == 2
+
+
 def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
     site: Site, open_page: OpenPage, full: Callable[[str], None]
 ) -> None:

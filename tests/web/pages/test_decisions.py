@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
-from nsqtools.cluster.problems import Severity, moment, problems_of
+from nsqtools.cluster.problems import Earlier, Severity, moment, problems_of
 from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
@@ -22,6 +22,7 @@ from nsqtools.web.pages.site import Addresses, Pieces
 from nsqtools.web.pages.snapshot import (
     PAGE_LINES,
     QueueQuery,
+    Snapshot,
     lines_of,
     read_query,
     sums_of,
@@ -59,6 +60,8 @@ def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() ->
     assert names(QueueQuery(text="A TWO"), *rows) == ["a/two"]
     assert names(QueueQuery(sort="name", is_ascending=True), *rows)[0] == "a/one"
     assert names(QueueQuery(shown="unconsumed"), *rows) == ["a/two", "a/one"]
+    growing = lines_of(rows, QueueQuery(sort="growth"), {("", "b", "one"): 2.0})
+    assert growing.rows[0].topic == "b"
 
 
 def test_a_page_of_the_table_is_all_that_is_shown_of_a_large_cluster() -> None:
@@ -107,11 +110,46 @@ def test_problems_are_named_the_worst_first() -> None:
     assert found[-1].severity is Severity.NOTE
 
 
+def test_a_queue_grows_or_is_empty_in_a_while() -> None:
+    before, now = row("a", "c", depth=600), row("a", "c", depth=300)
+    earlier = Earlier([before], ago_s=60.0)
+
+    shrinking = Snapshot(sample(now), earlier)
+    growing = Snapshot(sample(before), replace(earlier, totals=[now]))
+
+    assert (shrinking.growth[now.key], shrinking.drains_s(now)) == (-5, 60)
+    assert (growing.growth[now.key], growing.drains_s(before)) == (5, None)
+    assert Snapshot(sample(now)).drains_s(now) is None
+
+
+def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
+    rows = [row("a", "c", node=node, paused=node == "one") for node in ("one", "two")]
+
+    assert [each.text for each in problems_of(sample(*rows))] == ["on 1 of 2 nsqd; 0 messages wait"]
+
+
+def test_what_is_charted_of_a_topic_is_the_sum_over_its_channels_or_each() -> None:
+    sums = figures.figures_of(("", "a", ""), ["one", "two"])
+    each = figures.figures_of(("", "a", ""), ["one", "two"], is_split=True)
+
+    depth = sums[0].lines[0]
+    assert depth.keys == [("", "a", ""), ("", "a", "one"), ("", "a", "two")]
+    assert [line.label for line in each[0].lines] == ["one", "two"]
+    assert [line.quantity for line in each[1].lines] == ["finish", "finish"]
+
+
+def test_a_trend_is_on_its_own_scale_and_says_it() -> None:
+    high = figures.spark([(0.0, 10_000.0), (1.0, 10_200.0)])
+
+    assert high == ("M0.0 17.0L80.0 1.0", "10k \N{EN DASH} 10.2k")
+    assert figures.spark([(0.0, 0.0), (1.0, 0.0)]).said == ""
+
+
 def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
     known = rates(ingress=5, finish=3)
     sums = sums_of([row("a", rates=known), row("a", "one", rates=known), row("a", "two")])
 
-    assert (sums.topics, sums.channels, sums.ingress, sums.finish) == (1, 2, 5, 3)
+    assert (sums.topics, sums.channels, sums.ingress, sums.copies, sums.finish) == (1, 2, 5, 5, 3)
     assert sums_of([row("a")]).ingress is None
 
 

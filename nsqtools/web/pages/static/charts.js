@@ -31,8 +31,8 @@
 
   function draw(figure) {
     const plot = figure.querySelector(".plot");
-    const swatches = [...figure.querySelectorAll("[data-quantity]")];
-    const values = swatches.map((swatch) => series[swatch.dataset.quantity] || []);
+    const swatches = [...figure.querySelectorAll("[data-column]")];
+    const values = swatches.map((swatch) => (series[swatch.dataset.column] ||= series.t.map(() => null)));
     if (!values.some((each) => each.some((value) => value !== null))) return null;
     const unit = figure.dataset.unit;
     const soft = color(section.querySelector(".range") || section, "color");
@@ -47,7 +47,8 @@
       width: plot.clientWidth,
       height: plot.clientHeight,
       cursor: { y: false, sync: { key: "nsq" }, points: { size: 6 } },
-      scales: { y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+      tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
+      scales: { x: { range: (self, first, last) => [last - series.range_s, last] }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
       axes: [
         { ...axis, size: 24, space: 70, values: "{HH}:{mm}", incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400] },
         { ...axis, size: 48, space: 32, values: (self, ticks) => ticks.map((tick) => brief(tick, unit)) },
@@ -61,7 +62,7 @@
         setCursor: [(self) => {
           const at = self.cursor.idx;
           const isOver = at !== null && at !== undefined && self.cursor.left >= 0;
-          const time = isOver ? new Date(self.data[0][at] * 1000).toLocaleTimeString() : "now";
+          const time = isOver ? `${new Date(self.data[0][at] * 1000).toISOString().slice(11, 19)} UTC` : "now";
           range.textContent = `${time}: ${newest(self, isOver ? at : self.data[0].length - 1)}`;
         }],
       },
