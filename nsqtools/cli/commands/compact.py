@@ -14,14 +14,13 @@ from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Js
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
     SparkOptions,
-    TableFormat,
     Topics,
     job_progress,
     open_spark,
     place,
     places,
 )
-from nsqtools.cli.options.tables import ColumnsChoice
+from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,

@@ -337,17 +337,6 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
 Requests = Annotated[RequestOptions, From(RequestOptions)]
 
 
-Key = Annotated[
-    Callable[..., bytes] | None,
-    opt(
-        "--key TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        ENDPOINTS,
-        parser=compile_template,
-    ),
-]
-
-
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -362,7 +351,12 @@ def to_http(
         ENDPOINTS,
         EndpointMode.ROUND_ROBIN,
     ),
-    key: Key = None,
+    key: Callable[..., bytes] | None = opt(
+        "TEMPLATE",
+        "Template of the key for --mode hash ('{.user.id}').",
+        ENDPOINTS,
+        parser=compile_template,
+    ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
     http_client_connect_timeout: Seconds = opt(
         "DURATION", "How long to try to connect.", ENDPOINTS, "2s"

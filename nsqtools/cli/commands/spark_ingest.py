@@ -15,17 +15,14 @@ from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import LIMITS, MONITORING, Channel, For, Json
 from nsqtools.cli.options.spark_options import (
     ARCHIVES,
-    OutputDir,
-    OutputFormat,
     SkipDamaged,
     SparkOptions,
-    TableFormat,
     location,
     naming_flags,
     open_spark,
     place,
 )
-from nsqtools.cli.options.tables import ColumnsChoice
+from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
@@ -46,12 +43,17 @@ CHANNEL = "spark-ingest"
 
 
 def ingest(
-    output: OutputDir,
+    output: Annotated[
+        Any,  # a Location
+        opt(
+            "--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place
+        ),
+    ],
     checkpoint: Annotated[
         Any,  # a Location
         opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
     ],
-    format: OutputFormat = TableFormat.parquet,
+    format: TableFormat = opt("", "What to write: parquet or delta.", None, TableFormat.parquet),
     archive_dir: Annotated[
         Any,  # a Location or None
         Argument(parser=place, help="An archive that nsq to-file writes, not a topic."),

@@ -14,7 +14,6 @@ import signal
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,13 +35,6 @@ if TYPE_CHECKING:
 ARCHIVES = "Archives"
 
 
-class TableFormat(Enum):
-    """How a job writes what it makes."""
-
-    parquet = "parquet"
-    delta = "delta"
-
-
 def location(text: str) -> Path:
     """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
     from nsqtools.archive.location import parse_location
@@ -62,11 +54,6 @@ def places(texts: Iterable[str]) -> list[Location]:
     return [place(text) for text in texts]
 
 
-OutputDir = Annotated[
-    Any,  # a Location
-    opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place),
-]
-OutputFormat = Annotated[TableFormat, opt("--format", "What to write: parquet or delta.")]
 Topics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Only these topics.", SELECTION)]
 SkipDamaged = Annotated[
     bool,
