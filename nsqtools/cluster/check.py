@@ -14,10 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any
 
-from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.directory import Cluster, NsqdToAsk
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
     DEFAULT_BOUNDS,
@@ -33,9 +34,12 @@ from nsqtools.cluster.problems import (
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.errors import ConnectionFailed, NsqError
+from nsqtools.http.http_api import HTTPAPI
 from nsqtools.protocol.names import parse_address
 
 PAUSED_LONG_S = 3600.0
+CLOCK_S = 2.0
+"""Clocks are read to a second."""
 SECRET_KEY = re.compile(r"secret|password|passwd|token|auth_identity_url|private", re.IGNORECASE)
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -44,12 +48,15 @@ USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 class Memory:
     """What one run tells the next. Times are seconds since 1970.
 
-    ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there.
+    ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there. With a
+    bound for the age of messages, ``counts`` are the times of some runs, the oldest first, each
+    with the messages that every queue in which some waited had got by then.
     """
 
     nsqds: Mapping[str, int] = field(default_factory=dict)
     problems: Mapping[str, float] = field(default_factory=dict)
     time_s: float = 0.0
+    counts: Sequence[tuple[float, Mapping[str, int]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +105,61 @@ def take_verdict(
         ),
         *unreachable,
         *problems_of_nodes(nodes, lookupds),
+        *_clocks(cluster, sampler.answering),
     ]
+    not_judged = [*_not_judged(sample, window_s, lookupds, memory)]
+    if bounds.max_age_s is not None:
+        counts = _counts(memory or Memory(), sample, bounds.max_age_s)
+        if sample.time_ns / 1e9 - counts[0][0] < bounds.max_age_s:
+            not_judged.append("how old messages are: no run that left --state is as long ago")
+        else:
+            found += _old(counts[0], sample)
+        memory = replace(memory or Memory(), counts=counts)
     found += _since(memory, sample, found) if memory is not None else ()
-    return Verdict(
-        tuple(in_order(found)),
-        tuple(_not_judged(sample, window_s, lookupds, memory)),
-        sample,
-        tuple(nodes),
-        _next(memory or Memory(), sample, found),
-    )
+    memory = _next(memory or Memory(), sample, found)
+    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), memory)
+
+
+def _clocks(cluster: Cluster, nsqds: Iterable[NsqdToAsk]) -> Iterator[Problem]:
+    """Yield the nsqd whose clock differs from that of most, this machine among them."""
+    answers, _ = cluster.ask({each.address: each.client for each in nsqds}, HTTPAPI.clock_ahead_s)
+    ahead = {address: ahead_s for address, ahead_s in answers.items() if ahead_s is not None}
+    usual_s = median_low([0.0, *ahead.values()]) if len(ahead) > 1 else 0.0
+    for address, ahead_s in ahead.items():
+        apart_s = ahead_s - usual_s
+        if abs(apart_s) > CLOCK_S:
+            text = f"its clock is {abs(apart_s):,.0f} s {'ahead' if apart_s > 0 else 'behind'}"
+            yield Problem(Kind.CLOCKS, text, node=address, weight=int(abs(apart_s)))
+
+
+def _counts(
+    memory: Memory, sample: Sample, max_age_s: float
+) -> Sequence[tuple[float, Mapping[str, int]]]:
+    """Return the counts of this run after those before, from the last one that is old enough on."""
+    now_s = sample.time_ns / 1e9
+    started = {report.address: report.stats.start_time for report in sample.reports}
+    has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
+    before = [] if has_restarted else [*memory.counts]  # nsqd counts anew
+    if not before or now_s - before[-1][0] >= max_age_s / 10:
+        waiting = {f"{r.topic}/{r.channel}": r.messages for r in sample.totals if r.depth}
+        before.append((now_s, waiting))
+    first = sum(now_s - time_s >= max_age_s for time_s, _ in before) - 1
+    return before[max(0, first) :]
+
+
+def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Problem]:
+    """Yield the queues with a message from before.
+
+    Where more wait than came since then, one of them did then: in whatever order nsqd hands them
+    out, and without a look at any of them.
+    """
+    time_s, messages = then
+    for row in sample.totals:
+        had = messages.get(f"{row.topic}/{row.channel}")
+        # a count that went back is of fewer nsqd
+        if had is not None and 0 <= row.messages - had < row.depth:
+            text = f"{row.depth:,} messages wait, one of them since before {moment(time_s)}"
+            yield Problem(Kind.OLD, text, row.topic, row.channel, weight=row.depth)
 
 
 def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
@@ -169,7 +222,7 @@ def _next(before: Memory, sample: Sample, found: Iterable[Problem]) -> Memory:
     now_s = sample.time_ns / 1e9
     started = {report.address: report.stats.start_time for report in sample.reports}
     problems = {each.key: before.problems.get(each.key, now_s) for each in found}
-    return Memory({**before.nsqds, **started}, problems, now_s)
+    return Memory({**before.nsqds, **started}, problems, now_s, before.counts)
 
 
 # -- a bundle for a colleague ---------------------------------------------------------------------

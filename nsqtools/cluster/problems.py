@@ -147,7 +147,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From where on it is a problem. ``max_depth`` is messages of one queue, None for any number.
+    """From where on it is a problem. ``max_depth`` is messages of one queue, ``max_age_s`` how long
+    one of them waits; None for any.
 
     A queue falls behind that has more than ``behind_depth`` messages and grows; ``requeue_share``
     is the part of what was sent that came back.
@@ -156,6 +157,7 @@ class Bounds:
     max_depth: int | None = None
     behind_depth: int = 1000
     requeue_share: float = 0.1
+    max_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,13 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
     if len(versions) > 1:
         text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
         yield Problem(Kind.VERSIONS, text)
+
+
+def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
+    """Say what is wrong of a kind: how often, and the worst of it."""
+    amount = f" ({len(found)})" if len(found) > 1 else ""
+    where = f" {found[0].where}" if found[0].where else ""
+    return f"{kind.word}{amount}{where}: {found[0].text}"
 
 
 def gone_text(node: NodeState) -> str:

@@ -156,6 +156,46 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Several queues together. ``ingress`` is what was published to topics, ``copies`` what the
+    channels got of it: that compares with what was finished. The rest is counted at channels."""
+
+    topics: int
+    channels: int
+    depth: int
+    in_flight: int
+    deferred: int
+    clients: int
+    ingress: float | None
+    copies: float | None
+    finish: float | None
+    requeue: float | None
+    timed_out: float | None
+
+
+def sums_of(rows: Sequence[QueueRow]) -> Sums:
+    """Add rows up."""
+    topics = [row for row in rows if not row.channel]
+    channels = [row for row in rows if row.channel]
+    of_topics = [row.rates for row in topics if row.rates]
+    of_channels = [row.rates for row in channels if row.rates]
+    is_known = bool(of_topics)
+    return Sums(
+        topics=len({row.topic for row in rows}),
+        channels=len(channels),
+        depth=sum(row.depth for row in rows),
+        in_flight=sum(row.in_flight for row in channels),
+        deferred=sum(row.deferred for row in channels),
+        clients=sum(row.clients for row in channels),
+        ingress=sum(rates.ingress for rates in of_topics) if is_known else None,
+        copies=sum(rates.ingress for rates in of_channels) if is_known else None,
+        finish=sum(rates.finish for rates in of_channels) if is_known else None,
+        requeue=sum(rates.requeue for rates in of_channels) if is_known else None,
+        timed_out=sum(rates.timed_out for rates in of_channels) if is_known else None,
+    )
+
+
 RESTING = Rates(ingress=0.0, egress=0.0, finish=0.0, requeue=0.0, timed_out=0.0)
 
 

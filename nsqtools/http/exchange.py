@@ -41,12 +41,13 @@ _exchange = _Exchange()
 
 class HTTPAnswer(NamedTuple):
     """What came back. ``reason`` is the server's word for the status, ``location`` where it sends
-    us, "" for nowhere: no redirect is followed here."""
+    us, "" for nowhere: no redirect is followed here. ``date`` is when it says it answered."""
 
     status: int
     reason: str
     body: bytearray
     location: str = ""
+    date: str = ""
 
 
 @contextmanager
@@ -119,8 +120,8 @@ class Exchanges:
                         f"the answer is longer than {self._max_body_bytes} bytes",
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
-            location = response.headers.get("Location", "")
-            return HTTPAnswer(response.status_code, response.reason_phrase, body, location)
+            said = (response.headers.get(name, "") for name in ("Location", "Date"))
+            return HTTPAnswer(response.status_code, response.reason_phrase, body, *said)
 
 
 class _Transport(httpx.BaseTransport):

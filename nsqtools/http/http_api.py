@@ -24,6 +24,7 @@ import functools
 import json
 import logging
 import random
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -142,6 +143,21 @@ class HTTPAPI:
         answer = self.get_text("/ping")
         if answer != "OK":
             raise self._unlike_nsq()
+
+    def clock_ahead_s(self) -> float | None:
+        """Return how far its clock is ahead of this machine's, to a second, with the same errors.
+
+        None for a daemon that does not say what time it is.
+        """
+        from email.utils import parsedate_to_datetime
+
+        began_s = time.time()
+        date = self._exchange("GET", self.url + "/ping", None).date
+        now_s = (began_s + time.time()) / 2
+        try:
+            return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
+        except ValueError:
+            return None
 
     def _request(
         self, method: str, url: str, parameters: dict[str, str] | None, content: bytes | None = None

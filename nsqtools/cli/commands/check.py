@@ -50,6 +50,16 @@ class CheckFormat(Enum):
 
 WINDOW_S = 10.0
 
+MaxAge = Annotated[
+    float | None,
+    duration_option(
+        "--max-age",
+        "A queue with a message that waits longer is critical; needs --state.",
+        panel=BOUNDS,
+        default=False,
+    ),
+]
+
 
 def check(
     topic: TopicPatterns = None,
@@ -66,6 +76,7 @@ def check(
     behind_depth: int = opt(
         "N", "A queue falls behind that grows and has more than N messages.", BOUNDS, 1000, min=0
     ),
+    max_age: MaxAge = None,
     ignore: list[str] | None = opt(
         "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'.", BOUNDS
     ),
@@ -109,7 +120,7 @@ def check(
             memory,
             wanted=SampleFilter(topic or (), channel or ()),
             window_s=WINDOW_S if window is None else window,
-            bounds=Bounds(max_depth, behind_depth),
+            bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
             stopped=stopped,
         )
         if bundle is not None:
@@ -242,7 +253,11 @@ def _load(path: Path) -> Memory:
             raise ValueError(f"version {document['version']}")
         nsqds = {str(name): int(start) for name, start in document["nsqds"].items()}
         problems = {str(key): float(since) for key, since in document["problems"].items()}
-        return Memory(nsqds, problems, float(document["time_s"]))
+        counts = [
+            (float(time_s), {str(queue): int(count) for queue, count in each.items()})
+            for time_s, each in document.get("counts", ())
+        ]
+        return Memory(nsqds, problems, float(document["time_s"]), counts)
     except FileNotFoundError:
         return Memory()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:

@@ -37,7 +37,7 @@ from textual.widgets import OptionList, Static
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.top.columns import VIEWS
-from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain
+from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain, problem_page
 from nsqtools.cli.top.view import Change, TopView
 from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.sampling import Question, Sampler
@@ -65,6 +65,7 @@ Keys
   Enter, →                       look into it: channels of a topic, topics of an nsqd and so on
   Esc, ←, Backspace              go back; at the beginning, clear the filter
   1 2 3, Tab                     all topics, all nsqd, all consumers
+  !                              what is wrong, and what helps: as nsq check says it
   n                              the selected topic or channel on each nsqd
   s S                            sort by the next column, by the one before
   r                              reverse the order
@@ -91,7 +92,7 @@ Columns
   e2e_ms                         ms from publishing to finishing, nsqd's highest percentile
   ready                          RDY: how many messages the consumer takes at once
   heap_mib                       memory in use by nsqd
-  trend                          ingress at the last samples, the largest as a full bar
+  trend                          waiting at the last samples, from the least to the greatest
 
 A click selects a line, a second one opens it; a click on a heading sorts by it.
 An nsqd that does not answer is named, with the time since; its queues count for 5 s.
@@ -409,6 +410,8 @@ class ListScreen(Sheet):
             self.top.push_screen(ColumnChooser(self.top))
         elif key in ("question_mark", "h"):
             self.top.push_screen(Page(self.top, "help", HELP.split("\n")))
+        elif key == "exclamation_mark":
+            self.top.push_screen(Page(self.top, "problems", problem_page(self.top.view.problems)))
         elif key == "m":
             self._say(self.top.switch_mouse())
         elif key == "q":

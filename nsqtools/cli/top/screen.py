@@ -8,6 +8,7 @@ or a client said reaches the terminal raw.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -15,15 +16,16 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, Cell, Column, ViewKind, duration_text
+from nsqtools.cli.top.columns import TREND, Cell, Column, ViewKind
 from nsqtools.cli.top.view import Line, TopView
+from nsqtools.cluster.problems import Problem, Severity, by_kind, in_a_line
+from nsqtools.cluster.queue_rows import sums_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.text import counted
 
 LEAST_WIDTH = 40
 LEAST_HEIGHT = 6
 LEAST_NAME = 12
-MOST_PROBLEMS = 3
 PAUSED = " (paused)"
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-:=+*#"
@@ -67,7 +69,7 @@ def _list(view: TopView, width: int, height: int, *, unicode: bool) -> Drawn:
     lines, here = view.lines(), view.position()
     table = ListTable(view, width, unicode=unicode)
     rows = [Row(summary(view.sample, width), "bold")]
-    rows += [Row(problem, "red") for problem in problem_lines(view.sample)]
+    rows.append(problem_line(view.problems))
     rows.append(Row(status(view, table.columns)))
     heading_row = len(rows)
     rows.append(Row(table.heading, "reverse"))
@@ -89,40 +91,39 @@ def summary(sample: Sample | None, width: int) -> str:
     """The cluster in a line; what does not fit is left out whole, the least important first."""
     if sample is None:
         return "nsq top"
-    rows = sample.totals
-    topics = [row.rates for row in rows if not row.channel and row.rates]
-    channels = [row.rates for row in rows if row.channel and row.rates]
-    ingress = sum(rates.ingress for rates in topics) if topics else None
-    finish = sum(rates.finish for rates in channels) if channels else None
+    sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
     clock = datetime.fromtimestamp(sample.time_ns / 1e9).strftime("%H:%M:%S")
     parts = (
         f"nsq top {clock}",
         f"{len(sample.nodes)} nsqd" + (f", {silent} silent" if silent else ""),
-        counted(sum(not row.channel for row in rows), "topic"),
-        f"waiting {sum(row.depth for row in rows)}",
-        f"ingress {short(ingress)}/s",
-        f"finish {short(finish)}/s",
+        counted(sums.topics, "topic"),
+        f"waiting {sums.depth}",
+        f"ingress {short(sums.ingress)}/s",
+        f"finish {short(sums.finish)}/s of {short(sums.copies)}/s",
     )
     return joined_to_fit(parts, width)
 
 
-def problem_lines(sample: Sample | None) -> list[str]:
-    """Which nsqd does not answer, since when, and why."""
-    if sample is None:
-        return []
-    silent = [node for node in sample.nodes if node.is_silent]
-    problems = [
-        f"{node.address} does not answer for {duration_text(node.silent_s)}"
-        + (f": {node.error}" if node.error else "")
-        for node in silent
-    ]
-    known = {node.address for node in silent}
-    problems += [str(each.error) for each in sample.failures if each.address not in known]
-    if len(problems) > MOST_PROBLEMS:
-        more = len(problems) - MOST_PROBLEMS + 1
-        problems[MOST_PROBLEMS - 1 :] = [f"... and {more} more: 2 shows every nsqd"]
-    return [cell_text(problem) for problem in problems]
+def problem_line(problems: Sequence[Problem]) -> Row:
+    """What is wrong, in a line that is always there: the list stays in its place."""
+    worst = [each for each in problems if each.severity is not Severity.NOTE]
+    if not worst:
+        return Row("no problems", "dim")
+    counts = Counter(each.severity for each in worst)
+    amounts = ", ".join(f"{count} {severity.word}" for severity, count in counts.items())
+    kind, found = next(iter(by_kind(worst).items()))
+    text = cell_text(f"! {amounts}  {in_a_line(kind, found)}")
+    return Row(text, "red" if kind.severity is Severity.CRITICAL else "yellow")
+
+
+def problem_page(problems: Sequence[Problem]) -> list[str]:
+    """Every problem by kind, with what helps."""
+    lines = []
+    for kind, found in by_kind(problems).items():
+        lines += [f"{kind.severity.word} {kind.word}: {kind.remedy}"]
+        lines += [f"    {each.where} {each.text}" for each in found]
+    return lines or ["nothing is wrong"]
 
 
 def status(view: TopView, shown: Sequence[Column]) -> str:
@@ -241,10 +242,11 @@ def short(cell: Cell) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, unicode: bool) -> str:
-    """The last values as bars, the greatest as a full one."""
+    """The last values as bars, from the least to the greatest."""
     bars, shown = BARS if unicode else PLAIN_BARS, values[-width:]
-    top = max(shown, default=0.0) or 1.0
-    return "".join(bars[round(value / top * (len(bars) - 1))] for value in shown)
+    low = min(shown, default=0.0)
+    step = (max(shown, default=0.0) - low) / (len(bars) - 1) or 1.0
+    return "".join(bars[round((value - low) / step)] for value in shown)
 
 
 def plain(text: str) -> str:

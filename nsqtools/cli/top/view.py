@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsqtools.cli.top.columns import TEXTS, TREND, VIEWS, Column, Sum, ViewKind, check_column
 from nsqtools.cluster.admin import Action
+from nsqtools.cluster.problems import Past, Problem, problems_of
 from nsqtools.cluster.queue_rows import QueueRow, totals
 from nsqtools.cluster.sampling import Question, Sample
 from nsqtools.cluster.stats_documents import Condition, parse_condition
@@ -119,7 +120,7 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     for row in rows:
         topics.setdefault(row.topic, []).append(row)
     return [
-        Line(topic, _sum(topic, found), any(row.paused for row in found))
+        Line(topic, _sum(topic, found), any(row.paused for row in found if not row.channel))
         for topic, found in topics.items()
     ]
 
@@ -244,7 +245,9 @@ class TopView:
         self._filter = filter
         self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
         self._way: list[tuple[ViewKind, Scope, str]] = []
-        self._trends: dict[tuple[str, str], deque[float]] = {}
+        self.problems: list[Problem] = []
+        self._past = Past()
+        self._trends: dict[tuple[str, str], deque[int]] = {}
         self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
         self._lines: list[Line] | None = None
         self._last_position = 0
@@ -293,8 +296,8 @@ class TopView:
                 self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
         return self._lines
 
-    def trend(self, line: Line) -> tuple[float, ...]:
-        """The ingress of a topic or channel at the last samples."""
+    def trend(self, line: Line) -> tuple[int, ...]:
+        """The depth of a channel, or of a topic with its channels, at the last samples."""
         if self.scope.node:
             return ()
         topic = line.key if self.kind is ViewKind.TOPICS else self.scope.topic
@@ -360,13 +363,17 @@ class TopView:
         if self.is_frozen and self.sample is not None:
             return
         self.sample, self._lines = sample, None
-        before, self._trends = self._trends, {}
+        self.problems = problems_of(sample, self._past.before(sample))
+        self._past.add(sample)
+        depths: Counter[tuple[str, str]] = Counter()
         for row in sample.totals:
-            key = (row.topic, row.channel)
-            trend = before.get(key) or deque(maxlen=TREND_LENGTH)
-            self._trends[key] = trend  # those of queues that are gone are forgotten
-            if row.rates is not None:
-                trend.append(row.rates.ingress)
+            depths[row.topic, ""] += row.depth
+            if row.channel:
+                depths[row.topic, row.channel] = row.depth
+        before, self._trends = self._trends, {}
+        for key, depth in depths.items():  # those of queues that are gone are forgotten
+            self._trends[key] = before.get(key) or deque(maxlen=TREND_LENGTH)
+            self._trends[key].append(depth)
 
     def freeze(self) -> None:
         """Stop the screen, or let it go on."""

@@ -145,7 +145,7 @@ TREND_S = 120.0
 MAX_LINES = 8
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart. ``column`` is its name among the numbers; ``keys`` are summed up."""
 
     column: str
@@ -160,7 +160,7 @@ class Figure(NamedTuple):
     name: str
     title: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
 
 
 class Chart(NamedTuple):
@@ -201,10 +201,12 @@ def figures_of(
 
     def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
         if not is_split:
-            return Figure(name, title, unit, [Line(q, label, q, keys) for q, label, keys in lines])
+            return Figure(
+                name, title, unit, [ChartLine(q, label, q, keys) for q, label, keys in lines]
+            )
         quantity, each = "finish" if name == "rates" else lines[0][0], own[:MAX_LINES]
         return Figure(
-            name, title, unit, [Line(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
+            name, title, unit, [ChartLine(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
         )
 
     rates = [("ingress", "in" if channel else "published", [key])]

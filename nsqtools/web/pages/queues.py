@@ -12,7 +12,7 @@ from starlette.requests import Request
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
-from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.queue_rows import QueueRow, sums_of
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
@@ -28,7 +28,6 @@ from nsqtools.web.pages.snapshot import (
     lines_of,
     page_number,
     read_query,
-    sums_of,
 )
 
 MAX_CONSUMERS = 200

@@ -14,26 +14,8 @@ from urllib.parse import urlencode
 
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
-from nsqtools.cluster.queue_rows import Key, QueueRow
+from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Several queues together. ``ingress`` is what was published to topics, ``copies`` what the
-    channels got of it: that compares with what was finished. The rest is counted at channels."""
-
-    topics: int
-    channels: int
-    depth: int
-    in_flight: int
-    deferred: int
-    clients: int
-    ingress: float | None
-    copies: float | None
-    finish: float | None
-    requeue: float | None
-    timed_out: float | None
 
 
 class Snapshot:
@@ -93,28 +75,6 @@ class Snapshot:
             for problem in self.problems
             if problem.topic == topic and (not channel or problem.channel == channel)
         ]
-
-
-def sums_of(rows: Sequence[QueueRow]) -> Sums:
-    """Add rows up."""
-    topics = [row for row in rows if not row.channel]
-    channels = [row for row in rows if row.channel]
-    of_topics = [row.rates for row in topics if row.rates]
-    of_channels = [row.rates for row in channels if row.rates]
-    is_known = bool(of_topics)
-    return Sums(
-        topics=len({row.topic for row in rows}),
-        channels=len(channels),
-        depth=sum(row.depth for row in rows),
-        in_flight=sum(row.in_flight for row in channels),
-        deferred=sum(row.deferred for row in channels),
-        clients=sum(row.clients for row in channels),
-        ingress=sum(rates.ingress for rates in of_topics) if is_known else None,
-        copies=sum(rates.ingress for rates in of_channels) if is_known else None,
-        finish=sum(rates.finish for rates in of_channels) if is_known else None,
-        requeue=sum(rates.requeue for rates in of_channels) if is_known else None,
-        timed_out=sum(rates.timed_out for rates in of_channels) if is_known else None,
-    )
 
 
 def growth_since(earlier: Earlier, totals: Iterable[QueueRow]) -> dict[Key, float]:
@@ -208,7 +168,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Lines(Generic[T]):
+class TablePage(Generic[T]):
     """One page of a table. ``found`` is how many lines there are on all pages."""
 
     rows: Sequence[T]
@@ -222,19 +182,19 @@ class Lines(Generic[T]):
         return (self.page - 1) * PAGE_LINES + 1
 
 
-def page_of(rows: Sequence[T], asked: int, counts: Mapping[str, int] | None = None) -> Lines[T]:
+def page_of(rows: Sequence[T], asked: int, counts: Mapping[str, int] | None = None) -> TablePage[T]:
     """Return a page of the rows, the last one if there are fewer."""
     pages = max(1, -(-len(rows) // PAGE_LINES))
     page = min(asked, pages)
     first = (page - 1) * PAGE_LINES
-    return Lines(rows[first : first + PAGE_LINES], len(rows), page, pages, counts or {})
+    return TablePage(rows[first : first + PAGE_LINES], len(rows), page, pages, counts or {})
 
 
 def lines_of(
     totals: Iterable[QueueRow],
     query: QueueQuery,
     growth: Mapping[Key, float] | None = None,
-) -> Lines[QueueRow]:
+) -> TablePage[QueueRow]:
     """Return the page of the table that the query asks for, the last one if there are fewer."""
     rows = listed(totals)
     words = query.text.casefold().split()

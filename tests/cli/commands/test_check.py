@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.server.http import server
 
 CRITICAL = 2
 
@@ -234,6 +237,45 @@ def test_monitoring_gets_a_status_and_figures_in_its_own_form(
     assert b'nsq_check_problems{severity="warning",kind="no consumers"} 1' in prometheus.out
     assert (ignored.status, b"OK: no problems" in ignored.out) == (0, True)
     assert (wrong.status, unknown.status) == (3, 3)
+
+
+def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, tmp_path: Path
+) -> None:
+    for channel in ("left", "taken"):
+        quick_nsqd.create_channel("clicks", channel)
+    quick_nsqd.publish("clicks", b"1", b"2")
+    at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
+    at += ["--max-age", "1s", f"--state={tmp_path / 'state'}"]
+
+    first = json.loads(run_nsq(at).out)
+    began_s = time.time()
+    with RawClient(quick_nsqd.tcp_address) as consumer:
+        consumer.subscribe("clicks", "taken", ready=2)
+        consumer.finish([consumer.read_message(), consumer.read_message()])
+        wait_until(lambda: not quick_nsqd.depth("clicks", "taken"), what="all are taken")
+    quick_nsqd.publish("clicks", b"3", b"4")
+    wait_until(lambda: time.time() - began_s > 1.1, what="a second has passed")
+    second = json.loads(run_nsq(at).out)
+
+    assert "how old messages are" in " ".join(first["not_judged"])
+    assert "how old messages are" not in " ".join(second["not_judged"])
+    old = [each for each in second["problems"] if each["kind"] == "old"]
+    assert [(each["severity"], each["channel"]) for each in old] == [("critical", "left")]
+
+
+def test_a_clock_that_is_wrong_is_named(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
+    assert b"clocks differ" not in run_nsq(at).out
+
+    def hour_later(time_s: float, *, usegmt: bool) -> str:
+        return formatdate(time_s + 3600, usegmt=usegmt)
+
+    monkeypatch.setattr(server, "formatdate", hour_later)
+    told = f"clocks differ {quick_nsqd.http_address}: its clock is 3,600 s ahead".encode()
+    wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
 
 
 def test_a_bundle_has_no_secret(tmp_path: Path) -> None:

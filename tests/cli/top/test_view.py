@@ -77,12 +77,12 @@ def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:
     view = view_of(look(clicks=5, views=0, web=9))
     press(view, "/", *"DEPTH", "escape")
     press(view, "/", *"w depthx", "backspace", *">0")
-    assert "filter: w depth>0_" in texts(view)[1]
+    assert "filter: w depth>0_" in texts(view)[2]
     press(view, "enter")
     assert keys(view) == ["web"]
     view.set_filter("dpth>0")
     assert len(view.lines()) == 3
-    assert "unknown column 'dpth'" in texts(view)[1]
+    assert "unknown column 'dpth'" in texts(view)[2]
     view.set_filter("nothing")
     assert any("nothing meets the filter" in line for line in texts(view))
     assert parse_line_filter("depth >= 3 web").words == ("web",)
@@ -100,10 +100,10 @@ def test_columns_are_dropped_before_anything_is_cut_and_named(look: MakeSample) 
         assert name in line
         assert "…" not in line
         cells = line.split()
-        heading = [cell.strip("▼") for cell in lines[2].split()]
+        heading = [cell.strip("▼") for cell in lines[3].split()]
         if "depth" in heading:
             assert cells[heading.index("depth")] == "182000"
-        assert ("left out: " in lines[1]) == (width < 200)
+        assert ("left out: " in lines[2]) == (width < 200)
 
 
 def test_only_the_lines_on_the_screen_are_made(
@@ -136,7 +136,7 @@ def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
     values = (999_999, 12_345_678, 2.5e9, 0.04, None)
     assert [short(value) for value in values] == ["999999", "12.3M", "2.5G", "0.0", "-"]
     assert short(-(2**63)) == "-9.2E"
-    assert sparkline([0, 1, 7, 3.5], 3, unicode=True) == "▂█▅"
+    assert sparkline([0, 1, 7, 3.5], 3, unicode=True) == "▁█▄"
     assert sparkline([0, 0], 3, unicode=False) == "__"
     assert fit("表表表", 5, unicode=True) == "表表…"
     assert fit("abcdef", 5, unicode=False) == "ab..."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
 from nsqtools.cluster.problems import Earlier, Severity, moment, problems_of
-from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
+from nsqtools.cluster.queue_rows import QueueRow, Rates, sums_of, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.stats import read_stats
@@ -25,7 +25,6 @@ from nsqtools.web.pages.snapshot import (
     Snapshot,
     lines_of,
     read_query,
-    sums_of,
 )
 
 
