@@ -50,16 +50,6 @@ class CheckFormat(Enum):
 
 WINDOW_S = 10.0
 
-MaxAge = Annotated[
-    float | None,
-    duration_option(
-        "--max-age",
-        "A queue with a message that waits longer is critical; needs --state.",
-        panel=BOUNDS,
-        default=False,
-    ),
-]
-
 
 def check(
     topic: TopicPatterns = None,
@@ -76,7 +66,9 @@ def check(
     behind_depth: int = opt(
         "N", "A queue falls behind that grows and has more than N messages.", BOUNDS, 1000, min=0
     ),
-    max_age: MaxAge = None,
+    max_age: float | None = opt(
+        "DURATION", "A queue with a message that waits longer is critical; needs --state.", BOUNDS
+    ),
     ignore: list[str] | None = opt(
         "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'.", BOUNDS
     ),
