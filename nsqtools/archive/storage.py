@@ -32,6 +32,7 @@ from urllib.parse import unquote
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,
+    NotFoundError,
     NsqError,
     OutputError,
     RefusedError,
@@ -85,6 +86,10 @@ class Storage(ABC):
     """A place for objects. ``url`` names it, and opens the same place in another process."""
 
     url: str
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``OSError`` where nothing can be written, as far as one request tells."""
 
     @abstractmethod
     def where(self, name: str) -> str:
@@ -185,6 +190,17 @@ def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
     return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror})")
 
 
+def require(storage: Storage) -> None:
+    """Raise the error of a place that cannot be used: `NotFoundError`, `RefusedError`,
+    `ConnectionFailed` or `OutputError`. Who needs it only later learns it before the work."""
+    try:
+        storage.check()
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"cannot use {storage.url} ({exc.strerror})") from exc
+    except OSError as exc:
+        raise failure_of(exc, "use", storage.url) from exc
+
+
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
     content = hashlib.sha256()
@@ -231,6 +247,11 @@ class LocalStorage(Storage):
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
         return LocalStorage, (self.root,)
+
+    def check(self) -> None:
+        self.root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise DeniedError(errno.EACCES, os.strerror(errno.EACCES), self.url)
 
     def where(self, name: str) -> str:
         return str(self._path(name))

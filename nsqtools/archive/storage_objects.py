@@ -51,6 +51,7 @@ from nsqtools.files.opening import open_to_read, state_of
 DEFAULT_REGION = "us-east-1"
 _URL = re.compile(r"([A-Za-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL)
 S3_SCHEMES = ("s3", "s3a")
+NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGNORECASE)
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
 PART_SIZE = 8 << 20
@@ -101,6 +102,15 @@ class ObjectStorage(Storage):
 
     def __reduce__(self) -> tuple[type[ObjectStorage], tuple[str, dict[str, str]]]:
         return ObjectStorage, (self.url, self.options)
+
+    def check(self) -> None:
+        try:
+            next(self.list(), None)
+        except OSError as exc:
+            if not NO_BUCKET.search(str(exc.strerror)):
+                raise
+            what = f"bucket {self.bucket} does not exist"
+            raise FileNotFoundError(errno.ENOENT, what, self.url) from None
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url

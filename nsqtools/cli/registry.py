@@ -99,12 +99,11 @@ Archives
     $ nsq archive cat /var/nsq/clicks.*.log.gz
   replay replay:replay Publish archived messages again, in order of time.
   queue Read the data directory of an nsqd, running or dead, and leave it as it is.
-    ls queue:ls List the queues in a data directory, and their state.
-    list queue:ls hidden List the queues in a data directory, and their state.
+    list queue:list_ List the queues in a data directory, and their state.
     cat queue:cat Print the messages that wait in a queue.
     verify queue:verify Read every message and report what is damaged.
     recover queue:recover Bring the messages of damaged and orphaned files into an archive.
-    $ nsq queue ls /var/lib/nsqd
+    $ nsq queue list /var/lib/nsqd
     $ nsq queue recover /var/lib/nsqd -o recovered.log.gz
 Cluster
   stat stat:stat Show depth, rates, clients and latency of topics and channels.

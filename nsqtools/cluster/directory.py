@@ -6,7 +6,8 @@
         stats.failures      who did not answer, and why
 
 All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
-and left out. Only when none answers is that an error.
+and left out, and not asked the next question before as much time has passed. Only when none answers
+is that an error.
 
 An nsqd whose address is given is asked there, not under the name it announces. One that
 nsqlookupd announces is asked under its broadcast address, which the address map may replace. Where
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -44,6 +46,7 @@ from nsqtools.protocol.names import (
 from nsqtools.protocol.stats import NsqdStats, read_stats
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
+SILENT_MARGIN_S = 0.05  # a socket's time may be over a moment before that of the question
 MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
 
 C = TypeVar("C")
@@ -106,6 +109,7 @@ class Cluster:
         self._access = access or HTTPAccess()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
+        self._silent: dict[str, tuple[float, NsqError]] = {}  # until when, and why
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         self._logins = {shown_url(url): url for url in urls}  # those given, with password
@@ -243,16 +247,12 @@ class Cluster:
 
         All of them together have the time that one has.
         """
-        latest_s = time.monotonic() + self._access.timeout_s
-
-        def ask_one(client: C) -> R:
-            from nsqtools.http.exchange import within
-
-            with within(latest_s):
-                return question(client)
-
+        latest_s = time.monotonic() + self.timeout_s
         pending = {
-            address: self._workers.submit(ask_one, client) for address, client in clients.items()
+            address: self._workers.submit(
+                self.ask_one, address, partial(question, client), latest_s
+            )
+            for address, client in clients.items()
         }
         answers, failures = {}, []
         for address, future in pending.items():
@@ -261,6 +261,24 @@ class Cluster:
             except NsqError as exc:
                 failures.append(DaemonFailure(address, exc))
         return answers, failures
+
+    def ask_one(self, address: str, question: Callable[[], R], latest_s: float) -> R:
+        """Put a question to a daemon, until ``latest_s`` on the monotonic clock.
+
+        One that let the whole time pass is not asked again for as long: it fails as before.
+        """
+        from nsqtools.http.exchange import within
+
+        until_s, failure = self._silent.get(address, (0.0, None))
+        if failure is not None and time.monotonic() < until_s:
+            raise failure.with_traceback(None)
+        try:
+            with within(latest_s):
+                return question()
+        except NsqError as exc:
+            if (now_s := time.monotonic()) >= latest_s - SILENT_MARGIN_S:
+                self._silent[address] = now_s + self.timeout_s, exc
+            raise
 
     def _given_clients(self) -> dict[str, NsqdHTTPClient]:
         return {short_address(url): self._client(url) for url in self._given}

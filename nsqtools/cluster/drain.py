@@ -13,7 +13,7 @@ still held it, for all channels share the ids.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nsqtools.client.consumer import Consumer
@@ -37,13 +37,32 @@ IDLE_S = 1.0
 class Move:
     """The messages of one topic; ``channels`` are those that hold some, none for the topic's own.
 
-    ``repeats`` tells that channels may get messages again that they had finished.
+    ``growing`` are the channels that get the messages on the other nsqd, with what is to be known
+    of each. ``repeats`` tells that they may get messages again that they had finished.
     """
 
     topic: str
     channels: tuple[str, ...]
     messages: int
     repeats: bool
+    growing: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """The move as JSON."""
+        return {
+            "topic": self.topic,
+            "channels": self.channels,
+            "messages": self.messages,
+            "repeats": self.repeats,
+        }
+
+    def line(self) -> str:
+        """The move in words."""
+        channels = f" from {', '.join(self.channels)}" if self.channels else ""
+        growing = f"; they go to {', '.join(self.growing)}" if self.growing else ""
+        repeats = ", which may have finished them before" if self.repeats else ""
+        what = counted(self.messages, "message")
+        return f"move about {what} of topic {self.topic}{channels}{growing}{repeats}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +96,20 @@ def plan_moves(
         if not holding and not waiting:
             continue
         known = {channel.channel_name for channel in topic.channels}
+        paused: dict[str, bool] = {}  # of the channels on the other nsqd
         if name in there:
-            known |= {channel.channel_name for channel in there[name].channels}
+            paused = {channel.channel_name: channel.paused for channel in there[name].channels}
+            known |= paused.keys()
         messages = waiting + sum(map(messages_of, holding))
         if len(known) > 1 and not allow_repeats:
             left.append(f"topic {name} has {len(known)} channels, with {messages} messages")
         else:
             names = tuple(channel.channel_name for channel in holding)
-            moves.append(Move(name, names, messages, len(known) > 1))
+            growing = [
+                f"{name}/{channel}{' (paused)' if paused.get(channel) else ''}"
+                for channel in sorted({*names, *paused})
+            ]
+            moves.append(Move(name, names, messages, len(known) > 1, tuple(growing)))
     return DrainPlan(tuple(moves), tuple(left))
 
 
@@ -172,13 +197,3 @@ def tcp_address(nsqd: NsqdHTTPClient) -> str:
 
     host = urlsplit(nsqd.url).hostname or ""
     return str(Address(host, int(nsqd.info()["tcp_port"])))
-
-
-def plan_lines(moves: Sequence[Move]) -> list[str]:
-    """Describe the plan, a line for each topic."""
-    return [
-        f"move about {counted(move.messages, 'message')} of topic {move.topic}"
-        + (f" from {', '.join(move.channels)}" if move.channels else "")
-        + (", which may reach channels again that had finished them" if move.repeats else "")
-        for move in moves
-    ]

@@ -96,8 +96,8 @@ def _is_among(failures: Iterable[DaemonFailure], address: str) -> bool:
 class NodeStatus:
     """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
 
-    ``topics`` counts those registered with them, None where none was asked; ``tombstoned`` are the
-    topics for which one of them hides it.
+    ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
+    ``tombstoned`` are the topics for which one of them hides it.
     """
 
     address: str
@@ -144,7 +144,15 @@ def list_nodes(
     nsqds += [nsqd for nsqd in remembered if nsqd.address not in found]
     if failures and not nsqds:
         raise failures[0].error
-    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _info_and_health)
+
+    def ask(client: NsqdHTTPClient) -> dict[str, Any]:
+        info = client.info()
+        client.ping()
+        if not cluster.lookupds:
+            info["topics"] = len(read_stats(client.stats()).topics or ())
+        return info
+
+    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, ask)
     if not known and not answers:
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
@@ -161,12 +169,6 @@ def list_nodes(
     return nodes, failures
 
 
-def _info_and_health(client: NsqdHTTPClient) -> dict[str, Any]:
-    info = client.info()
-    client.ping()
-    return info
-
-
 def _status(
     address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
 ) -> NodeStatus:
@@ -177,7 +179,9 @@ def _status(
         str(entry.node.tcp) if entry else tcp,
         entry.hostname if entry else str(info.get("hostname", "")),
         str(info.get("version", "")) or (entry.version if entry else ""),
-        len({topic for each in entries.values() for topic in each.topics}) if entries else None,
+        len({topic for each in entries.values() for topic in each.topics})
+        if entries
+        else info.get("topics"),
         tuple(sorted({topic for each in entries.values() for topic in each.tombstoned})),
         tuple(entries),
         error,

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, NsqdToAsk
@@ -341,12 +342,11 @@ class Sampler:
         return asked
 
     def _ask(self, node: _Node, question: Question) -> None:
-        from nsqtools.http.exchange import within
-
         error: NsqError | None = None
         try:
-            with within((node.asked_s or 0.0) + self._cluster.timeout_s):
-                self._take_answer(node, question)
+            latest_s = (node.asked_s or 0.0) + self._cluster.timeout_s
+            take = partial(self._take_answer, node, question)
+            self._cluster.ask_one(node.nsqd.address, take, latest_s)
             if not node.is_announced:
                 node.nsqd.client.close()  # it may be one of many that left
         except NsqError as exc:

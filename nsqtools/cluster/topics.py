@@ -56,13 +56,21 @@ from nsqtools.protocol.stats import TopicStats, read_stats
 class TopicReport:
     """What was found out about a topic.
 
-    ``backlog`` counts the messages queued in the topic itself where it has no channel. ``asked``
-    and ``failed`` say who answered and what went wrong; ``known_topics`` are names to suggest.
+    ``nodes`` counts the nsqd that have it; ``depth``, ``in_flight`` and ``consumers`` are those of
+    each channel, all nsqd together, and ``paused`` the channels that one of them has paused, ""
+    for the topic itself. ``backlog`` counts the messages queued in the topic itself where it has no
+    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``known_topics`` are
+    names to suggest.
     """
 
     topic: str
     exists: bool = False
+    nodes: int = 0
     channels: set[str] = field(default_factory=set)
+    depth: collections.Counter[str] = field(default_factory=collections.Counter)
+    in_flight: collections.Counter[str] = field(default_factory=collections.Counter)
+    consumers: collections.Counter[str] = field(default_factory=collections.Counter)
+    paused: set[str] = field(default_factory=set)
     backlog: int = 0
     asked: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
@@ -86,7 +94,17 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
     for lookup in lookups.values():
         report.channels |= lookup.channels
     for stats in (each for topics in answers.values() for each in topics):
-        report.channels.update(channel.channel_name for channel in stats.channels)
+        report.nodes += 1
+        if stats.paused:
+            report.paused.add("")
+        for channel in stats.channels:
+            name = channel.channel_name
+            report.channels.add(name)
+            report.depth[name] += channel.depth
+            report.in_flight[name] += channel.in_flight_count
+            report.consumers[name] += channel.client_count
+            if channel.paused:
+                report.paused.add(name)
         if not stats.channels:
             report.backlog += stats.depth
     if not report.exists:
@@ -115,6 +133,27 @@ def _known_topics(cluster: Cluster, clients: dict[str, NsqdHTTPClient]) -> set[s
     answers, _ = cluster.ask(clients, _topics)
     names = {name for names in listed.values() for name in names}
     return names | {each.topic_name for topics in answers.values() for each in topics}
+
+
+def state_of_queue(report: TopicReport, channel: str) -> str:
+    """Say in a few words what a consumer of the channel waits for."""
+    topic, queue = report.topic, f"{report.topic}/{channel}"
+    if not report.asked:
+        return str(report.failed[0]) if report.failed else f"no daemon knows topic {topic}"
+    if not report.nodes:
+        return f"topic {topic} is on no nsqd yet"
+    if is_new_channel(report, channel):
+        return f"channel {queue} is new: it gets what is published from now on"
+    if paused := report.paused & {"", channel}:
+        return f"topic {topic} is paused" if "" in paused else f"channel {queue} is paused"
+    waiting, in_flight = report.depth[channel], report.in_flight[channel]
+    text = f"{waiting} messages are in channel {queue}" if waiting else f"channel {queue} is empty"
+    return f"{text}, {in_flight} in flight" if in_flight else text
+
+
+def is_new_channel(report: TopicReport, channel: str) -> bool:
+    """Tell whether a subscription creates the channel, and other channels have what was before."""
+    return bool(report.channels) and channel not in report.channels
 
 
 def check_subscription(

@@ -147,6 +147,8 @@ class Publisher:
         self._options = options
         self._is_stopped = is_stopped
         is_each = bool(self.counts_by_nsqd)
+        is_shared = options.mode is PublishMode.ROUND_ROBIN
+        self._shares = len(set(addresses)) or 1 if is_shared else 1
         self._producers = [
             Producer(
                 nsqd,
@@ -190,8 +192,8 @@ class Publisher:
         self.poll()
         defer_s = self._options.defer_s if defer_s is None else defer_s
         batch = PublishBatch(topic, bodies, len(bodies) * len(self._producers), on_ended)
-        # NSQ has no deferred MPUB
-        size = len(bodies) if defer_s is None else 1
+        # NSQ has no deferred MPUB; and a few batches would leave some of many nsqd without any
+        size = max(1, -(-len(bodies) // self._shares)) if defer_s is None else 1
         for producer in self._producers:
             for start in range(0, len(bodies), size):
                 while not producer.has_room:

@@ -266,6 +266,7 @@ def peek(
     *,
     keep: Callable[[Message], bool] | None = None,
     look_at: int = 0,
+    there: int | None = None,
     nsqd_tcp_addresses: Sequence[str],
     lookupd_http_addresses: Sequence[str] = (),
     options: ClientOptions,
@@ -274,12 +275,14 @@ def peek(
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
-    Ends earlier when none came for ``idle_s``, and before nsqd would deliver the first one again,
-    which would then be seen twice. Topic and channel must exist: subscribing creates them. Raises
-    the connection error when no nsqd can be reached, and what ``keep`` and ``show`` raise; every
-    message is given back in any case.
+    Ends earlier when it has the ``there`` messages that the channel had (None: not known), when
+    none came for ``idle_s``, and before nsqd would deliver the first one again, which would then be
+    seen twice. Topic and channel must exist: subscribing creates them. Raises the connection error
+    when no nsqd can be reached, and what ``keep`` and ``show`` raise; every message is given back
+    in any case.
     """
     most = count if keep is None else max(count, look_at)
+    least = most if there is None else min(most, there)
     spread = LEAST_IN_FLIGHT if lookupd_http_addresses else len(nsqd_tcp_addresses)
     consumer = Consumer(
         topic,
@@ -302,7 +305,7 @@ def peek(
         try:
             ends_at = float("inf")
             is_whole = False
-            while len(kept) < count and sum(map(len, held)) < most:
+            while len(kept) < count and sum(map(len, held)) < least:
                 wait_s = min(idle_s, ends_at - time.monotonic())
                 batch = consumer.next_batch(wait_s) if wait_s > 0 else None
                 if batch is None and wait_s == idle_s and consumer.is_starved:
@@ -321,4 +324,6 @@ def peek(
         finally:
             for batch in held:
                 batch.requeue(0, backoff=False)
-    return Peeked(sum(map(len, held)), len(shown), is_whole or len(shown) == count)
+    looked_at = sum(map(len, held))
+    is_whole |= there is not None and looked_at >= there
+    return Peeked(looked_at, len(shown), is_whole or len(shown) == count)

@@ -20,7 +20,7 @@ from nsqtools.cli.render.documents import DOCUMENTS
 
 ELSEWHERE = {"to-http", "to-exec", "bench pub", "bench sub", "bench e2e"}
 ELSEWHERE |= {"archive compact", "archive compact plan", "check"}  # in tests of their own
-ELSEWHERE |= {"queue ls", "queue cat", "queue verify", "queue recover"}
+ELSEWHERE |= {"queue list", "queue cat", "queue verify", "queue recover"}
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}
 
 COMMANDS = [
@@ -61,7 +61,7 @@ COMMANDS = [
     "archive convert OUT --output TABLE",
     "archive repair OUT",
     "replay OUT --dry-run TCP",
-    "replay OUT TCP",
+    "replay OUT --yes TCP",
     "pub -t clicks -m hello TCP",
     "to-nsq -t clicks -c arch --until-empty DEST TCP NODE",
     "drain HTTP --to OTHER --dry-run",

@@ -10,7 +10,7 @@ import pytest
 from plugins.archives import messages_of
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
@@ -92,7 +92,9 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
-    elsewhere = ["-c", "copies", "--destination-nsqd-tcp-address", "127.0.0.1:1"]
+    (tmp_path / "target").mkdir()
+    target = serve(EmbeddedServer(tmp_path / "target")).tcp_address
+    elsewhere = ["-c", "copies", "--destination-nsqd-tcp-address", target]
 
     def run(*args: str) -> None:
         result = run_nsq([*args, *asked])

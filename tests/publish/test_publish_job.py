@@ -15,6 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
+from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.publish_job import PublishJob
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
@@ -130,6 +131,17 @@ def test_mode_all_does_not_count_what_one_nsqd_lacks_as_confirmed(
 
     assert counts == PublishCounts(unsent=2)
     assert nsqd.depth("events") == 2
+
+
+def test_each_of_more_nsqd_than_batches_gets_its_share(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+) -> None:
+    three = [go_nsqd() for _ in range(3)]
+    addresses = [nsqd.tcp_address for nsqd in three]
+
+    run_job(write_input(b"1\n2\n3\n"), addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
+
+    assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_replay_goes_on_from_its_checkpoint(
 
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
-    replayed = run_nsq(["replay", str(left / "archive"), *checkpoint, *to])
+    replayed = run_nsq(["replay", "--yes", str(left / "archive"), *checkpoint, *to])
 
     assert replayed.status == 0, replayed.err
     assert unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES

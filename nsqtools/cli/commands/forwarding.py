@@ -7,7 +7,7 @@ message is finished when it is confirmed there.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,7 @@ from nsqtools.client.connection_settings import ConnectionSettings, read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
+from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
@@ -106,8 +107,13 @@ def run_forwarder(
     settings: ForwardSettings,
     options: ForwardOptions,
     runtime: Runtime,
+    destinations: Sequence[str] = (),
 ) -> int:
-    """Forward until it is stopped or a limit is reached; report, and return the exit status."""
+    """Forward until it is stopped or a limit is reached; report, and return the exit status.
+
+    One of the ``destinations``, each HOST:PORT, has to take a connection before that.
+    """
+    from nsqtools.client.connection import require_one
     from nsqtools.files.opening import allow_many
     from nsqtools.forward.forwarder import Forwarder
 
@@ -115,6 +121,7 @@ def run_forwarder(
     look_before(
         source.topics, source.channel, source.connection, runtime, create=options.create, force=True
     )
+    require_one(destinations, source.options.dial_timeout_s)
     forwarder = Forwarder(
         source,
         sink,
@@ -128,6 +135,8 @@ def run_forwarder(
         forwarder.stop,
         metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
         health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
+        queue=(source.connection, source.channel),
+        done=lambda: forwarder.totals.delivered,
     ) as watched:
         try:
             forwarder.run()
@@ -218,7 +227,8 @@ def to_nsq(
     """Forward topics to another nsqd or cluster, each message finished once it is there.
 
     Runs until it is stopped or a limit is reached. A message is finished when the destination has
-    confirmed it; while no destination works messages are held, and their queue grows. Bodies are
+    confirmed it, and one that a filter leaves out at once; while no destination works messages are
+    held, and their queue grows. Without any at the start it ends. Bodies are
     forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
     breaks before the answer, messages are sent again and may be there twice; how many is counted.
 
@@ -252,7 +262,8 @@ def to_nsq(
     source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
     sink = NsqSink(destinations, mode=mode, key=key)
     settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
-    return run_forwarder(source, sink, settings, forwarding, runtime)
+    there = destinations.settings.nsqd_tcp_addresses
+    return run_forwarder(source, sink, settings, forwarding, runtime, there)
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -394,7 +405,8 @@ def to_http(
 ) -> int:
     """Send topics to HTTP endpoints, each message finished when one has accepted it.
 
-    Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx.
+    Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx,
+    and one that a filter leaves out at once. Without any endpoint at the start it ends.
     One that fails goes to the next URL first, then back to its queue, after the delay that
     Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
     queue grows. A message can arrive twice: its Idempotency-Key is the same then.
@@ -435,4 +447,5 @@ def to_http(
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
     source = forwarding.source(channel, connection)
-    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)
+    there = [str(Address(each.origin.host, each.origin.port)) for each in endpoints]
+    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime, there)

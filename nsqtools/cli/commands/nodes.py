@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_listing
-from nsqtools.cli.running.administering import Changing, OneTopic
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import resolve_options, texts_of
 from nsqtools.errors import ConfigurationError, ConnectionFailed
@@ -199,7 +198,7 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
     """
     from nsqtools.cluster.admin import plan_tombstone
 
-    with change.cluster.open() as opened:
+    with change.cluster.open(CHANGE_TIMEOUT) as opened:
         plan = plan_tombstone(opened, topic, node)
         return change.carry_out(opened, plan, yes=yes)
 
@@ -259,7 +258,7 @@ def drain(
     from nsqtools.client.discovery import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
-    from nsqtools.cluster.drain import Drain, plan_lines
+    from nsqtools.cluster.drain import Drain
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)
@@ -275,22 +274,20 @@ def drain(
         for line in plan.left:
             runtime.insist(f"nsq: stays: {line}")
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
-        if not dry_run and plan.moves and not yes:
-            for line in plan_lines(plan.moves):
-                runtime.insist(line)
-            if not runtime.confirm(f"Go on, to {short_address(cluster.nsqd(to).url)}?"):
-                runtime.tell("nsq: nothing was changed")
+        if not dry_run and plan.moves:
+            question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
+            if not runtime.agree([move.line() for move in plan.moves], question, yes=yes):
                 return ExitStatus.FAILED
         left = 0
         with stopping(service.stop) as signals:
             if not dry_run:
                 left = service.run(plan)
     if json:
-        moves = [asdict(move) for move in plan.moves]
+        moves = [move.document() for move in plan.moves]
         document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
         write_json(runtime, document, indent=2)
     elif dry_run:
-        write_lines(runtime, plan_lines(plan.moves))
+        write_lines(runtime, [move.line() for move in plan.moves])
     if not dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
@@ -331,13 +328,9 @@ def drain_channels(
         status = ExitStatus.PARTLY_DONE if stays else ExitStatus.DONE
         moved, left = Counter[tuple[str, str]](), 0
         if not form.dry_run:
-            if moves and not form.yes:
-                for move in moves:
-                    runtime.insist(move.line())
-                runtime.insist("what is published meanwhile is moved, too")
-                if not runtime.confirm(f"Go on, and empty {node}?"):
-                    runtime.tell("nsq: nothing was changed")
-                    return ExitStatus.FAILED
+            lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]
+            if moves and not runtime.agree(lines, f"Go on, and empty {node}?", yes=form.yes):
+                return ExitStatus.FAILED
             with channels.open(options, runtime, place=place) as target:
                 assert target is not None
                 job = ChannelDrain(source, target, options)

@@ -74,7 +74,7 @@ def https_settings(
     return texts_of(resolve_options(flag_statements(context, flags)))
 
 
-def ls(
+def list_(
     data_path: DataPath,
     nsqd_http_address: str | None = opt(
         "HOST:PORT", "The nsqd that runs there: how much it has in memory."
@@ -91,8 +91,8 @@ def ls(
     memory is not in its files. The exit status is 6 when something is damaged.
 
     Examples:
-        nsq queue ls /var/lib/nsqd
-        nsq queue ls /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
+        nsq queue list /var/lib/nsqd
+        nsq queue list /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
     from nsqtools.server.durable.data_path import DUE_FILE
     from nsqtools.server.stored_queues import GOOD, StoredQueues

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,7 @@ from nsqtools.cli.options.params import (
     Json,
     Since,
     Until,
+    Yes,
     time_range,
 )
 from nsqtools.cli.options.printing import KEEP_TOPICS, MessageFilter, TopicFilter
@@ -46,6 +49,7 @@ from nsqtools.protocol.text import counted, escape_line
 from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
+    from nsqtools.client.connection_settings import ConnectionSettings
     from nsqtools.replay.replay import Replay
 
 
@@ -83,6 +87,7 @@ def replay(
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
     unsent_file: UnsentRecords = None,
+    yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,
     *,
@@ -92,6 +97,10 @@ def replay(
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.
+
+    Without --topic and --channel every consumer of the topics gets them again: the command counts
+    them, shows how many go to which topic, and asks; in a script, give --yes. Several nsqd share
+    the messages by default, where nsq pub publishes to all of them, as to_nsq does.
 
     Reads what nsq to-file and nsq_to_file write, compressed or not, files in progress and damaged
     ones too (what is damaged is skipped and reported). With --checkpoint an interrupted replay
@@ -107,7 +116,7 @@ def replay(
         nsq replay /var/nsq --topic clicks=clicks-again --dry-run
         nsq replay clicks.*.log.gz --since -2h --speed 10x
         nsq replay /var/nsq --from-topic clicks --where '.status >= 500' -n 100 --topic retries
-        nsq replay /var/nsq --checkpoint replay.json --rate 5000
+        nsq replay /var/nsq --checkpoint replay.json --rate 5000 --yes
         nsq replay /var/nsq --from-topic orders --channel billing --lookupd-http-address lookup:4161
     """
     from nsqtools.archive.finding import find_archives
@@ -124,6 +133,20 @@ def replay(
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
     archives = find_archives(paths)
+    prepared = partial(
+        Replay,
+        archives,
+        connection.nsqd_tcp_addresses,
+        selection,
+        client_options=connection.client_options(),
+        options=publish_options(mode, retry_timeout, retry_unknown=retry_unknown),
+        count=count,
+        checkpoint=Checkpoint(checkpoint) if checkpoint else None,
+    )
+    if not (yes or topic or channel.name or dry_run):
+        runtime.require_terminal()  # before all is read
+        if not runtime.agree(plan(prepared, connection, runtime), "Go on?", yes=False):
+            return ExitStatus.FAILED
     unsent = unsent_files(unsent_file, b"", mode, connection)
     with (
         Progress(runtime) as progress,
@@ -140,17 +163,10 @@ def replay(
             )
             return how_far(job.counts.confirmed, job.read, job.total or 0, elapsed_s, read=counted)
 
-        job = Replay(
-            archives,
-            connection.nsqd_tcp_addresses,
-            selection,
-            client_options=connection.client_options(),
-            options=publish_options(mode, retry_timeout, retry_unknown=retry_unknown),
+        job = prepared(
             speed=speed,
             rate=rate,
-            count=count,
             dry_run=dry_run,
-            checkpoint=Checkpoint(checkpoint) if checkpoint else None,
             on_damage=damage,
             unsent=unsent,
             show=lambda: progress.show(how_far_now),
@@ -170,6 +186,23 @@ def replay(
     return signals.status(otherwise=channel.status(runtime, target, status))
 
 
+def plan(
+    prepared: Callable[..., Replay], connection: ConnectionSettings, runtime: Runtime
+) -> Iterator[str]:
+    """Count what would be published; yield a line for each topic."""
+    with Progress(runtime) as progress:
+        job = prepared(
+            dry_run=True,
+            on_damage=lambda path, problem: None,  # said when they are published
+            show=lambda: progress.show(lambda: f"{job.read:,} messages counted"),
+        )
+        job.run()
+    where = " and ".join(connection.nsqd_tcp_addresses)
+    for topic, count in sorted(job.planned.items()):
+        what = counted(count, "message")
+        yield f"publish {what} to topic {topic} on {where}, for all of its channels"
+
+
 def report(
     runtime: Runtime, job: Replay, damage: DamageReporter, *, dry_run: bool, json: bool
 ) -> ExitStatus:
@@ -185,10 +218,25 @@ def report(
     return damage.status
 
 
+def of_a_topic(topic: str, connection: ConnectionSettings) -> str:
+    """How to publish the letters of a topic again: their bodies alone are there."""
+    where = " ".join(
+        f"--{side}nsqd-tcp-address {address}"
+        for address in connection.nsqd_tcp_addresses
+        for side in ("", "destination-")
+    )
+    meant = topic.removesuffix(".dead")
+    there = "TOPIC" if meant == topic else meant
+    return f"For a topic: nsq to-nsq -t {topic} --destination-topic {there} --until-empty {where}"
+
+
+Paths = Annotated[
+    list[Path] | None, Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
+]
+
+
 def redrive(
-    files: Annotated[
-        list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
-    ],
+    files: Paths = None,
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),
@@ -223,9 +271,15 @@ def redrive(
     """
     from nsqtools.publish.redrive import Redrive
 
+    if not files:
+        raise ConfigurationError(
+            "no file of dead letters given", hint=of_a_topic(topic or "TOPIC", connection)
+        )
     for path in files:
         if str(path) != "-" and not path.is_file():
-            raise ConfigurationError(f"{path} is not a file of dead letters")
+            raise ConfigurationError(
+                f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
+            )
     unsent = unsent_files(unsent_file, b"\n", PublishMode.FAILOVER, connection)
     is_rereadable = all(str(path) != "-" for path in files)
     with (

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import Kind, ListingForm
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
@@ -136,14 +137,17 @@ def stat(
         timed=interval is not None,
     )
     watch = Watch(runtime, thresholds, emit)
-    with cluster.open() as opened:
+    with cluster.open() as opened, Progress(runtime) as progress:
         sampler = Sampler(opened, subject)
+        if not (once or prometheus):
+            progress.show(lambda: f"measuring rates for {format_duration(interval or INTERVAL_S)}")
         with stopping(sampler.stop) as signals:
             if once or prometheus:
                 watch.see(sampler.sample())
             else:
                 rounds = count if interval is not None else count or 1
                 for sample in sampler.samples(interval or INTERVAL_S, rounds):
+                    progress.clear()
                     watch.see(sample)
     return signals.status(otherwise=watch.status)
 

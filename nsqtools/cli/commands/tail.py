@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.connection import ClusterSettings, ConsumerConnection
 from nsqtools.cli.options.params import (
     LIMITS,
     SAFETY,
@@ -25,7 +25,9 @@ from nsqtools.cli.running.consuming import (
     EmptyWatch,
     StopLimits,
     WaitingNotice,
+    agree_to_share,
     look_before,
+    saying_why_nothing_comes,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.protocol.text import counted
@@ -47,7 +49,9 @@ def tail(
     topic: Topics,
     channel: Channel = None,
     create: Create = False,
-    force: bool = opt("", "Subscribe even if the topic's backlog would be lost.", SAFETY),
+    force: bool = opt(
+        "", "Subscribe even if a backlog would be lost, or other consumers go short.", SAFETY
+    ),
     *,
     limits: Annotated[StopLimits, From(StopLimits)],
     printer: MessagePrinter,
@@ -92,7 +96,10 @@ def tail(
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
     )
-    look_before(topics, channel, connection, runtime, create=create, force=force)
+    if not look_before(
+        topics, channel, connection, runtime, create=create, force=force, may_share=force
+    ):
+        return ExitStatus.FAILED
     watch = EmptyWatch(
         connection,
         topics,
@@ -100,7 +107,11 @@ def tail(
         lambda: all(service.connections.values()),
         service.end_after_delivered,
     )
-    with stopping(service.stop) as signals, watch if limits.until_empty else nullcontext():
+    with (
+        stopping(service.stop) as signals,
+        watch if limits.until_empty else nullcontext(),
+        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.count),
+    ):
         end = service.run()
     if notice is not None:
         notice.sum_up(service.count)
@@ -133,18 +144,20 @@ def peek(
         "N", "With a filter, look at no more than N messages.", LIMITS, LOOK_AT, min=1
     ),
     exit_idle: ExitIdle = None,
+    force: bool = opt("", "Look even if other consumers go short meanwhile.", SAFETY),
     *,
     keep: MessageFilter,
     printer: MessagePrinter,
     connection: ConsumerConnection,
     runtime: Session,
-) -> None:
+) -> int:
     """Show some messages of a channel and requeue them.
 
     With --grep, --where or --sample it shows the first --count matches among at most --look-at
-    messages. It stops earlier after --exit-idle (2s) without a message, and after half of nsqd's
-    msg_timeout. nsqd has to deliver a message to look at it: its attempts grow by one, and the
-    consumers of the channel do not get it meanwhile. Topic and channel must exist.
+    messages. It stops earlier when it has all that the channel had at the start, after --exit-idle
+    (2s) without a message, and after half of nsqd's msg_timeout. nsqd has to deliver a message to
+    look at it: its attempts grow by one, and the consumers of the channel do not get it meanwhile.
+    Topic and channel must exist.
 
     Examples:
         nsq peek -t clicks -c archive
@@ -153,12 +166,11 @@ def peek(
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
     from nsqtools.client.connection import require_one
-    from nsqtools.cluster.directory import open_cluster
-    from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
+    from nsqtools.cluster.topics import check_subscription, inspect_topic, missing, state_of_queue
     from nsqtools.errors import NsqError
     from nsqtools.tail.tail import peek as peek_at
 
-    with open_cluster(connection) as cluster:
+    with ClusterSettings(connection).open() as cluster:
         report = inspect_topic(cluster, topic)
     if not report.asked and report.failed:
         require_one(connection.nsqd_tcp_addresses, connection.client_options().dial_timeout_s)
@@ -167,6 +179,11 @@ def peek(
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
     if channel not in report.channels:
         raise missing("channel", channel, report.channels)
+    if not report.depth[channel] and not report.failed:
+        runtime.tell(f"nsq: {state_of_queue(report, channel)}")
+        return ExitStatus.DONE
+    if not force and not agree_to_share(report, channel, runtime):
+        return ExitStatus.FAILED
     write = ByteWriter(runtime.stdout.fileno()).write
 
     encode = printer(runtime)
@@ -182,6 +199,7 @@ def peek(
         show,
         keep=keep,
         look_at=look_at,
+        there=None if report.failed else report.depth[channel],
         nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
         lookupd_http_addresses=connection.lookupd_http_addresses,
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
@@ -194,3 +212,4 @@ def peek(
         more = "" if look.is_whole else "; there may be more (--look-at)"
         what = f"{look.shown} shown of {counted(look.looked_at, 'message')} looked at{more}"
     runtime.tell(f"nsq: {what}; the attempts of each grew by one")
+    return ExitStatus.DONE

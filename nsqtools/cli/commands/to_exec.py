@@ -109,7 +109,7 @@ def to_exec(
     nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell. Status 75 requeues the
     message and slows down, any other requeues it until --max-attempts. Of a batch that fails,
     halves are run until the message to blame is alone. A message is touched while its command runs,
-    and a command does not outlive this program.
+    and a command does not outlive this program. What a filter leaves out is finished.
 
     The exit status is 6 when there are dead letters.
 

@@ -254,7 +254,11 @@ class UploadOptions(OptionSet):
         ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
         not fit together, and for missing packages.
         """
+        from nsqtools.archive.storage import require
+        from nsqtools.archive.storage_objects import open_storage
+
         settings = dict(map(_setting, self.upload_option or ()))
+        storage = None if self.upload is None else open_storage(self.upload, settings)
         if self.store is not StoreKind.file:
             from nsqtools.archive.landing import Landings
 
@@ -267,8 +271,10 @@ class UploadOptions(OptionSet):
                 is_delta=self.store is StoreKind.delta,
             )
             logs = archive.directories.output
+            if storage is not None:
+                require(storage)
             return Landings(plan, logs, self.max_local_bytes, on_landed)
-        if self.upload is None:
+        if storage is None:
             if (
                 self.delete_uploaded
                 or self.upload_hive
@@ -277,7 +283,6 @@ class UploadOptions(OptionSet):
             ):
                 raise ConfigurationError("there is no upload", hint="Give --upload URL.")
             return None
-        from nsqtools.archive.storage_objects import open_storage
         from nsqtools.archive.topic_writer import RecordFormat
         from nsqtools.archive.upload import UploadPlan, Uploads
 
@@ -286,9 +291,10 @@ class UploadOptions(OptionSet):
                 "--upload-hive needs --format jsonl: raw files name no topic",
                 hint="Put the topic in --filename-format instead.",
             )
+        require(storage)
         files = UploadPlan(
             archive.directories.output,
-            open_storage(self.upload, settings),
+            storage,
             archive.naming.host,
             by_topic_and_date=self.upload_hive,
             deletes=self.delete_uploaded,
@@ -381,7 +387,12 @@ def to_file(
         on_tick=tick,
     )
     with consuming.watched(
-        runtime, archiver.stop, metrics=metrics, health=lambda: health(archiver, uploads)
+        runtime,
+        archiver.stop,
+        metrics=metrics,
+        health=lambda: health(archiver, uploads),
+        queue=(connection, channel),
+        done=lambda: archiver.totals.messages,
     ) as watched:
         before = signal.signal(signal.SIGHUP, lambda number, frame: archiver.rotate())
         try:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
-TIMEOUT_OPTION, TIMEOUT = "lookupd_poll_timeout", "2s"
-"""An nsqd that hangs holds up a sample for as long."""
-
 ACCESS = "Access"
 REPORTING = "Reporting"
 
@@ -117,8 +114,7 @@ def web(
     from nsqtools.web.app import WebServer, create_app, create_context, url_of
     from nsqtools.web.watcher import Watcher
 
-    is_timed = TIMEOUT_OPTION in cluster.connection.options
-    with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings.listen) as listener:
+    with cluster.open() as opened, bind(settings.listen) as listener:
         kept = History(interval_s=settings.refresh_s)
         watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
         try:

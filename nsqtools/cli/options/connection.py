@@ -232,7 +232,10 @@ class LookupFlags(OptionSet):
     """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
     timeout: float | None = _flag(
-        "DURATION", "How long a daemon may take to answer over HTTP.", CONNECTION, show_default="5s"
+        "DURATION",
+        "How long a daemon may take to answer over HTTP.",
+        CONNECTION,
+        show_default="2s; in what runs on, and for changes, 5s",
     )
     lookupd_authorization: bool | None = _flag(
         "--lookupd-authorization/--no-lookupd-authorization",
@@ -448,16 +451,14 @@ class ClusterSettings:
 
     connection: ConnectionSettings
 
-    def open(self, timeout: str = "") -> Cluster:
-        """Return the `Cluster`, to be closed. ``timeout`` overrides the one that was given.
+    def open(self, timeout: str = "2s") -> Cluster:
+        """Return the `Cluster`, to be closed; ``timeout`` is where the user gave none.
 
         Raises `ConfigurationError`.
         """
         from nsqtools.cluster.directory import open_cluster
 
-        options = {**self.connection.options}
-        if timeout:
-            options["lookupd_poll_timeout"] = timeout
+        options = {"lookupd_poll_timeout": timeout, **self.connection.options}
         return open_cluster(replace(self.connection, options=options))
 
 

@@ -39,7 +39,7 @@ Spread = Annotated[
     PublishMode,
     opt(
         "--mode",
-        "With several nsqd: publish to all, to each in turn, or to the first that works.",
+        "With several nsqd: publish to all, an equal share to each, or to the first that works.",
         DELIVERY,
     ),
 ]

@@ -41,7 +41,16 @@ class Stub(TyperCommand):
 
 
 class RealCommand(NativeCoercion, TyperCommand):
-    """A command with our help pages, parsed without pydantic."""
+    """A command with our help pages, parsed without pydantic.
+
+    One with ``--json`` alone takes ``-o json`` for the same, as those with more forms do.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        names = {name for parameter in self.params for name in parameter.opts}
+        if "--json" in names and "-o" not in names:
+            args = _with_json(args)
+        return super().parse_args(ctx, args)
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
@@ -79,7 +88,11 @@ class LazyGroup(NativeCoercion, TyperGroup):
         return super().get_command(ctx, cmd_name) or self._hidden.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Choose the command as typer does, and import it; suggest what it may have been."""
+        """Choose the command as typer does, and import it; suggest what it may have been.
+
+        ``ls`` is another name of each ``list``."""
+        if args[0] == "ls" and "list" in self.group.commands:
+            args = ["list", *args[1:]]
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except UsageError as error:
@@ -144,15 +157,32 @@ def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> C
     return ConfigurationError(_message(error), hint=hint)
 
 
+def _with_json(args: Sequence[str]) -> list[str]:
+    """Write --json for ``-o json`` and ``-o jsonl``, up to the arguments of another command."""
+    end = args.index("--") if "--" in args else len(args)
+    text = "\0".join(["", *args[:end], ""])
+    for form in ("-o\0", "-o", "--output\0", "--output="):
+        for kind in ("jsonl", "json"):
+            text = text.replace(f"\0{form}{kind}\0", "\0--json\0")
+    return [*text.split("\0")[1:-1], *args[end:]]
+
+
 def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:
     """What to write for ``nsq tail clicks``; "" if that is not the mistake."""
     context: Any = error.ctx
-    if not isinstance(error, MissingParameter) or getattr(error.param, "name", "") != "topic":
-        return ""
-    if any(each.param_type_name == "argument" for each in context.command.params):
+    parameters = context.command.params if context else ()
+    missing = error.param if isinstance(error, MissingParameter) else None
+    is_missing = missing is not None and missing.name == "topic"
+    is_too_many = error.message.startswith("Got unexpected extra argument")
+    takes_it = any("-t" in each.opts for each in parameters)
+    if not takes_it or not (is_missing or is_too_many):
         return ""
     word = next(iter(arguments[len(path.split()) - 1 :]), "-")
-    return "" if word.startswith("-") else f"Write {path} -t {word}"
+    if word.startswith("-"):
+        return ""
+    if any(each.param_type_name == "argument" for each in parameters):
+        return f"Write {path} -t TOPIC {word}, or {path} -t {word}" if is_missing else ""
+    return f"Write {path} -t {word}"
 
 
 def _message(error: UsageError) -> str:

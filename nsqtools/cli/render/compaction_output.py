@@ -68,16 +68,14 @@ def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> l
     if not sources:
         runtime.tell("nsq: no archive can be deleted")
         return []
-    for source in sources[:MOST_NAMES]:
-        runtime.insist(f"delete {source.shown} ({source.messages} messages)")
+    plan = [f"delete {each.shown} ({each.messages} messages)" for each in sources[:MOST_NAMES]]
     if (more := len(sources) - MOST_NAMES) > 0:
-        runtime.insist(f"and {more} more")
-    runtime.insist(
+        plan.append(f"and {more} more")
+    plan.append(
         f"{len(sources)} archives with {sum(each.messages for each in sources)} messages, "
         f"{sum(each.size for each in sources)} bytes: all of it is in verified Parquet"
     )
-    if not yes and not runtime.confirm("Delete them?"):
-        runtime.tell("nsq: nothing was deleted")
+    if not runtime.agree(plan, "Delete them?", yes=yes):
         return []
     gone = []
     for source in sources:

@@ -649,7 +649,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "archive-repair": ("What was finished and repaired", Repaired),
     "archive-convert": ("What was brought into a table", ConvertedDocument),
     "archive-verify": ("What is damaged", Verified),
-    "queue-ls": ("The queues in a data directory", list[StoredQueueRow]),
+    "queue-list": ("The queues in a data directory", list[StoredQueueRow]),
     "queue-verify": ("What is damaged", Verified),
     "queue-recover": ("What was recovered, and what cannot be read", RecoveredDocument),
     "archive-compact": ("What a compaction did", Compacted),

@@ -177,6 +177,7 @@ ChannelGlobs = Annotated[list[str], Argument(metavar="CHANNEL", help=GLOBS)]
 NewChannels = Annotated[list[str], Argument(metavar="CHANNEL", help="Names.")]
 OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel.")]
 
+CHANGE_TIMEOUT = "5s"  # nsqd deletes files before it answers
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
@@ -199,7 +200,7 @@ class AdminChange(OptionSet):
         """Plan a change of topics and carry it out."""
         from nsqtools.cluster.admin import Action, plan_topics
 
-        with self.cluster.open() as cluster:
+        with self.cluster.open(CHANGE_TIMEOUT) as cluster:
             plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
             return self.carry_out(cluster, plan, yes=yes)
 
@@ -209,7 +210,7 @@ class AdminChange(OptionSet):
         """Plan a change of channels and carry it out."""
         from nsqtools.cluster.admin import Action, plan_channels
 
-        with self.cluster.open() as cluster:
+        with self.cluster.open(CHANGE_TIMEOUT) as cluster:
             plan = plan_channels(cluster, Action(action), [topic], patterns)
             return self.carry_out(cluster, plan, yes=yes)
 
@@ -227,12 +228,8 @@ class AdminChange(OptionSet):
             else:
                 write_listing(runtime, COLUMNS, map(row, plan.steps), form)
             return partly
-        if plan.is_destructive and not yes:
-            for line in lines(plan.steps):
-                runtime.insist(line)
-            if not runtime.confirm("Go on?"):
-                runtime.tell("nsq: nothing was changed")
-                return ExitStatus.FAILED
+        if plan.is_destructive and not runtime.agree(lines(plan.steps), "Go on?", yes=yes):
+            return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.is_document:
             write_json(runtime, [outcome_document(outcome) for outcome in outcomes], indent=2)

@@ -1,8 +1,9 @@
 """What commands that consume have in common: what, how long, and how it is watched.
 
 A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `StopLimits` alone.
-`look_before` asks for the topic, for a SUB would create it. `WaitingNotice` says on a terminal for
-what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for its end.
+`look_before` asks for the topic, for a SUB would create it. `saying_why_nothing_comes` tells what a
+run waits for that has got nothing yet, and `WaitingNotice` on a terminal on which nsqd.
+`EmptyWatch` watches a queue for its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import (
     LIMITS,
     MONITORING,
@@ -32,10 +34,13 @@ from nsqtools.errors import ConfigurationError
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.cluster.topics import TopicReport
     from nsqtools.tail.tail import RunLimits, Tail
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 LOOK_EVERY_S = 0.5
+SAID_AFTER_S = (5.0, 60.0, 600.0, 3600.0)  # once each: a log of an idle service stays short
+MOST_NAMED = 10
 
 EAGER_S = 60.0
 """A topic that grows onto another nsqd is found within seconds, as long as the command has just
@@ -93,9 +98,20 @@ class Consuming(OptionSet):
 
     @contextmanager
     def watched(
-        self, runtime: Runtime, stop: Callable[[], object], *, metrics: Metrics, health: Health
+        self,
+        runtime: Runtime,
+        stop: Callable[[], object],
+        *,
+        metrics: Metrics,
+        health: Health,
+        queue: tuple[ConnectionSettings, str],
+        done: Callable[[], int],
     ) -> Iterator[WatchedRun]:
-        """Inside, signals call ``stop``, and the run is watched as the options say."""
+        """Inside, signals call ``stop``, and the run is watched as the options say.
+
+        ``queue`` is where the channel is, and its name; ``done`` counts the messages that came to
+        their end.
+        """
         from nsqtools.cli.running.service import service
 
         metrics_file, environ = self.metrics_file, runtime.environ
@@ -110,6 +126,9 @@ class Consuming(OptionSet):
                 self.listen_http, environ, metrics=metrics, health=health, metrics_file=metrics_file
             ) as supervised,
             stopping(end) as signals,
+            saying_why_nothing_comes(
+                runtime, *queue, self.topics, done, health=health, make_room=progress.clear
+            ),
         ):
             yield WatchedRun(progress, supervised, signals)
 
@@ -136,19 +155,26 @@ def look_before(
     *,
     create: bool,
     force: bool,
-) -> None:
+    may_share: bool = True,
+) -> bool:
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
     Where no daemon answers at all, that alone is reported: raises the error of the connection.
+    Unless it ``may_share`` a channel with other consumers, the user is told of them, and asked on a
+    terminal; returns whether to go on.
     """
     from nsqtools.client.connection import require_one
-    from nsqtools.cluster.directory import open_cluster
-    from nsqtools.cluster.topics import check_subscription, inspect_topic
-    from nsqtools.protocol.names import check_channel, check_topic
+    from nsqtools.cluster.topics import (
+        check_subscription,
+        inspect_topic,
+        is_new_channel,
+        state_of_queue,
+    )
+    from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 
     check_channel(channel)
     topics = [check_topic(topic) for topic in topics]
-    with open_cluster(connection) as cluster:
+    with ClusterSettings(connection).open() as cluster:
         for topic in topics:
             report = inspect_topic(cluster, topic)
             if not report.asked:
@@ -158,6 +184,74 @@ def look_before(
                     raise report.failed[0]
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
+            elif is_new_channel(report, channel) and not is_ephemeral(channel):
+                runtime.tell(f"nsq: {state_of_queue(report, channel)}")
+            elif not may_share and not agree_to_share(report, channel, runtime):
+                return False
+    return True
+
+
+def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
+    """Tell of other consumers of a channel, and on a terminal ask whether to go on."""
+    from nsqtools.protocol.text import counted
+
+    if not report.consumers[channel]:
+        return True
+    others = counted(report.consumers[channel], "consumer")
+    line = (
+        f"nsq: {report.topic}/{channel} has {others}, which do without what is taken here; "
+        "for a copy of everything use another channel (nsq tail without --channel makes one)"
+    )
+    is_asked = runtime.stdin.isatty() and runtime.stderr_is_tty
+    return runtime.agree([line], "Take messages from them?", yes=not is_asked)
+
+
+@contextmanager
+def saying_why_nothing_comes(
+    runtime: Runtime,
+    connection: ConnectionSettings,
+    channel: str,
+    topics: Sequence[str],
+    done: Callable[[], int],
+    *,
+    health: Health = lambda: (True, ""),
+    make_room: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Inside, say on stderr at the times of `SAID_AFTER_S` for what it waits, until the first
+    message is ``done``."""
+    from nsqtools.protocol.text import format_duration
+
+    ended = threading.Event()
+
+    def why() -> str:
+        from nsqtools.cluster.topics import inspect_topic, state_of_queue
+
+        is_well, text = health()
+        if not is_well or not topics:
+            return text
+        with ClusterSettings(connection).open() as cluster:
+            named = topics[:MOST_NAMED]
+            return "; ".join(
+                state_of_queue(inspect_topic(cluster, each), channel) for each in named
+            )
+
+    def watch() -> None:
+        waited_s = 0.0
+        for after_s in SAID_AFTER_S:
+            if ended.wait(after_s - waited_s) or done():
+                return
+            waited_s = after_s
+            reason = why()
+            if ended.is_set() or done():
+                return
+            make_room()
+            runtime.tell(f"nsq: no message for {format_duration(after_s)}: {reason}")
+
+    threading.Thread(target=watch, name="waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 class WaitingNotice:

@@ -346,6 +346,15 @@ class Runtime:
                 hint="Give --yes to go on, or --dry-run to see what would be done.",
             )
 
+    def agree(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
+        """Show a plan, and with ``yes`` carry it out, else ask first. Raises as `confirm`."""
+        for line in plan:
+            (self.tell if yes else self.insist)(line)
+        if yes or self.confirm(question):
+            return True
+        self.tell("nsq: nothing was changed")
+        return False
+
     def confirm(self, question: str) -> bool:
         """Ask on the terminal before something that cannot be undone; whatever is not yes is no.
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from nsqtools.cluster.admin import Action
-from nsqtools.cluster.drain import Drain, DrainPlan, plan_lines
+from nsqtools.cluster.drain import Drain, DrainPlan
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.web.actions import RequestOrigin, TopicChange, WebContext
 from nsqtools.web.pages.site import Site, Values
@@ -354,7 +354,7 @@ class DrainPages:
             target=target,
             others=others or [],
             plan=plan,
-            lines=plan_lines(plan.moves) if plan else [],
+            lines=[move.line() for move in plan.moves] if plan else [],
             repeats=repeats,
             csrf_token=self._context.token(request),
             refusal=refusal,

@@ -48,7 +48,8 @@ def test_a_channel_is_moved_to_the_last_message(
     result = run_nsq(command(source, target, "--yes", "--json"))
 
     document = valid_json("drain", result.out)
-    assert (result.status, result.err) == (0, "nsq: 1000 messages moved, 0 left\n")
+    plan = "move about 1000 messages of topic clicks from arch; they go to clicks/arch\n"
+    assert (result.status, result.err) == (0, f"{plan}nsq: 1000 messages moved, 0 left\n")
     assert (document["moved"], document["left"]) == (1000, 0)
     assert source.depth("clicks", "arch") == 0
     assert bodies(target, "clicks", "arch", 1000) == sorted(BODIES)
@@ -60,7 +61,10 @@ def test_a_topic_without_channels_gets_none(run_nsq: RunNsq, nsqds: tuple[Nsqd, 
 
     result = run_nsq(command(source, target, "--yes"))
 
-    assert (result.status, result.err) == (0, "nsq: 10 messages moved, 0 left\n")
+    assert (result.status, result.err) == (
+        0,
+        "move about 10 messages of topic clicks\nnsq: 10 messages moved, 0 left\n",
+    )
     assert source.topic_stats("clicks")["channels"] == []
     assert target.topic_stats("clicks")["channels"] == []
     assert target.depth("clicks") == 10

@@ -18,8 +18,11 @@ LOOKUP, HTTP, TCP, BOTH = "lookup", "http", "tcp", "both"
 
 # Every command: the ways to run it, and which addresses it is given.
 RUNS: dict[str, tuple[str, list[str]]] = {
-    "tail": (BOTH, ["-t clicks -c archive -n 2 --create", "-t clicks -c archive -n 2 --json"]),
-    "peek": (BOTH, ["-t clicks -c archive -n 2", "-t clicks -c archive -n 2 --json"]),
+    "tail": (
+        BOTH,
+        ["-t clicks -c archive -n 2 --create --force", "-t clicks -c archive -n 2 --json"],
+    ),
+    "peek": (BOTH, ["-t clicks -c archive -n 2 --force", "-t clicks -c archive -n 2 --json"]),
     "pub": (TCP, ["-t clicks --retry-timeout 0s -v"]),
     "to-file": (LOOKUP, ["-t clicks -c archive --for 300ms -v --output-dir {dir}/out"]),
     "to-nsq": (
@@ -49,7 +52,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "archive schema": ("", ["{archive}"]),
     "archive convert": ("", ["{archive} -o {dir}/lake"]),
     "archive compact": ("", ["{archive} -o {dir}/compacted --processes 1"]),
-    "replay": (TCP, ["{archive} --dry-run", "{archive} --retry-timeout 0s"]),
+    "replay": (TCP, ["{archive} --dry-run", "{archive} --yes --retry-timeout 0s"]),
     "redrive": (TCP, ["{dead} --dry-run", "{dead} --retry-timeout 0s"]),
     "topic list": (LOOKUP, ["", "--json"]),
     "topic info": (LOOKUP, ["clicks", "clicks --json", "missing"]),

@@ -43,7 +43,7 @@ def test_pub_and_replay_count_and_end_alike(
     archive(tmp_path / "a.gz", *bodies)
 
     published = run_nsq(["pub", "-t", "clicks", *to], stdin=b"".join(b + b"\n" for b in bodies))
-    replayed = run_nsq(["replay", str(tmp_path / "a.gz"), *to])
+    replayed = run_nsq(["replay", str(tmp_path / "a.gz"), "--yes", *to])
 
     assert (published.status, replayed.status) == (status, status)
     assert f"nsq: {counts}\n" in published.err
@@ -61,7 +61,7 @@ def test_damage_is_one_line_in_every_command_and_the_work_is_partly_done(
 
     printed = run_nsq(["archive", "cat", *both])
     planned = run_nsq(["replay", *both, "--dry-run", *to])
-    replayed = run_nsq(["replay", *both, *to])
+    replayed = run_nsq(["replay", *both, "--yes", *to])
 
     results = (printed, planned, replayed)
     assert [result.status for result in results] == [6, 6, 6]

@@ -79,7 +79,7 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
         if not is_running:
             nsqd.kill()
         before = state_of(path)
-        listed = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+        listed = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
         shown = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
         both = run_nsq(["queue", "cat", str(path), "-t", "t"])
         verified = run_nsq(["queue", "verify", str(path)])
@@ -133,7 +133,7 @@ def test_deferred_messages_of_a_database_are_listed_and_printed(
         client.publish_deferred("t", 3_600_000, b"later")
     wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 1, what="it is deferred")
 
-    rows = json.loads(run_nsq(["queue", "ls", str(path), "--json"]).out)
+    rows = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
 
     assert [(row["messages"], row["deferred"]) for row in rows if row["channel"]] == [(1, 1)]
     assert run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch"]).out == b"later\n"
@@ -151,7 +151,7 @@ def test_times_that_are_kept_beside_files_are_named(
     nsqd.stop()
     assert run_nsq(["nsqd", "--recover-only", "--data-path", str(path)]).status == 0
 
-    result = run_nsq(["queue", "ls", str(path)])
+    result = run_nsq(["queue", "list", str(path)])
 
     assert f"{path / 'nsqd.deferred'} has the times of 1 deferred message: " in result.err
 
@@ -164,7 +164,7 @@ def test_what_is_in_memory_is_shown_with_an_address(
     filled(nsqd)
 
     address = f"https://{nsqd.https_address}"
-    command = ["queue", "ls", str(path), "--json", "--nsqd-http-address", address]
+    command = ["queue", "list", str(path), "--json", "--nsqd-http-address", address]
     assert run_nsq(command).status == 5
     rows = json.loads(run_nsq([*command, "--tls-ca-file", str(certificates.ca)]).out)
 
@@ -183,7 +183,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
     before = state_of(left)
 
-    rows = json.loads(run_nsq(["queue", "ls", str(left), "--json"]).out)
+    rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     archive = tmp_path / "out.log"
     done = run_nsq(["queue", "recover", str(left), "-o", str(archive), "-c", "ch"])
     recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from plugins.archives import write_archive
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -26,7 +26,7 @@ def messages(first: int, last: int, step_ns: int = SECOND) -> list[WireMessage]:
 
 
 def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
-    return ["replay", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
+    return ["replay", "--yes", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
 
 
 def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[bytes]:
@@ -118,3 +118,26 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
     found = bodies_of(nsqd, run_nsq, "clicks", depth)
     assert set(found) == {b"body %d" % number for number in range(20_000)}
     assert depth - 20_000 <= kills * 1000
+
+
+def test_the_topics_of_others_are_published_to_after_a_question_only(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 3))
+    command = ["replay", str(tmp_path), "--nsqd-tcp-address", nsqd.tcp_address]
+
+    unasked = run_nsq(command)
+    child = nsq_on_a_terminal(command, columns=200)
+    child.expect_exact("publish 3 messages to topic clicks")
+    child.expect_exact("[y/N]")
+    child.sendline("n")
+    child.expect_exact("nothing was changed")
+    child.wait()
+
+    assert (unasked.status, child.exitstatus) == (2, 1)
+    assert "--yes" in unasked.err
+    assert nsqd.stats("clicks")["topics"] in (None, [])
+    child = nsq_on_a_terminal(command, columns=200)
+    child.expect_exact("[y/N]")
+    child.sendline("y")
+    child.expect_exact("3 confirmed")

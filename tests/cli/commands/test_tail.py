@@ -12,7 +12,7 @@ import termios
 import time
 
 import pytest
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -26,8 +26,12 @@ def clicks(nsqd: GoNsqd) -> GoNsqd:
 
 
 def place(nsqd: GoNsqd) -> list[str]:
-    address = ["--nsqd-tcp-address", nsqd.tcp_address]
-    return ["tail", "-t", "clicks", "-c", "c", *address, "--nsqd-http-address", nsqd.http_address]
+    return ["tail", "-t", "clicks", "-c", "c", *addresses(nsqd)]
+
+
+def addresses(nsqd: GoNsqd) -> list[str]:
+    tcp, http = nsqd.tcp_address, nsqd.http_address
+    return ["--nsqd-tcp-address", tcp, "--nsqd-http-address", http]
 
 
 def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
@@ -137,3 +141,55 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     assert process.wait(patience_s(10)) == 141
     assert process.stderr.read() == b""
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
+
+
+@pytest.fixture
+def working(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> list[str]:
+    """The options of a channel with a consumer and a message that it does not get."""
+    place = ["-t", "orders", "-c", "prod", *addresses(nsqd)]
+    nsqd.create_channel("orders", "prod")
+    spawn_nsq(["tail", *place, "--where", "false"])
+    wait_until(lambda: nsqd.channel_stats("orders", "prod")["client_count"] == 1, what="a consumer")
+    return place
+
+
+def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal(
+    working: list[str], run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq, nsqd: GoNsqd
+) -> None:
+    said = "orders/prod has 1 consumer, "
+
+    child = nsq_on_a_terminal(["tail", *working], columns=250)
+    child.expect_exact(said)
+    child.expect_exact("[y/N]")
+    assert nsqd.channel_stats("orders", "prod")["client_count"] == 1
+    child.sendline("")
+    child.wait()
+
+    assert child.exitstatus == 1
+    assert said in run_nsq(["tail", *working, "--for", "1ms"]).err
+    assert said not in run_nsq(["tail", *working, "--for", "1ms", "--force"]).err
+
+
+def test_off_a_terminal_too_it_says_for_what_it_waits(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> None:
+    nsqd.create_channel("orders", "a")
+    place = ["-t", "orders", *addresses(nsqd)]
+    new = spawn_nsq(["tail", *place, "-c", "hook"])
+    empty = spawn_nsq(["to-exec", *place, "-c", "a", "true"])
+
+    assert new.stderr is not None
+    assert empty.stderr is not None
+    line = b"nsq: channel orders/hook is new: it gets what is published from now on\n"
+    assert new.stderr.readline() == line
+    assert empty.stderr.readline() == b"nsq: no message for 5s: channel orders/a is empty\n"
+
+
+def test_an_empty_channel_is_looked_at_without_a_subscription(
+    run_nsq: RunNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("orders", "a")
+
+    result = run_nsq(["peek", "-t", "orders", "-c", "a", *addresses(nsqd)])
+
+    assert (result.status, result.out) == (0, b"")
+    assert result.err == "nsq: channel orders/a is empty\n"
+    assert "CLIENT" not in nsqd.log

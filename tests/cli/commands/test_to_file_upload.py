@@ -19,6 +19,8 @@ from nsqtools.archive.finding import find_archives
 
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(60.0)
+BLOCKED = ["--filename-format", "blocked/<TOPIC>.<HOST><REV>.<DATETIME>.log"]
+"""Files go to a folder of that name in the store."""
 
 
 @pytest.fixture
@@ -61,10 +63,11 @@ def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsqtools.archive.upload.LONGEST_FAILURE_S", 0.5)
-    out, blocked = tmp_path / "out", tmp_path / "blocked"
+    out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
+    blocked.parent.mkdir()
     blocked.write_text("no directory")
     nsqd.publish(TOPIC, b"one")
-    upload = ["--upload", str(blocked / "lake")]
+    upload = ["--upload", str(blocked.parent), *BLOCKED]
 
     result = run_nsq(to_file(nsqd, out, "-n", "1", *upload))
 
@@ -76,19 +79,20 @@ def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
 
     blocked.unlink()
     assert run_nsq(to_file(nsqd, out, "--for", "500ms", *upload)).status in (0, 7)
-    assert messages_at(str(blocked / "lake")) == 1
+    assert messages_at(str(blocked.parent)) == 1
 
 
 def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq
 ) -> None:
-    out, blocked = tmp_path / "out", tmp_path / "blocked"
+    out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
+    blocked.parent.mkdir()
     blocked.write_text("no directory")
     sent = 60
     limits = ["--rotate-text-size", "10KB", "--max-in-flight", "10", "--max-local-bytes", "100KB"]
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x" * 1000] * sent)
-    process = spawn_nsq(to_file(nsqd, out, "--upload", str(blocked / "lake"), *limits))
+    process = spawn_nsq(to_file(nsqd, out, "--upload", str(blocked.parent), *BLOCKED, *limits))
     wait_until(
         lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0,
         what="archiving while the store is away",
@@ -117,7 +121,7 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     assert process.returncode == 143
     assert b"consumption pauses" in stderr
     assert b"consumption goes on" in stderr
-    assert messages_at(str(blocked / "lake")) == sent
+    assert messages_at(str(blocked.parent)) == sent
 
 
 @pytest.mark.parametrize(
@@ -137,3 +141,16 @@ def test_options_that_cannot_work_are_refused_before_anything_runs(
 
     assert (result.status, said in result.err) == (2, True), result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bucket_that_is_not_there_is_named_before_a_message_is_taken(
+    run_nsq: RunNsq, nsqd: GoNsqd, bucket: Bucket, tmp_path: Path
+) -> None:
+    nsqd.publish(TOPIC, b"one")
+
+    result = run_nsq(to_file(nsqd, tmp_path / "out", "--upload", "s3://nope/nsq"))
+
+    error = "nsq: error: cannot use s3://nope/nsq (bucket nope does not exist)\n"
+    assert (result.status, result.err) == (3, error)
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert (stats["depth"], stats["requeue_count"]) == (1, 0)

@@ -204,9 +204,14 @@ def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(
     assert letter["error"].startswith("HTTP 500 Internal Server Error from http://127.0.0.1:")
 
 
-def test_an_outage_counts_against_no_message(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, dead_address: str
-) -> None:
+def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: EmbeddedServer) -> None:
+    def be_there_once() -> None:
+        listener.accept()[0].close()
+        listener.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    dead_address = f"127.0.0.1:{listener.getsockname()[1]}"
+    threading.Thread(target=be_there_once, daemon=True).start()
     timeout_s = patience_s(1)  # in which a busy machine lets it touch what it holds
     held = ["-X", f"msg_timeout={timeout_s:g}s", "--post", f"http://{dead_address}"]
     process = spawn_nsq(args(source, "-n", "3", *held))
@@ -375,6 +380,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
     requests: list[bytes] = []
 
     def serve(listener: socket.socket) -> None:
+        listener.accept()[0].close()  # it looks whether somebody is there
         for head in heads:
             client, _ = listener.accept()
             stack.callback(client.close)

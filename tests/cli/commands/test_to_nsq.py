@@ -104,11 +104,16 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
 
 
 def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pair: Pair) -> None:
-    pair.publish(*BODIES)
-    pair.target.stop()
+    pair.source.create_channel(TOPIC, CHANNEL)
     timeout_s = patience_s(1)  # in which a busy machine lets it touch what it holds
     held = ["-X", f"msg_timeout={timeout_s:g}s"]
     process = spawn_nsq(pair.args("-n", "4", *held, "--no-loop-guard"))
+    wait_until(
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["client_count"] == 1,
+        what="the destination was tried, and the subscription",
+    )
+    pair.target.stop()
+    pair.publish(*BODIES)
     wait_until(
         lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
         what="a message held",
@@ -123,6 +128,20 @@ def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pa
     assert b"delivering again" in stderr
     assert pair.arrived(4) == sorted(BODIES)
     assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+
+
+def test_a_destination_that_is_away_at_the_start_ends_it_before_a_message_is_taken(
+    run_nsq: RunNsq, pair: Pair
+) -> None:
+    pair.publish(*BODIES)
+    pair.target.stop()
+
+    result = run_nsq(pair.args("--no-loop-guard"))
+
+    assert result.status == 4
+    assert f"cannot connect to {pair.target.tcp_address}" in result.err
+    assert pair.source.channel_stats(TOPIC, CHANNEL)["client_count"] == 0
+    assert pair.left() == len(BODIES)
 
 
 def test_a_key_always_goes_to_the_same_nsqd(
