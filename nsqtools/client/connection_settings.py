@@ -9,13 +9,13 @@ themselves are imported inside the functions: a help page does not need them.
 from __future__ import annotations
 
 import logging
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import warn_of_exposure
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -122,7 +122,11 @@ def check_tls(
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file, without the final newline. Raises `ConfigurationError`."""
+    """Return the secret in a file, without the final newline. Raises `ConfigurationError`.
+
+    A file that others can read is named in the log.
+    """
+    warn_of_exposure(path)
     try:
         secret = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -145,19 +149,6 @@ def current_secret(options: ClientOptions) -> str:
     except ConfigurationError as exc:
         log.warning("%s; %s", exc, "using the one from before" if options.auth_secret else exc.hint)
         return options.auth_secret
-
-
-def exposure_of_secret(path: Path) -> str:
-    """Say who else can read a file with a secret, "" if none. Root's may be read by a group."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ""
-    allowed = stat.S_IRGRP if status.st_uid == 0 else 0
-    if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
-        return ""
-    mode = stat.S_IMODE(status.st_mode)
-    return f"others can read the secret in {path} (mode {mode:04o}): chmod 600 {path}"
 
 
 def parse_address_map(pairs: Iterable[str], given_as: str) -> dict[str, str]:

@@ -39,6 +39,7 @@ from nsqtools.protocol.names import (
     Address,
     http_url,
     parse_address,
+    shown_url,
 )
 from nsqtools.protocol.stats import NsqdStats, read_stats
 
@@ -107,13 +108,14 @@ class Cluster:
         self._clients: dict[str, NsqdHTTPClient] = {}
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
+        self._logins = {shown_url(url): url for url in urls}  # those given, with password
         tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
         self._names: dict[str, str] = {}  # of those given, as they last said it
         self._unproven = {
             http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0): tcp
             for tcp in tcp_addresses
         }
-        self._given = list(dict.fromkeys([*urls, *self._unproven]))
+        self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
         self.lookupds = {
             short_address(url): self._access.nsqlookupd(url)
             for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
@@ -295,7 +297,7 @@ class Cluster:
         url = http_url(address, NSQD_HTTP_PORT)
         with self._lock:
             if url not in self._clients:
-                self._clients[url] = self._access.nsqd(url)
+                self._clients[url] = self._access.nsqd(self._logins.get(url, url))
             return self._clients[url]
 
 
@@ -311,4 +313,4 @@ def _reason(error: Exception) -> str:
 
 def short_address(url: str) -> str:
     """Return how a daemon is shown to people: ``host:port``, or an https URL."""
-    return url.removeprefix("http://")
+    return shown_url(url).removeprefix("http://")

@@ -18,6 +18,7 @@ since when it belongs to its series; older numbers in it are not its own.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -27,7 +28,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nsqtools.cluster.queue_rows import Key, QueueRow
+from nsqtools.cluster.queue_rows import RESTING, Key, QueueRow
 from nsqtools.cluster.sampling import Sample
 
 log = logging.getLogger("nsqtools")
@@ -102,7 +103,7 @@ class History:
         for at_s, columns in frames:
             if at_s < begin_s:
                 continue
-            values = _unpack(columns[column])
+            values = _unpacked(columns[column])
             known = [
                 values[number]
                 for number, from_s in places
@@ -203,6 +204,12 @@ def _unpack(column: bytes) -> array[float]:
     return array("d", zlib.decompress(column))
 
 
+_unpacked = functools.lru_cache(256)(_unpack)
+"""For those who do not change a column: a page shows the trends of fifty queues at once."""
+
+_UNKNOWN, _NO_RATES = (math.nan,) * len(RATES), (0.0,) * len(RATES)
+
+
 def _values_of(row: QueueRow) -> Values:
     rates = row.rates
     return (
@@ -211,8 +218,10 @@ def _values_of(row: QueueRow) -> Values:
         row.deferred,
         row.clients,
         *(
-            (math.nan,) * len(RATES)
+            _UNKNOWN
             if rates is None
+            else _NO_RATES  # as most are
+            if rates is RESTING
             else (rates.ingress, rates.egress, rates.finish, rates.requeue, rates.timed_out)
         ),
         max(row.latency)[1] if row.latency else math.nan,

@@ -11,7 +11,10 @@ answers announces it. An nsqlookupd that does not answer changes nothing about t
 whose address was given is never forgotten.
 
 The threads are daemons: who quits does not wait for an nsqd that hangs. Answers are read one after
-the other, so that they leave the processor to the thread that draws.
+the other, so that they leave the processor to the thread that draws and only one is in memory.
+
+Whoever can announce an nsqd can announce a thousand that each say as much as an answer may hold. So
+an nsqd, and a sample, has a budget of JSON objects; an nsqd beyond it is named, and seldom asked.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import NamedTuple
 from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, NsqdToAsk
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
 from nsqtools.cluster.topics import is_pattern, matches, on_no_nsqd, select
-from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError
+from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolError
 from nsqtools.http.http_api import MAX_NODES, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader, read_stats
 
@@ -41,6 +44,13 @@ FORGOTTEN_S = 600.0
 """How long an nsqd is remembered that is neither announced nor reached."""
 MAX_UNANNOUNCED = MAX_NODES
 MAX_LEFT_AT_ONCE = 32
+MAX_ENTRIES_OF_NODE, MAX_ENTRIES = 200_000, 600_000
+"""JSON objects: a topic or a channel is two of them, a consumer one. A million take 1.5 GB."""
+OVER_BUDGET_S = 60.0
+
+
+class OverBudget(ProtocolError):
+    """An nsqd says more than is kept of one, or than there is room for beside the others."""
 
 
 class Question(NamedTuple):
@@ -153,9 +163,14 @@ class _Node:
     report: NodeReport | None = None
     measured: list[QueueRow] = field(default_factory=list)
     rows: list[QueueRow] = field(default_factory=list)
+    entries: int = 0
     consumers: list[ConsumerRow] = field(default_factory=list)
     consumers_of: Question = QUEUES_ONLY
     heap: int | None = None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether an nsqd that is announced, or answers, is to be asked."""
+        return not isinstance(self.error, OverBudget) or now_s - self.tried_s >= OVER_BUDGET_S
 
     @property
     def seen_s(self) -> float:
@@ -313,6 +328,7 @@ class Sampler:
         due = [node for node in left if now_s - node.tried_s >= LOOKUP_S]
         due.sort(key=lambda node: node.tried_s)
         asked = [node for node in nodes if node.is_announced or node.error is None]
+        asked = [node for node in asked if node.is_due(now_s)]
         asked.sort(key=lambda node: node.error is not None)
         asked += due[:MAX_LEFT_AT_ONCE]
         for node in asked:
@@ -347,7 +363,7 @@ class Sampler:
         only = wanted.topics[0] if len(wanted.topics) == 1 else ""
         is_scoped = question.consumers and bool(question.topic)
         began_s = time.monotonic()
-        document = client.stats(
+        answer = client.ask_stats(
             # nsqd leaves the rest out itself where one name is asked for
             "" if is_pattern(only) or node.answered_s is None else only,
             clients=wanted.clients or (question.consumers and not is_scoped),
@@ -356,7 +372,10 @@ class Sampler:
         at_s = (began_s + time.monotonic()) / 2
         scoped = client.stats(question.topic, question.channel, clients=True) if is_scoped else None
         with self._reading:
-            report = NodeReport(node.nsqd.address, at_s, node.reader.read(document))
+            entries = self._check_budget(node, answer)
+            stats = node.reader.read_json(bytes(answer), client.decode_stats)
+            del answer
+            report = NodeReport(node.nsqd.address, at_s, stats)
             measured = node.meter.measure(report)
             consumers = []
             if question.consumers:
@@ -367,10 +386,25 @@ class Sampler:
             rows = [row for row in measured if wanted.covers(row)]
         with self._changed:
             node.report, node.measured, node.rows = report, measured, rows
+            node.entries = entries
             node.consumers, node.consumers_of = consumers, question
             if question.memory:
                 node.heap = (report.stats.memory or {}).get("heap_in_use_bytes")
             node.answered_s, node.answered_at_s = time.monotonic(), time.time()
+
+    def _check_budget(self, node: _Node, answer: bytearray) -> int:
+        """Return how many entries an answer has. Raises `OverBudget`."""
+        entries = answer.count(b"{")
+        with self._changed:
+            others = sum(each.entries for each in self._nodes.values() if each is not node)
+        most = min(MAX_ENTRIES_OF_NODE, MAX_ENTRIES - others)
+        if entries > most:
+            raise OverBudget(
+                f"{node.nsqd.client.url}: its statistics have {entries} entries, and there is room"
+                f" for {max(0, most)}",
+                hint="Name those nsqd that you trust with allow_announced (nsq: -X).",
+            )
+        return entries
 
     def _wait_for(self, asked: Sequence[_Node]) -> None:
         """Wait for answers; the first time until a daemon has answered."""

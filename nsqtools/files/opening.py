@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -235,6 +236,30 @@ def _lock_byte(descriptor: int, place: int, kind: int) -> bool:
 
 
 log = logging.getLogger("nsqtools")
+
+
+def exposure_of_secret(path: Path) -> str:
+    """Say who else can read a file with a secret, "" if none. Root's may be read by a group."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    allowed = stat.S_IRGRP if status.st_uid == 0 else 0
+    if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
+        return ""
+    mode = stat.S_IMODE(status.st_mode)
+    return f"others can read the secret in {path} (mode {mode:04o}): chmod 600 {path}"
+
+
+@functools.cache
+def warn_of_exposure(path: Path) -> None:
+    """Name a file with a secret, password or key that others can read, once, in the log.
+
+    Whatever reads such a file calls this.
+    """
+    if problem := exposure_of_secret(path):
+        log.warning("%s", problem)
+
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ Standard input of a run is a file in memory that holds the bodies, so nothing ha
 persistent command is fed over a pipe, with lines of JSON (as ``nsq tail --json`` prints them), and
 answers a line for each, in their order.
 
-Everything but `parts` and `submit` runs on a thread of its own, which never waits for a command.
+`_Commands` and what it has run on a thread of their own, which never waits for a command.
 
 Traps. A background process that a command left may hold its output open: the end of a command is
 its exit, never the end of its output; what it has printed is in the pipe by then. An answer of a
@@ -26,6 +26,7 @@ import signal
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -33,7 +34,7 @@ from typing import IO, Any
 from nsqtools.client.message import most_attempts
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import OutputError
-from nsqtools.forward.command_starter import Starter
+from nsqtools.forward.command_starter import End, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.text import escape_line
 from nsqtools.records.envelope import Envelope, encode_many
@@ -85,72 +86,14 @@ class _Work:
             report(parcel, outcome)
 
 
-class _Worker:
-    """Where one command runs at a time: its pipes, and the work that it has not answered."""
-
-    def __init__(self) -> None:
-        self.token = 0  # of the command that runs
-        self.work: collections.deque[_Work] = collections.deque()
-        self.since = 0.0  # when the first of these began
-        self.timer: asyncio.TimerHandle | None = None
-        self.fds: dict[int, int] = {}  # our end of its stdin, stdout and stderr
-        self.theirs: list[int] = []  # kept open, so that a pipe never ends
-        self.rests = {1: b"", 2: b""}  # begun lines
-        self.unwritten = b""
-        self.error = ""  # why we have ended it
-        self.delays = RetryDelays(RESTART_BASE_S, RESTART_MAX_S)
-        self.retry_at = 0.0
-
-    def is_able(self, now: float) -> bool:
-        """Tell whether a persistent command may be given messages, or started."""
-        return now >= self.retry_at and not self.error
-
-    def close(self) -> None:
-        for fd in (*self.fds.values(), *self.theirs):
-            os.close(fd)
-        self.fds, self.theirs, self.unwritten = {}, [], b""
-
-
 class ExecSink:
     """Runs commands. ``write`` is given what they print, line by line."""
 
     def __init__(self, settings: ExecSettings, write: Write) -> None:
         self._settings = settings
         self._write = write
-        self._failure: Exception | None = None
-        self._submitted: collections.deque[_Work] = collections.deque()
-        self._is_woken = False
-        self._gathered: dict[str, list[_Work]] = {}
-        self._waiting: collections.deque[_Work] = collections.deque()
-        self._workers = [_Worker() for _ in range(settings.workers)]
-        self._running: dict[int, _Worker] = {}  # by token
-        self._tokens = itertools.count(1)
-        self._is_stopping = False
-        self._words = [os.fsencode(settings.program), *map(os.fsencode, settings.words[1:])]
+        self._commands: _Commands | None = None  # with the first message
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop  # these two with the first message
-        self._starter: Starter
-
-    def _begin(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._fail)
-        self._starter = Starter()
-        self._loop.add_reader(self._starter.replies, self._collect)
-        self._thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            for worker in self._workers:
-                self._close(worker)
-            self._loop.close()
-
-    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failure = context.get("exception") or RuntimeError(context["message"])
-
-    # -- the forwarder's thread -----------------------------------------------------------------
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """A part for each message: the batches are made here."""
@@ -158,371 +101,449 @@ class ExecSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Have a command run for one part."""
-        if self._thread is None:
-            self._begin()
-        self._submitted.append(_Work((parcel,), (report,)))
-        if not self._is_woken:
-            self._is_woken = True
-            self._loop.call_soon_threadsafe(self._take)
+        if self._commands is None:
+            self._commands = _Commands(self._settings, self._write)
+            self._thread = threading.Thread(target=self._commands.run, name="nsq-exec", daemon=True)
+            self._thread.start()
+        self._commands.submit(_Work((parcel,), (report,)))
 
     def check(self) -> None:
         """Raise `OutputError` where output has nowhere to go, ``RuntimeError`` for a defect."""
-        if isinstance(self._failure, OutputError):
-            raise self._failure
-        if self._failure is not None:
-            raise RuntimeError("the thread of the commands failed") from self._failure
+        failure = self._commands.failure if self._commands is not None else None
+        if isinstance(failure, OutputError):
+            raise failure
+        if failure is not None:
+            raise RuntimeError("the thread of the commands failed") from failure
 
     def stop(self, timeout_s: float) -> None:
         """End the commands that still run; their messages are not reported."""
-        if self._thread is None:
+        if self._commands is None or self._thread is None:
             return
-        self._loop.call_soon_threadsafe(self._begin_stop)
+        loop = self._commands.loop
+        loop.call_soon_threadsafe(self._commands.begin_stop)
         self._thread.join(KILL_AFTER_S)
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
-        self._starter.close()
+        self._commands.starter.close()
 
-    # -- what is to be done ---------------------------------------------------------------------
+
+class _Commands:
+    """What waits for a command, and where commands run. All but `submit` is for the thread."""
+
+    def __init__(self, settings: ExecSettings, write: Write) -> None:
+        self.settings = settings
+        self.write = write
+        self.failure: Exception | None = None
+        self.waiting: collections.deque[_Work] = collections.deque()
+        self.is_stopping = False
+        self.running: dict[int, _Worker] = {}  # by token
+        self.tokens = itertools.count(1)
+        self.words = [os.fsencode(settings.program), *map(os.fsencode, settings.words[1:])]
+        self._submitted: collections.deque[_Work] = collections.deque()
+        self._is_woken = False
+        self._gathered: dict[str, list[_Work]] = {}
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._fail)
+        self._begin_starter()
+        each = range(settings.workers)
+        self._runs = [] if settings.is_persistent else [_Run(self) for _ in each]
+        self._kept = [_Kept(self) for _ in each] if settings.is_persistent else []
+
+    def run(self) -> None:
+        """Until the loop is stopped."""
+        try:
+            self.loop.run_forever()
+        finally:
+            for worker in (*self._runs, *self._kept):
+                worker.close()
+            self.loop.close()
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.failure = context.get("exception") or RuntimeError(context["message"])
+
+    def submit(self, work: _Work) -> None:
+        """Add work, on the forwarder's thread."""
+        self._submitted.append(work)
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
         self._is_woken = False
         while self._submitted:
             work = self._submitted.popleft()
-            if self._settings.batch > 1:
+            if self.settings.batch > 1:
                 self._gather(work)
             else:
-                self._waiting.append(work)
-        self._go_on()
+                self.waiting.append(work)
+        self.go_on()
 
     def _gather(self, work: _Work) -> None:
         """Batches are of one topic, from whichever nsqd."""
         topic = work.parcels[0].messages.topic
         gathered = self._gathered.setdefault(topic, [])
         gathered.append(work)
-        if len(gathered) == self._settings.batch:
+        if len(gathered) == self.settings.batch:
             self._close_batch(topic)
         elif len(gathered) == 1:
-            self._loop.call_later(self._settings.batch_wait_s, self._batch_is_due, topic, work)
+            self.loop.call_later(self.settings.batch_wait_s, self._batch_is_due, topic, work)
 
     def _batch_is_due(self, topic: str, first: _Work) -> None:
         if self._gathered.get(topic, [None])[0] is first:
             self._close_batch(topic)
-            self._go_on()
+            self.go_on()
 
     def _close_batch(self, topic: str) -> None:
         batch = self._gathered.pop(topic)
         parcels = [parcel for work in batch for parcel in work.parcels]
-        self._waiting.append(_Work(parcels, [report for work in batch for report in work.reports]))
+        self.waiting.append(_Work(parcels, [report for work in batch for report in work.reports]))
 
-    def _go_on(self) -> None:
-        if self._is_stopping:
+    def go_on(self) -> None:
+        """Give out what waits, as far as there is somebody for it."""
+        if self.is_stopping:
             return
-        if self._settings.is_persistent:
-            self._feed()
+        for run in self._runs:
+            while self.waiting and not run.token:
+                run.begin(self.waiting.popleft())
+        now = time.monotonic()
+        fed = set()
+        while self.waiting and self._kept:
+            kept = min(self._kept, key=lambda each: (not each.is_able(now), len(each.work)))
+            if not kept.is_able(now) or len(kept.work) >= MAX_GIVEN:
+                break
+            if kept.token or kept.begin():
+                kept.give(self.waiting.popleft(), now)
+                fed.add(kept)
+        for kept in fed:
+            kept.write_on()
+
+    def begin_stop(self) -> None:
+        """End all commands, and the loop after them."""
+        self.is_stopping = True
+        for worker in self.running.values():
+            worker.begin_stop()
+        if not self.running:
+            self.loop.stop()
+
+    def _begin_starter(self) -> None:
+        self.starter = Starter()
+        self.loop.add_reader(self.starter.replies, self._collect)
+
+    def _collect(self) -> None:
+        """Act on the ends of commands."""
+        ended = self.starter.read()
+        if ended is None:  # it was killed, and they with it
+            self.loop.remove_reader(self.starter.replies)
+            self.starter.lost()
+            self._begin_starter()
+            ended = [End(token, -signal.SIGKILL, 0) for token in self.running]
+        for token, status, error in ended:
+            if (worker := self.running.pop(token, None)) is not None:
+                worker.has_ended(status, error)
+
+
+class _Worker(ABC):
+    """Where one command runs at a time: its pipes, and the work that it has not answered."""
+
+    def __init__(self, commands: _Commands) -> None:
+        self.commands = commands
+        self.settings = commands.settings
+        self.token = 0  # of the command that runs
+        self.work: collections.deque[_Work] = collections.deque()
+        self.since = 0.0  # when the first of these began
+        self.error = ""  # why we have ended it
+        self.fds: dict[int, int] = {}  # our end of its stdin, stdout and stderr
+        self.theirs: list[int] = []  # kept open, so that a pipe never ends
+        self._timer: asyncio.TimerHandle | None = None
+        self._rests = {1: b"", 2: b""}  # begun lines
+
+    @abstractmethod
+    def settle(self, status: int, error: int) -> None:
+        """Report what the end of the command means."""
+
+    def open(self, *, has_stdin: bool = False) -> None:
+        """Make the pipes. Raises ``OSError``."""
+        if has_stdin:
+            theirs, self.fds[0] = os.pipe()
+            self.theirs.append(theirs)
+        for stream in (1, 2):
+            self.fds[stream], theirs = os.pipe()
+            self.theirs.append(theirs)
+            self.commands.loop.add_reader(self.fds[stream], self._has_printed, stream)
+        for fd in self.fds.values():
+            os.set_blocking(fd, False)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for stream, fd in self.fds.items():
+            loop = self.commands.loop
+            (loop.remove_reader if stream else loop.remove_writer)(fd)
+        for fd in (*self.fds.values(), *self.theirs):
+            os.close(fd)
+        self.fds, self.theirs = {}, []
+
+    def start(self, words: Sequence[bytes], environ: dict[str, str], fds: Sequence[int]) -> None:
+        """Have a command started. Raises ``OSError``."""
+        token = next(self.commands.tokens)
+        added = [f"NSQ_{name}={value}".encode() for name, value in environ.items()]
+        self.commands.starter.start(token, words, added, fds)
+        self.token, self.error, self.since = token, "", time.monotonic()
+        self.commands.running[token] = self
+        self.watch()
+
+    def has_ended(self, status: int, error: int) -> None:
+        """Act on the end of the command: what it has printed is in the pipes."""
+        for stream in (1, 2):
+            self._read(stream)
+            self._lines(stream, is_end=True)
+        self.token = 0
+        self.settle(status, error)
+        if self.commands.is_stopping and not self.commands.running:
+            self.commands.loop.stop()
+        self.commands.go_on()
+
+    def watch(self) -> None:
+        """See that the first work is done in time."""
+        if self.settings.timeout_s and self._timer is None:
+            self._check_time()
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if not self.token or not self.work or self.error:
             return
-        for worker in self._workers:
-            while self._waiting and not worker.token:
-                self._run_once(worker, self._waiting.popleft())
+        left_s = self.since + self.settings.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self.end(f"{self.settings.words[0]} took longer than {self.settings.timeout_s:g} s")
+        else:
+            self._timer = self.commands.loop.call_later(left_s, self._check_time)
 
-    # -- one run for each -----------------------------------------------------------------------
+    def end(self, error: str) -> None:
+        """End the command; ``error`` says why."""
+        self.error = error
+        token, starter = self.token, self.commands.starter
+        starter.signal(token, signal.SIGTERM)
+        self.commands.loop.call_later(KILL_AFTER_S, starter.signal, token, signal.SIGKILL)
 
-    def _run_once(self, worker: _Worker, work: _Work) -> None:
+    def begin_stop(self) -> None:
+        """End the command because all ends."""
+        self.commands.starter.signal(self.token, signal.SIGTERM)
+
+    def cannot_start(self, error: int | None) -> Outcome:
+        reason = os.strerror(error or 0)
+        return Outcome(Fate.UNREACHABLE, f"cannot start {self.settings.words[0]} ({reason})")
+
+    # -- what it prints
+
+    def _has_printed(self, stream: int) -> None:
+        self._read(stream)
+        self.commands.go_on()  # where it has answered
+
+    def _read(self, stream: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while stream in self.fds:
+                data = os.read(self.fds[stream], 1 << 16)
+                self._rests[stream] += data
+                self._lines(stream)
+                if len(data) < 1 << 16:
+                    return
+
+    def _lines(self, stream: int, *, is_end: bool = False) -> None:
+        is_answer = stream == 1 and self.settings.is_persistent
+        *lines, rest = self._rests[stream].split(b"\n")
+        if len(rest) > MAX_LINE or (rest and is_end and not is_answer):
+            lines.append(rest)
+            rest = b""
+        self._rests[stream] = b"" if is_end else rest
+        if lines:
+            self.printed(stream, lines)
+
+    def printed(self, stream: int, lines: Sequence[bytes]) -> None:
+        """Pass on what the command has printed."""
+        tag = self._tag()
+        try:
+            self.commands.write(stream, b"".join(b"%b%b\n" % (tag, line) for line in lines))
+        except OutputError as exc:
+            self.commands.failure = self.commands.failure or exc
+
+    def _tag(self) -> bytes:
+        if not self.settings.is_tagged or not self.work:
+            return b""
+        messages = self.work[0].parcels[0].messages
+        what = messages.topic.encode()
+        return b"%b | " % (what if self.settings.batch > 1 else what + b" " + messages[0].id)
+
+
+class _Run(_Worker):
+    """A command for each message, or for each batch."""
+
+    def begin(self, work: _Work) -> None:
+        """Run a command, unless what it would be given is answered or cannot be given."""
         live = [parcel for parcel in work.parcels if not parcel.messages[0].is_answered]
-        bodies = [parcel.bodies[0] for parcel in live]
-        messages = [parcel.messages[0] for parcel in live]
-        if not messages:
+        if not live:
             work.report(TAKEN_BACK)
             return
-        words = self._words
-        if self._settings.takes_argument:
-            words = [word.replace(PLACE, bodies[0]) for word in words[1:]]
-            words.insert(0, self._words[0])
-        if fault := self._fault(bodies):
-            self._settle_run(work, Outcome(Fate.REFUSED, fault, may_split=True))
+        settings, words = self.settings, self.commands.words
+        bodies = [parcel.bodies[0] for parcel in live]
+        messages = [parcel.messages[0] for parcel in live]
+        if fault := _fault(settings, bodies):
+            self._report(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
-        environ = [("TOPIC", messages[0].topic), ("CHANNEL", self._settings.channel)]
-        environ.append(("ATTEMPTS", str(most_attempts(messages))))
-        if self._settings.batch == 1:
-            environ.append(("MESSAGE_ID", messages[0].id.decode("latin-1")))
-            environ.append(("TIMESTAMP", str(messages[0].timestamp_ns)))
-        worker.work.append(work)
+        environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
+        environ["ATTEMPTS"] = str(most_attempts(messages))
+        if settings.batch == 1:
+            environ["MESSAGE_ID"] = messages[0].id.decode("latin-1")
+            environ["TIMESTAMP"] = str(messages[0].timestamp_ns)
+            given = bodies[0]
+        else:
+            given = b"".join(body + b"\n" for body in bodies)
+        if settings.takes_argument:
+            words = [words[0], *(word.replace(PLACE, bodies[0]) for word in words[1:])]
+            given = b""
+        self.work.append(work)
         try:
-            with _held(b"" if self._settings.takes_argument else self._input(bodies)) as stdin:
-                if not worker.fds:
-                    self._open(worker)
-                self._start(worker, words, environ, [stdin.fileno(), *worker.theirs])
+            with _held(given) as stdin:
+                if not self.fds:
+                    self.open()
+                self.start(words, environ, [stdin.fileno(), *self.theirs])
         except OSError as exc:
-            worker.work.popleft().report(Outcome(Fate.UNREACHABLE, self._cannot_start(exc)))
+            self.work.popleft().report(self.cannot_start(exc.errno))
 
-    def _fault(self, bodies: Sequence[bytes]) -> str:
-        if self._settings.takes_argument and b"\0" in bodies[0]:
-            return "its body has a NUL, which an argument cannot have"
-        if self._settings.batch > 1 and any(b"\n" in body for body in bodies):
-            return "its body has a line break, and a batch is a line for each message"
-        return ""
-
-    def _input(self, bodies: Sequence[bytes]) -> bytes:
-        return bodies[0] if self._settings.batch == 1 else b"".join(body + b"\n" for body in bodies)
-
-    def _run_ended(self, worker: _Worker, status: int, error: int) -> None:
-        program = self._settings.words[0]
-        if worker.error:
-            outcome = Outcome(Fate.FAILED, worker.error)
+    def settle(self, status: int, error: int) -> None:
+        program = self.settings.words[0]
+        if self.commands.is_stopping and (status or error):
+            return
+        if self.error:
+            outcome = Outcome(Fate.FAILED, self.error)
         elif error == errno.E2BIG:
             outcome = Outcome(Fate.REFUSED, "its body is too long for an argument")
         elif error:
-            outcome = Outcome(
-                Fate.UNREACHABLE, self._cannot_start(OSError(error, os.strerror(error)))
-            )
+            outcome = self.cannot_start(error)
         elif status == 0:
             outcome = DELIVERED
         elif status == TEMPORARY_FAILURE:
-            outcome = Outcome(Fate.BUSY, f"{program} ended with status {status}")
-        elif status in self._settings.fatal:
-            outcome = Outcome(Fate.REFUSED, f"{program} ended with status {status}", may_split=True)
+            outcome = Outcome(Fate.BUSY, f"{program} {_ended(status)}")
+        elif status in self.settings.fatal:
+            outcome = Outcome(Fate.REFUSED, f"{program} {_ended(status)}", may_split=True)
         else:
             outcome = Outcome(Fate.FAILED, f"{program} {_ended(status)}", may_split=status > 0)
-        self._settle_run(worker.work.popleft(), outcome)
-        self._go_on()
+        self._report(self.work.popleft(), outcome)
 
-    def _settle_run(self, work: _Work, outcome: Outcome) -> None:
+    def _report(self, work: _Work, outcome: Outcome) -> None:
         """A batch in which a message may be to blame for the others is run again in halves."""
         middle = len(work.parcels) // 2
         if outcome.may_split and middle:
             for half in (slice(middle, None), slice(middle)):
-                self._waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
+                self.commands.waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
         else:
             work.report(outcome)
 
-    # -- commands that keep running -------------------------------------------------------------
 
-    def _feed(self) -> None:
-        now = time.monotonic()
-        lines: dict[_Worker, list[bytes]] = {}
-        while self._waiting:
-            worker = min(self._workers, key=lambda each: (not each.is_able(now), len(each.work)))
-            if not worker.is_able(now) or len(worker.work) >= MAX_GIVEN:
-                break
-            if not worker.token and not self._keep_running(worker):
-                continue
-            work = self._waiting.popleft()
-            if work.parcels[0].messages[0].is_answered:
-                work.report(TAKEN_BACK)
-                continue
-            if not worker.work:
-                worker.since = now
-                self._watch(worker)
-            worker.work.append(work)
-            lines.setdefault(worker, []).append(_line(work.parcels[0]))
-        for worker, each in lines.items():
-            worker.unwritten += b"".join(each)
-            self._write_on(worker)
+class _Kept(_Worker):
+    """A command that keeps running."""
 
-    def _keep_running(self, worker: _Worker) -> bool:
-        self._close(worker)
+    def __init__(self, commands: _Commands) -> None:
+        super().__init__(commands)
+        self._unwritten = bytearray()
+        self._delays = RetryDelays(RESTART_BASE_S, RESTART_MAX_S)
+        self._retry_at = 0.0
+
+    def is_able(self, now: float) -> bool:
+        """Tell whether it may be given messages, or started."""
+        return now >= self._retry_at and not self.error
+
+    def begin(self) -> bool:
+        """Start the command; return False, and report for the message that waits, if not."""
         try:
-            self._open(worker, has_stdin=True)
-            self._start(worker, self._words, [("CHANNEL", self._settings.channel)], worker.theirs)
+            self.open(has_stdin=True)
+            self.start(self.commands.words, {"CHANNEL": self.settings.channel}, self.theirs)
         except OSError as exc:
-            worker.work.append(self._waiting.popleft())
-            self._rest(worker, Outcome(Fate.UNREACHABLE, self._cannot_start(exc)))
+            self.close()
+            self.work.append(self.commands.waiting.popleft())
+            self._rest(self.cannot_start(exc.errno))
             return False
         return True
 
-    def _write_on(self, worker: _Worker) -> None:
-        fd = worker.fds.get(0)
-        if fd is None:
+    def give(self, work: _Work, now: float) -> None:
+        """Give it a message; `write_on` writes it."""
+        if work.parcels[0].messages[0].is_answered:
+            work.report(TAKEN_BACK)
+            return
+        if not self.work:
+            self.since = now
+        self.work.append(work)
+        self.watch()
+        self._unwritten += _line(work.parcels[0])
+
+    def write_on(self) -> None:
+        """Write what it is given, as far as its pipe takes it."""
+        if (fd := self.fds.get(0)) is None:
             return
         try:
-            while worker.unwritten:
-                worker.unwritten = worker.unwritten[os.write(fd, worker.unwritten) :]
+            while self._unwritten:
+                del self._unwritten[: os.write(fd, self._unwritten)]
         except BlockingIOError:
-            self._loop.add_writer(fd, self._write_on, worker)
+            self.commands.loop.add_writer(fd, self.write_on)
+            return
         except OSError:  # it reads no more: its end says why
-            worker.unwritten = b""
-            self._loop.remove_writer(fd)
-        else:
-            self._loop.remove_writer(fd)
+            self._unwritten.clear()
+        self.commands.loop.remove_writer(fd)
 
-    def _answered(self, worker: _Worker, lines: Sequence[bytes]) -> None:
-        for line in lines:
+    def printed(self, stream: int, lines: Sequence[bytes]) -> None:
+        """Take answers from standard output."""
+        if stream != 1:
+            super().printed(stream, lines)
+            return
+        for line in lines if not self.error else ():
             outcome = _outcome(line)
-            if outcome is None or not worker.work:
+            if outcome is None or not self.work:
                 said = escape_line(line[:100].decode("utf-8", "replace"))
-                self._end(worker, f"{self._settings.words[0]} gave no answer but '{said}'")
+                self.end(f"{self.settings.words[0]} gave no answer but '{said}'")
                 return
-            worker.work.popleft().report(outcome)
-        worker.since = time.monotonic()
-        worker.delays.reset()
+            self.work.popleft().report(outcome)
+        self.since = time.monotonic()
+        self._delays.reset()
 
-    def _stopped_running(self, worker: _Worker, status: int, error: int) -> None:
+    def settle(self, status: int, error: int) -> None:
         """The oldest message may have ended it; the others are given to the next one."""
-        why, fate = worker.error or f"{self._settings.words[0]} {_ended(status)}", Fate.FAILED
+        self.close()
+        self._unwritten.clear()
+        if self.commands.is_stopping:
+            return
+        why = self.error or f"{self.settings.words[0]} {_ended(status)}"
+        outcome = Outcome(Fate.BUSY if status == TEMPORARY_FAILURE else Fate.FAILED, why)
         if error:
-            why, fate = self._cannot_start(OSError(error, os.strerror(error))), Fate.UNREACHABLE
-        elif status == TEMPORARY_FAILURE:
-            fate = Fate.BUSY
-        if worker.work:
-            self._rest(worker, Outcome(fate, why))
-        elif status or worker.error:
-            worker.error = ""
+            outcome = self.cannot_start(error)
+        if self.work:
+            self._rest(outcome)
+        elif status or self.error:
+            self.error = ""
             log.warning("%s", why)
-        self._go_on()
 
-    def _rest(self, worker: _Worker, outcome: Outcome) -> None:
-        delay_s = worker.delays.next_delay_s()
-        worker.retry_at = time.monotonic() + delay_s
-        self._loop.call_later(delay_s, self._go_on)
-        worker.error = ""
-        worker.work.popleft().report(outcome)
-        self._waiting.extendleft(reversed(worker.work))
-        worker.work.clear()
+    def _rest(self, outcome: Outcome) -> None:
+        delay_s = self._delays.next_delay_s()
+        self._retry_at = time.monotonic() + delay_s
+        self.commands.loop.call_later(delay_s, self.commands.go_on)
+        self.error = ""
+        self.work.popleft().report(outcome)
+        self.commands.waiting.extendleft(reversed(self.work))
+        self.work.clear()
 
-    # -- processes ------------------------------------------------------------------------------
-
-    def _open(self, worker: _Worker, *, has_stdin: bool = False) -> None:
-        if has_stdin:
-            theirs, ours = os.pipe()
-            os.set_blocking(ours, False)
-            worker.fds[0] = ours
-            worker.theirs.append(theirs)
-        for stream in (1, 2):
-            ours, theirs = os.pipe()
-            os.set_blocking(ours, False)
-            worker.fds[stream] = ours
-            worker.theirs.append(theirs)
-            self._loop.add_reader(ours, self._has_printed, worker, stream)
-
-    def _close(self, worker: _Worker) -> None:
-        for stream, fd in worker.fds.items():
-            (self._loop.remove_reader if stream else self._loop.remove_writer)(fd)
-        worker.close()
-
-    def _start(
-        self,
-        worker: _Worker,
-        words: Sequence[bytes],
-        environ: Sequence[tuple[str, str]],
-        fds: Sequence[int],
-    ) -> None:
-        token = next(self._tokens)
-        added = [f"NSQ_{name}={value}".encode() for name, value in environ]
-        self._starter.start(token, words, added, fds)
-        worker.token, worker.error, worker.since = token, "", time.monotonic()
-        self._running[token] = worker
-        self._watch(worker)
-
-    def _cannot_start(self, exc: OSError) -> str:
-        return f"cannot start {self._settings.words[0]} ({exc.strerror})"
-
-    def _collect(self) -> None:
-        """Act on the ends of commands."""
-        ended = self._starter.read()
-        if ended is None:
-            self._start_again()
+    def begin_stop(self) -> None:
+        if self.work or 0 not in self.fds:
+            super().begin_stop()
             return
-        for token, status, error in ended:
-            worker = self._running.pop(token, None)
-            if worker is not None:
-                self._ended(worker, status, error)
+        self.commands.loop.remove_writer(self.fds[0])
+        os.close(self.fds.pop(0))  # it has a moment to end by itself
+        self.commands.loop.call_later(GRACE_S, super().begin_stop)
 
-    def _ended(self, worker: _Worker, status: int, error: int) -> None:
-        for stream in (1, 2):
-            self._read(worker, stream)
-            self._lines(worker, stream, is_end=True)
-        worker.token = 0
-        if self._settings.is_persistent:
-            self._close(worker)
-        if self._is_stopping:
-            if worker.work and not status and not self._settings.is_persistent:
-                worker.work.popleft().report(DELIVERED)
-            if not self._running:
-                self._loop.stop()
-        elif self._settings.is_persistent:
-            self._stopped_running(worker, status, error)
-        else:
-            self._run_ended(worker, status, error)
 
-    def _start_again(self) -> None:
-        """The process that starts commands was killed, and they with it."""
-        self._loop.remove_reader(self._starter.replies)
-        self._starter.lost()
-        self._starter = Starter()
-        self._loop.add_reader(self._starter.replies, self._collect)
-        running, self._running = self._running, {}
-        for worker in running.values():
-            self._ended(worker, -signal.SIGKILL, 0)
-
-    def _watch(self, worker: _Worker) -> None:
-        if self._settings.timeout_s and worker.timer is None:
-            self._check_time(worker)
-
-    def _check_time(self, worker: _Worker) -> None:
-        worker.timer = None
-        if not worker.token or not worker.work or worker.error:
-            return
-        left_s = worker.since + self._settings.timeout_s - time.monotonic()
-        if left_s <= 0:
-            limit = f"{self._settings.timeout_s:g} s"
-            self._end(worker, f"{self._settings.words[0]} took longer than {limit}")
-        else:
-            worker.timer = self._loop.call_later(left_s, self._check_time, worker)
-
-    def _end(self, worker: _Worker, error: str) -> None:
-        worker.error = error
-        self._starter.signal(worker.token, signal.SIGTERM)
-        self._loop.call_later(KILL_AFTER_S, self._starter.signal, worker.token, signal.SIGKILL)
-
-    def _begin_stop(self) -> None:
-        self._is_stopping = True
-        for token, worker in self._running.items():
-            if 0 in worker.fds and not worker.work:  # it has a moment to end by itself
-                self._loop.remove_writer(worker.fds[0])
-                os.close(worker.fds.pop(0))
-                self._loop.call_later(GRACE_S, self._starter.signal, token, signal.SIGTERM)
-            else:
-                self._starter.signal(token, signal.SIGTERM)
-        if not self._running:
-            self._loop.stop()
-
-    # -- what they print ------------------------------------------------------------------------
-
-    def _has_printed(self, worker: _Worker, stream: int) -> None:
-        self._read(worker, stream)
-        self._go_on()  # where it has answered
-
-    def _read(self, worker: _Worker, stream: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while stream in worker.fds:
-                data = os.read(worker.fds[stream], 1 << 16)
-                worker.rests[stream] += data
-                self._lines(worker, stream)
-                if len(data) < 1 << 16:
-                    return
-
-    def _lines(self, worker: _Worker, stream: int, *, is_end: bool = False) -> None:
-        is_answer = stream == 1 and self._settings.is_persistent
-        *lines, rest = worker.rests[stream].split(b"\n")
-        if len(rest) > MAX_LINE or (rest and is_end and not is_answer):
-            lines.append(rest)
-            rest = b""
-        worker.rests[stream] = b"" if is_end else rest
-        if is_answer and not worker.error:
-            self._answered(worker, lines)
-        if is_answer or not lines:
-            return
-        try:
-            self._write(stream, b"".join(b"%b%b\n" % (self._tag(worker), line) for line in lines))
-        except OutputError as exc:
-            self._failure = self._failure or exc
-
-    def _tag(self, worker: _Worker) -> bytes:
-        if not self._settings.is_tagged or not worker.work:
-            return b""
-        messages = worker.work[0].parcels[0].messages
-        what = messages.topic.encode()
-        return b"%b | " % (what if self._settings.batch > 1 else what + b" " + messages[0].id)
+def _fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:
+    if settings.takes_argument and b"\0" in bodies[0]:
+        return "its body has a NUL, which an argument cannot have"
+    if settings.batch > 1 and any(b"\n" in body for body in bodies):
+        return "its body has a line break, and a batch is a line for each message"
+    return ""
 
 
 def _held(data: bytes) -> IO[bytes]:

@@ -25,10 +25,11 @@ import json
 import logging
 import random
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -49,6 +50,7 @@ from nsqtools.protocol.names import (
     is_valid_name,
     lookup_url,
     parse_address,
+    shown_url,
 )
 from nsqtools.protocol.text import escape_line
 
@@ -69,6 +71,8 @@ _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 class HTTPAPI:
     """One HTTP address. ``url`` is the base URL; ``timeout_s`` is for a whole exchange.
 
+    User, password and query of the address are sent, and not shown: ``url`` has none of them.
+
     Thread-safe. Close it, or use it as a context manager.
     """
 
@@ -86,13 +90,18 @@ class HTTPAPI:
 
         from nsqtools.http.exchange import Exchanges
 
-        self.url = url
+        self.url = shown_url(url)
         try:
             httpx.URL(url)
         except httpx.InvalidURL:
-            raise ConfigurationError(f"invalid HTTP address {url!r}") from None
+            raise ConfigurationError(f"invalid HTTP address {self.url!r}") from None
+        parts = urlsplit(url)
+        login, _, netloc = parts.netloc.rpartition("@")
+        self._url = urlunsplit(parts._replace(netloc=netloc))
         headers = {"Accept": NSQ_V1}
-        if bearer:  # user and password in the URL take its place
+        if login:
+            headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
+        elif bearer:
             headers["Authorization"] = f"Bearer {bearer}"
         self._exchanges = Exchanges(
             connect_timeout_s=connect_timeout_s,
@@ -233,7 +242,7 @@ class HTTPAPI:
             )
         return ConnectionFailed(f"{self.url}: {reason}")
 
-    def _decode(self, body: bytearray) -> Any:
+    def _decode(self, body: bytes | bytearray) -> Any:
         """Read JSON, wrapped or not. Raises `ProtocolError`."""
         try:
             answer = load_json(body)
@@ -280,7 +289,7 @@ class NsqdHTTPClient(HTTPAPI):
 
     def info(self) -> dict[str, Any]:
         """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
-        info = self._object("/info", "tcp_port")
+        info = self._object(self._answer("/info"), "tcp_port")
         ports = [info["tcp_port"], info.get("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
@@ -294,6 +303,12 @@ class NsqdHTTPClient(HTTPAPI):
 
         What is about clients and memory is left out unless asked for: it costs nsqd the most.
         """
+        return self.decode_stats(self.ask_stats(topic, channel, clients=clients, memory=memory))
+
+    def ask_stats(
+        self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
+    ) -> bytearray:
+        """Ask as `stats`, for those who look at the size before they decode the answer."""
         parameters = {
             "format": "json",
             "include_clients": str(clients).lower(),
@@ -303,7 +318,11 @@ class NsqdHTTPClient(HTTPAPI):
             parameters["topic"] = topic
         if channel:
             parameters["channel"] = channel
-        return self._object("/stats", "topics", **parameters)
+        return self._answer("/stats", **parameters)
+
+    def decode_stats(self, body: bytes | bytearray) -> dict[str, Any]:
+        """Decode what `ask_stats` returned. Raises `ProtocolError`."""
+        return self._object(body, "topics")
 
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
@@ -322,13 +341,16 @@ class NsqdHTTPClient(HTTPAPI):
         except (ValueError, RecursionError):
             return decode_text(body)
 
-    def _object(self, path: str, expected: str, **parameters: str) -> dict[str, Any]:
+    def _answer(self, path: str, **parameters: str) -> bytearray:
         try:
-            answer = self.get(path, **parameters)
+            return self._request("GET", self.url + path, parameters)
         except HTTPError as exc:
             if exc.status == 404:
                 raise self._unlike_nsqd() from exc
             raise
+
+    def _object(self, body: bytes | bytearray, expected: str) -> dict[str, Any]:
+        answer = self._decode(body)
         if isinstance(answer, dict) and expected in answer:
             return answer
         raise self._unlike_nsqd()
@@ -403,7 +425,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
         try:
-            answer = self.get_url(lookup_url(self.url, topic))
+            answer = self.get_url(lookup_url(self._url, topic))
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
@@ -596,10 +618,10 @@ class HTTPAccess:
         if self.bearer and not url.startswith("https:"):
             if self.auth_requires_tls:
                 raise RefusedError(
-                    f"{url} would get the auth secret in plain text",
+                    f"{shown_url(url)} would get the auth secret in plain text",
                     hint="Give an https:// address, or do without auth_requires_tls.",
                 )
-            _warn_of_plain_text(url)
+            _warn_of_plain_text(shown_url(url))
         return NsqlookupdHTTPClient(
             url,
             max_nodes=self.max_nodes,

@@ -184,9 +184,16 @@ def http_url(text: str, default_port: int) -> str:
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
         raise ConfigurationError(
-            f"invalid HTTP address {text!r}", hint="Write host:port or http(s)://host:port."
+            f"invalid HTTP address {re.sub('//.*@', '//***@', text)!r}",
+            hint="Write host:port or http(s)://host:port.",
         )
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as it may be shown and written down: without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def lookup_url(text: str, topic: str) -> str:

@@ -6,7 +6,7 @@ another type is taken as 0, "", or not there. Only a document that is not an obj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, TypeGuard, TypeVar
@@ -207,6 +207,9 @@ def read_stats(document: Any) -> NsqdStats:
     return StatsReader().read(document)
 
 
+_BEGIN = b'{"topic_name":'
+
+
 class StatsReader:
     """Reads one answer of an nsqd after the other.
 
@@ -216,6 +219,28 @@ class StatsReader:
 
     def __init__(self) -> None:
         self._before: dict[object, tuple[dict[str, Any], TopicStats]] = {}
+        self._pieces: dict[bytes, TopicStats] = {}
+
+    def read_json(self, body: bytes, decode: Callable[[bytes], Any]) -> NsqdStats:
+        """Return what `read` does of a decoded answer, but decode what changed only.
+
+        The beginning of a topic is nowhere else in JSON, for in a text its quotes are escaped. So
+        the answer is cut there; pieces that were in the last one are known, and what is left is a
+        smaller answer. Raises what ``decode`` raises, and as `read`.
+        """
+        head, *pieces = body.split(_BEGIN)
+        known, self._pieces = self._pieces, {}
+        if not pieces or not head.endswith(b'"topics":['):
+            return self.read(decode(body))
+        *pieces, last = pieces
+        changed = [piece for piece in pieces if piece not in known]
+        stats = self.read(decode(_BEGIN.join((head, *changed, last))))
+        topics = stats.topics or ()
+        if len(topics) != len(changed) + 1:  # not one topic in each piece
+            return self.read(decode(body))
+        known |= zip(changed, topics, strict=False)
+        self._pieces = {piece: known[piece] for piece in pieces}
+        return replace(stats, topics=(*self._pieces.values(), topics[-1]))
 
     def read(self, document: Any) -> NsqdStats:
         """Return what `read_stats` does, with the same error."""

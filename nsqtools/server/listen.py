@@ -1,12 +1,14 @@
 """Listening sockets for Go's addresses: ``host:port``, ``:port``, or the path of a unix socket.
 
+`IdleConnections` are those of an HTTP server that wait for their client.
+
 Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol, which those of
 `socket.create_server` do not; an answer in two writes would then take 40 ms. It is turned off here,
 and accepted sockets inherit that.
 
 Trap: at each wake-up asyncio accepts as often as ``backlog`` says, and when descriptors run out
 each of these fails, is reported with a traceback, and is tried again a second later. So asyncio is
-given a small number, the socket keeps the large one, and `report_errors` says it once a second.
+given a small number, the socket keeps the large one, and `report_errors` says it once a minute.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import os
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
+from typing import Generic, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.daemon_log import DaemonLog
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 8
 _READ_BYTES = 1 << 16
-_REPORT_S = 1.0
+_REPORT_S = 60.0
+_HANDSHAKE_S = 10.0
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -104,7 +107,11 @@ async def accept(
 ) -> asyncio.Server:
     """Serve on a listening socket from now on, in the running loop."""
     server = await asyncio.get_running_loop().create_server(
-        make_protocol, sock=listener, backlog=_ACCEPTED_AT_ONCE, ssl=tls_context
+        make_protocol,
+        sock=listener,
+        backlog=_ACCEPTED_AT_ONCE,
+        ssl=tls_context,
+        ssl_handshake_timeout=_HANDSHAKE_S if tls_context else None,
     )
     listener.listen(_BACKLOG)
     return server
@@ -120,8 +127,60 @@ def read_in_pieces(transport: asyncio.BaseTransport) -> None:
         transport.max_size = _READ_BYTES
 
 
-def report_errors(loop: asyncio.AbstractEventLoop, log: DaemonLog) -> None:
-    """Write what asyncio has to report to the daemon's log, a repeated error once a second."""
+class Abortable(Protocol):
+    """A connection that can be closed whatever it does."""
+
+    def abort(self) -> None: ...
+
+
+C = TypeVar("C", bound=Abortable)
+
+
+class IdleConnections(Generic[C]):
+    """Connections of an HTTP server that wait for their client: for a request, a body, a reader.
+
+    Whoever can connect could else hold all that a server can have, without saying a word. Each has
+    to be done in its time, and of too many, in sum or of one address, the one that has waited
+    longest is closed. What is being answered is not among them.
+    """
+
+    def __init__(self, *, most: int, most_of_one: int) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._ends: dict[C, tuple[float, str]] = {}  # when, and of whom; who waits longest is first
+        self._of: dict[str, dict[C, None]] = {}
+
+    def waits(self, connection: C, host: str, ends_s: float) -> None:
+        """Note that a connection waits from now on, until a time of the loop at most."""
+        self.works(connection)
+        of_host = self._of.setdefault(host, {})
+        of_host[connection] = None
+        self._ends[connection] = ends_s, host
+        if len(of_host) > self._most_of_one:
+            self._close(next(iter(of_host)))
+        elif len(self._ends) > self._most:
+            self._close(next(iter(self._ends)))
+
+    def works(self, connection: C) -> None:
+        """Note that a connection does not wait any more: it is answered, or gone."""
+        if (known := self._ends.pop(connection, None)) is not None:
+            of_host = self._of[known[1]]
+            del of_host[connection]
+            if not of_host:
+                del self._of[known[1]]
+
+    def close_late(self, now_s: float) -> None:
+        """Close those whose time is over. Call it every second."""
+        for connection in [each for each, (ends_s, _) in self._ends.items() if ends_s <= now_s]:
+            self._close(connection)
+
+    def _close(self, connection: C) -> None:
+        self.works(connection)
+        connection.abort()
+
+
+def report_errors(loop: asyncio.AbstractEventLoop, error: Callable[[str], object]) -> None:
+    """Write what asyncio has to report to a log, a repeated error once a minute."""
     last_s: dict[str, float] = {}
 
     def report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
@@ -132,6 +191,6 @@ def report_errors(loop: asyncio.AbstractEventLoop, log: DaemonLog) -> None:
         if len(last_s) > _ACCEPTED_AT_ONCE:
             del last_s[next(iter(last_s))]
         exc = context.get("exception")
-        log.error(f"{text} - {exc}" if exc else text)
+        error(f"{text} - {exc}" if exc else text)
 
     loop.set_exception_handler(report)

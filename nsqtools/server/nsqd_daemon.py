@@ -11,6 +11,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+from nsqtools.files.opening import exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
@@ -56,6 +57,8 @@ class NsqdDaemon:
             lock = DataPathLock(Path(options.data_path or "."))
             undo.callback(lock.release)
             self._tls_context = server_context(options)
+            if options.tls_key and (problem := exposure_of_secret(Path(options.tls_key))):
+                log.warn(f"TLS: {problem}")
             self._auth_servers = AuthServers(options, log) if options.auth_http_address else None
             if options.tls_client_auth_policy == "require":
                 log.warn(
@@ -87,7 +90,7 @@ class NsqdDaemon:
     async def start(self) -> None:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
-        report_errors(loop, self._log)
+        report_errors(loop, self._log.error)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
         self.nsqd.refusal = self._refusal
         try:

@@ -336,7 +336,7 @@ class NsqlookupdDaemon:
     async def start(self) -> None:
         """Serve from now on."""
         protocols = {MAGIC_V1: self._speak}
-        report_errors(asyncio.get_running_loop(), self._log)
+        report_errors(asyncio.get_running_loop(), self._log.error)
         self._tcp_server = await accept(
             self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
         )

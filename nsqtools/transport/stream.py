@@ -36,6 +36,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nsqtools.errors import (
@@ -46,7 +47,7 @@ from nsqtools.errors import (
     NsqError,
     TLSError,
 )
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address, parse_address
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if options.cert_file:
+        warn_of_exposure(Path(options.key_file or options.cert_file))
         _load(
             "client certificate and key",
             f"{options.cert_file} and {options.key_file}",

@@ -5,39 +5,46 @@ after DNS rebinding under a name of its own: so the ``Host`` has to be one of ou
 something must not come from another site, which browsers say in ``Sec-Fetch-Site`` and ``Origin``.
 Programs send neither. An address, and a name without a dot, cannot be rebound.
 
-    authenticate(headers, peer)  the user; "" for everyone where no users are configured
+    await authenticate(headers, origin)  the user; "" for everyone where no users are configured
 
 A user is known by a password of ``--auth``, or by the header that a trusted proxy sets. HTTP's
 basic authentication is used, which browsers and scripts know; there is no session to keep, steal or
-lose. A header is believed only from the addresses of ``--trusted-proxy``, as others could write it.
-The file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
+lose. Headers about user and address are believed only from ``--trusted-proxy``, as others could
+write them. The file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
 
     ann:scrypt$16384$8$1$SALT$HASH      base64, made by `nsq web --print password`
 
+It is read again when it has changed: the next request of a user who was removed is refused.
+
 Checking a password takes a tenth of a second of CPU time and 16 MB, on purpose. So one that was
-right is remembered, as a keyed digest, and after some wrong ones an address has to wait: no one can
-keep the server busy with guesses. An unknown user costs as much as a wrong password.
+right is remembered, as a keyed digest, until the user's hash changes; the others are checked one at
+a time on a thread of their own, so that pages do not wait for guesses; and after some wrong ones
+both the address and the user have to wait. An unknown user costs as much as a wrong password.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import socket
-import threading
 import time
 from binascii import Error as Base64Error
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
 from nsqtools.protocol.names import http_url
+
+log = logging.getLogger("nsqtools.web")
 
 DEFAULT_LISTEN = "127.0.0.1:4171"
 DEFAULT_REFRESH_S = 2.0
@@ -164,22 +171,34 @@ class User:
 
 
 class Identities:
-    """Tells users apart. Thread-safe."""
+    """Tells users apart, on one event loop."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._passwords = PasswordFile(settings.auth_file) if settings.auth_file else None
         self._key = os.urandom(32)
 
-    def authenticate(self, headers: Mapping[str, str], peer: str) -> User | None:
-        """Return the user who asks from the address ``peer``, None where a login is needed.
+    def real_address(self, peer: str, forwarded: str) -> str:
+        """Return who asks: the peer, or the last address in X-Forwarded-For that is no proxy's."""
+        address = peer
+        for text in reversed(forwarded.split(",")):
+            before = as_ip(re.sub(r"^\[?([^]]*?)\]?(:\d+)?$", r"\1", text.strip()))
+            if before is None or not self._is_proxy(address):
+                break
+            address = str(before)
+        return address
 
-        Checking a password takes time. Raises `TooManyFailures`.
+    async def authenticate(
+        self, headers: Mapping[str, str], peer: str, address: str
+    ) -> User | None:
+        """Return the user who asks, None where a login is needed. Raises `TooManyFailures`.
+
+        ``peer`` is who is connected, ``address`` who asks.
         """
         name = self._of_proxy(headers, peer)
         if not name and self._passwords is not None:
             given = basic_credentials(headers.get("authorization", ""))
-            if given is None or not self._passwords.is_right(*given, peer):
+            if given is None or not await self._passwords.is_right(*given, address):
                 return None
             name = given[0]
         return User(name, self._may_change(name))
@@ -200,9 +219,14 @@ class Identities:
             return False
         return not settings.admin_users or name in settings.admin_users
 
+    def _is_proxy(self, text: str) -> bool:
+        address = as_ip(text)
+        return address is not None and any(
+            address in each for each in self._settings.trusted_proxies
+        )
+
     def _of_proxy(self, headers: Mapping[str, str], peer: str) -> str:
-        address = as_ip(peer)
-        if address is None or not any(address in each for each in self._settings.trusted_proxies):
+        if not self._is_proxy(peer):
             return ""
         return headers.get(self._settings.acl_http_header.lower(), "")[:MAX_USER]
 
@@ -266,12 +290,38 @@ def basic_credentials(header: str) -> tuple[str, str] | None:
     return (user, password) if colon else None
 
 
+class Notices:
+    """Lines of log that others cause, at most `MAX_NOTICES` a minute: they must not fill a disk."""
+
+    def __init__(self) -> None:
+        self._minute = self._said = self._left_out = 0
+
+    def say(self, text: str) -> None:
+        """Write a line, and before it how many were left out."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            if self._left_out:
+                log.warning("%d more refusals and logins failed", self._left_out)
+            self._minute, self._said, self._left_out = minute, 0, 0
+        if self._said < MAX_NOTICES:
+            self._said += 1
+            log.warning("%s", text)
+        else:
+            self._left_out += 1
+
+
+MAX_NOTICES = 200
+
 COST, BLOCK, PARALLEL = 16384, 8, 1
 MAX_MEMORY = 64 << 20
 MAX_USERS = 10_000
 FREE_FAILURES = 5
+FREE_FAILURES_OF_USER = 20
+"""More than of an address: who guesses from many must not lock out a user at once."""
 LONGEST_WAIT_S = 60.0
 MAX_REMEMBERED = 10_000
+MAX_WAITING = 16
+"""Passwords that wait to be checked, about two seconds."""
 
 
 def hash_password(password: str) -> str:
@@ -292,49 +342,86 @@ def _scrypt(password: str, salt: bytes, cost: int, block: int, parallel: int) ->
 
 
 class TooManyFailures(Exception):
-    """Nothing is checked for this address for ``wait_s`` seconds."""
+    """Nothing is checked for this address or user for ``wait_s`` seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(wait_s)
         self.wait_s = wait_s
 
 
+class _Guesses:
+    """Wrong passwords by who gave them. After ``free`` each wait is twice as long."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._of: dict[str, tuple[int, float]] = {}  # count, and when checked again
+
+    def wait_s(self, who: str) -> float:
+        count, again_s = self._of.get(who, (0, 0.0))
+        return again_s - time.monotonic() if count >= self._free else 0.0
+
+    def add(self, who: str) -> None:
+        count = self._of.pop(who, (0, 0.0))[0] + 1
+        wait_s = min(2.0 ** (count - self._free), LONGEST_WAIT_S)
+        self._of[who] = count, time.monotonic() + wait_s
+        _trim(self._of)
+
+    def forget(self, who: str) -> None:
+        self._of.pop(who, None)
+
+
 class PasswordFile:
-    """The users in a file, read once. Thread-safe. Raises `ConfigurationError`."""
+    """The users in a file, as it is now. Raises `ConfigurationError`."""
 
     def __init__(self, path: Path) -> None:
-        self._hashes = dict(_read(path))
+        warn_of_exposure(path)
+        self._hashes = Renewed([str(path)], lambda: dict(_read(path)))
         self._nobody = hash_password(_text(os.urandom(16)))
         self._key = os.urandom(32)
         self._known: dict[bytes, None] = {}
-        self._failures: dict[str, tuple[int, float]] = {}  # count, and when checked again
-        self._lock = threading.Lock()
-        self._checking = threading.Lock()
+        self._of_address = _Guesses(FREE_FAILURES)
+        self._of_user = _Guesses(FREE_FAILURES_OF_USER)
+        self._checker = ThreadPoolExecutor(1, thread_name_prefix="nsq-passwords")
+        self._waiting = 0
 
-    def is_right(self, user: str, password: str, address: str) -> bool:
+    async def is_right(self, user: str, password: str, address: str) -> bool:
         """Check a password that came from an address. Raises `TooManyFailures`."""
-        digest = hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
-        with self._lock:
-            if digest in self._known:
-                return True
-            count, again_s = self._failures.get(address, (0, 0.0))
-            wait_s = again_s - time.monotonic()
-            if count >= FREE_FAILURES and wait_s > 0:
-                raise TooManyFailures(wait_s)
-        with self._checking:  # one at a time, whatever the number of requests
-            is_right = _matches(password, self._hashes.get(user, self._nobody))
-        is_right = is_right and user in self._hashes
-        with self._lock:
-            if is_right:
-                self._failures.pop(address, None)
-                self._known[digest] = None
-                _trim(self._known)
-            else:
-                count = self._failures.pop(address, (0, 0.0))[0] + 1
-                wait_s = min(2.0 ** (count - FREE_FAILURES), LONGEST_WAIT_S)
-                self._failures[address] = count, time.monotonic() + wait_s
-                _trim(self._failures)
-        return is_right
+        expected = self._hashes.get().get(user)
+        text = f"{user}\0{password}\0{expected}"
+        digest = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
+        if expected is not None and digest in self._known:
+            return True
+        network = _network_of(address)
+        wait_s = max(self._of_address.wait_s(network), self._of_user.wait_s(user))
+        if wait_s > 0:
+            raise TooManyFailures(wait_s)
+        if self._waiting >= MAX_WAITING:
+            raise TooManyFailures(1.0)
+        # counted before it is known: many could be sent at the same time
+        self._of_address.add(network)
+        self._of_user.add(user)
+        self._waiting += 1
+        try:
+            is_right = await asyncio.get_running_loop().run_in_executor(
+                self._checker, _matches, password, expected or self._nobody
+            )
+        finally:
+            self._waiting -= 1
+        if not is_right or expected is None:
+            return False
+        self._of_address.forget(network)
+        self._of_user.forget(user)
+        self._known[digest] = None
+        _trim(self._known)
+        return True
+
+
+def _network_of(address: str) -> str:
+    """Return who guesses: one machine has a whole /64 of IPv6."""
+    ip = as_ip(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((ip, 64), strict=False))
+    return address
 
 
 def _trim(table: dict[str, tuple[int, float]] | dict[bytes, None]) -> None:
@@ -351,7 +438,12 @@ def _parts(text: str) -> tuple[int, int, int, bytes, bytes]:
     """Read a hash. Raises ``ValueError``."""
     kind, cost, block, parallel, salt, expected = text.split("$")
     numbers = int(cost), int(block), int(parallel)
-    if kind != "scrypt" or numbers[0] * numbers[1] * 128 * numbers[2] > MAX_MEMORY // 2:
+    is_usable = min(numbers) > 0 and numbers[0] > 1 and not numbers[0] & (numbers[0] - 1)
+    if (
+        kind != "scrypt"
+        or not is_usable
+        or numbers[0] * numbers[1] * 128 * numbers[2] > MAX_MEMORY // 2
+    ):
         raise ValueError
     return *numbers, base64.b64decode(salt), base64.b64decode(expected)
 
@@ -370,7 +462,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
             continue
         user, _, text = line.strip().partition(":")
         try:
-            _matches("", text)
+            _parts(text)
         except (ValueError, Base64Error):
             raise ConfigurationError(
                 f"{path}, line {number}: not USER:HASH",

@@ -29,7 +29,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -51,10 +52,10 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.files.opening import open_to_append
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.names import Address, check_channel, check_topic, shown_url
 from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import escape_line, go_json
-from nsqtools.web.access import Identities, User, WebSettings
+from nsqtools.web.access import Identities, TooManyFailures, User, WebSettings
 from nsqtools.web.watcher import Watcher
 
 
@@ -137,7 +138,7 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
             )
 
 
-log = logging.getLogger("nsqtools")
+log = logging.getLogger("nsqtools.web")
 
 MAX_WAITING = 1000
 CONNECT_TIMEOUT_S, TIMEOUT_S = 2.0, 5.0
@@ -185,11 +186,9 @@ class AuditLog:
         except OutputError as exc:
             log.error("%s", exc)
 
-    def drain(
-        self, state: str, source: str, target: str, origin: RequestOrigin, **more: Any
-    ) -> None:
-        """Write that an nsqd is about to be drained, or how that ended."""
-        self._write(_document_line(state, "drain_node", origin, node=source, to=target, **more))
+    def note(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
+        """Write of what is no `TopicChange`: a drain, messages that were read."""
+        self._write(_document_line(state, action, origin, **more))
 
     def _write(self, line: str) -> None:
         if self._path is None:
@@ -270,7 +269,7 @@ class Notifier:
         try:
             self._waiting.put_nowait(body)
         except queue.Full:
-            log.warning("a notification to %s is dropped: too many wait", self._endpoint)
+            log.warning("a notification to %s is dropped: too many wait", shown_url(self._endpoint))
 
     def _run(self) -> None:
         import ssl
@@ -294,7 +293,8 @@ class Notifier:
             except Exception as exc:  # errors of httpx and httpcore have no base in common
                 problem = str(exc) or type(exc).__name__
             if problem:
-                log.warning("cannot notify %s (%s)", self._endpoint, escape_line(problem[:200]))
+                shown = shown_url(self._endpoint)
+                log.warning("cannot notify %s (%s)", shown, escape_line(problem[:200]))
         exchanges.close()
 
 
@@ -313,6 +313,11 @@ class WebContext:
     audit: AuditLog
     notifier: Notifier
     options: ClientOptions
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """Closed when nothing is served any more, while the cluster can still be asked."""
+
+    def __post_init__(self) -> None:
+        self.at_end.callback(self.notifier.stop)
 
     @property
     def history(self) -> History:
@@ -327,6 +332,22 @@ class WebContext:
         """Return who asks."""
         user: User = request.scope["nsq.user"]
         return user
+
+    async def is_still(self, request: Request) -> bool:
+        """Tell whether who asked may go on: users are removed while their pages are open."""
+        address = request.client.host if request.client else ""
+        try:
+            return self.user(request) == await self.identities.authenticate(
+                request.headers, request.scope["nsq.peer"], address
+            )
+        except TooManyFailures:
+            return False
+
+    def note_reading(self, request: Request, topic: str, channel: str) -> None:
+        """Write down that a user reads messages, in both logs. Raises `OutputError`."""
+        origin = self.origin(request)
+        self.audit.note("begun", "read_messages", origin, topic=topic, channel=channel or None)
+        log.info("%r at %s reads messages of %s", origin.user, origin.remote, topic)
 
     def token(self, request: Request) -> str:
         """Return what the field `TOKEN_FIELD` of a form that changes something has to hold."""
@@ -390,11 +411,12 @@ class WebContext:
     def origin(self, request: Request) -> RequestOrigin:
         """Describe where a request comes from."""
         client = request.client
+        who = client.host if client else ""  # without a port where a proxy names it
         scheme = "https" if request.headers.get("x-scheme") == "https" else request.url.scheme
         url = f"{scheme}://{request.headers.get('host', '')}{request.url.path}"
         return RequestOrigin(
             self.user(request).name,
-            f"{client.host}:{client.port}" if client else "",
+            str(Address(client.host, client.port)) if client and client.port else who,
             request.headers.get("user-agent", ""),
             url,
         )

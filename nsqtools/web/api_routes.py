@@ -34,7 +34,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from nsqtools.cluster.admin import Action, StepResult
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import is_valid_name, shown_url
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
 from nsqtools.web.access import as_ip
@@ -268,7 +268,7 @@ class Api:
             "acl_http_header": settings.acl_http_header,
             "base_path": settings.base_path or "/",
             "http_address": settings.listen,
-            "notification_http_endpoint": settings.notification_http_endpoint,
+            "notification_http_endpoint": shown_url(settings.notification_http_endpoint),
             "log_level": LOG_LEVEL,
         }
         option = request.path_params["option"]

@@ -6,65 +6,76 @@ gate     Host, other sites, size of the body, who asks; safety headers on every 
 /metrics the whole cluster for Prometheus
 the rest the pages
 
-`WebServer` serves it until it is stopped: uvicorn, in the ordinary way, on a socket of our own.
+`WebServer` serves it until it is stopped: HTTP by uvicorn, on connections that have a time for each
+step and a number for each address.
 
-Traps: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
-watcher ends those, and what is left is cut off after a moment. And without a descriptor for a new
-connection asyncio waits a second, but first logs a traceback for each connection it has room for.
+Trap: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
+watcher ends those, and what is left is cut off after a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import formatdate
 from pathlib import Path
-from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.problems import problems_of
+from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
-from nsqtools.errors import ConfigurationError, NsqError, TLSError
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.server.listen import IdleConnections, accept, report_errors
 from nsqtools.web import api_routes, pages
 from nsqtools.web.access import (
     HEADERS,
     Identities,
+    Notices,
     TooManyFailures,
     WebSettings,
+    basic_credentials,
     own_names,
     refusal,
 )
 from nsqtools.web.actions import AuditLog, Notifier, WebContext
+from nsqtools.web.packed import Packed, packed_response
+from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import Watcher
 
 MAX_BODY_BYTES = 1 << 20
 
+REFUSED = (401, 403, 413, 429)
+
 LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
 
-def create_app(
+def create_context(
     settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
-) -> ASGIApp:
-    """Return the ASGI application; the caller starts the watcher.
+) -> WebContext:
+    """Return what the application needs; the caller starts the watcher, and closes ``at_end``.
 
     ``options`` are those of connections to nsqd, for the pages that show or move messages.
 
@@ -72,7 +83,7 @@ def create_app(
     """
     notifier = Notifier(settings.notification_http_endpoint)
     notifier.start()
-    context = WebContext(
+    return WebContext(
         settings,
         cluster,
         watcher,
@@ -81,11 +92,10 @@ def create_app(
         notifier,
         options,
     )
-    return make_app(context)
 
 
-def make_app(context: WebContext) -> ASGIApp:
-    """Return the application for a context."""
+def create_app(context: WebContext) -> ASGIApp:
+    """Return the ASGI application for a context."""
     own: list[BaseRoute] = [
         Route("/ping", ping),
         *api_routes.routes(context),
@@ -115,37 +125,54 @@ async def _nsq_error(_: Request, error: Exception) -> Response:
 
 
 class Gate:
-    """Refuses what may not pass, and says who asks (``scope["nsq.user"]``)."""
+    """Refuses what may not pass, and says who asks (``scope["nsq.user"]``, ``"client"``).
+
+    Each refusal, also one of a page, has a line of log.
+    """
 
     def __init__(self, app: ASGIApp, context: WebContext) -> None:
         self._app = app
         self._context = context
         self._names = own_names(context.settings)
         self._open = context.path("/ping")
+        self._notices = Notices()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        send = _with_headers(send)
-        refused = await self._refuse(scope, headers)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        await self._app(scope, _bounded(receive), send)
+        peer = scope["client"][0] if scope.get("client") else ""
+        forwarded = ",".join(headers.getlist("x-forwarded-for"))
+        scope["nsq.peer"] = peer
+        address = self._context.identities.real_address(peer, forwarded)
+        if address != peer:
+            scope["client"] = (address, 0)
+        refused = await self._refuse(scope, headers, peer, address)
 
-    async def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] in REFUSED:
+                    self._say(scope, headers, address, message["status"], refused)
+                answered = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    answered.setdefault(name, value)
+            await send(message)
+
+        app: ASGIApp = self._app if refused is None else refused
+        await app(scope, _bounded(receive) if refused is None else receive, send_safely)
+
+    async def _refuse(
+        self, scope: Scope, headers: Headers, peer: str, address: str
+    ) -> Response | None:
         if why := refusal(scope["method"], headers, self._names):
             return _answer(scope, why, 403)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
             return _answer(scope, "the request is too large", 413)
-        peer = scope["client"][0] if scope.get("client") else ""
         if scope["path"] == self._open:
             return None
         try:
-            identities = self._context.identities
-            user = await run_in_threadpool(identities.authenticate, headers, peer)
+            user = await self._context.identities.authenticate(headers, peer, address)
         except TooManyFailures as exc:
             wait = {"Retry-After": str(int(exc.wait_s) + 1)}
             return _answer(scope, "too many wrong passwords", 429, wait)
@@ -153,6 +180,21 @@ class Gate:
             return _answer(scope, "log in", 401, LOG_IN)
         scope["nsq.user"] = user
         return None
+
+    def _say(
+        self, scope: Scope, headers: Headers, address: str, status: int, refused: Response | None
+    ) -> None:
+        if "nsq.user" in scope:
+            name = scope["nsq.user"].name
+        else:
+            name = (basic_credentials(headers.get("authorization", "")) or ("", ""))[0]
+        if status == 401 and not name:
+            return  # a browser asks like this before it logs in
+        who = f"{name[:80]!r} at {address}" if name else address
+        why = bytes(refused.body).decode().strip()[:200] if refused else "not allowed"
+        if status == 401:
+            why = "wrong user or password"
+        self._notices.say(f"refused {who}: {scope['method']} {scope['path'][:200]} ({why})")
 
 
 def _answer(
@@ -163,17 +205,6 @@ def _answer(
     body = go_json({"message": text}) if is_api else f"{text}\n"
     kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
-
-
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return send_with_headers
 
 
 def _bounded(receive: Receive) -> Receive:
@@ -196,116 +227,67 @@ FIRST_SAMPLE_S = 10.0
 
 
 def _metrics(context: WebContext) -> Callable[[Request], Response]:
-    def metrics(_: Request) -> Response:
-        # a hostile nsqd may send what is not text
-        text = metrics_text(context).encode("utf-8", "backslashreplace")
-        return Response(text, media_type=CONTENT_TYPE)
+    """Return the view of /metrics: every topic and channel of all nsqd.
+
+    It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
+    many scrape, nsqd is asked once, and the text is made once. An nsqd that does not answer has
+    ``nsq_up`` 0 and nothing else, and is no reason for a scrape to fail. The first scrape waits for
+    the first sample.
+    """
+    watcher = context.watcher
+    recent = Recent[tuple[Sample, Packed]](lambda: 0.0)
+
+    def metrics(request: Request) -> Response:
+        sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
+        took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
+        own = [
+            _gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
+            _gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
+        ]
+        pieces = []
+        if sample is not None:
+            age_s = max(0.0, time.time() - sample.time_ns / 1e9)
+            help_ = "How old these numbers are."
+            own.append(_gauge("nsq_sample_age_seconds", help_, f"{age_s:.3f}"))
+            pieces.append(recent.get("", lambda before: _of_sample(context, sample, before))[1])
+        return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
 
     return metrics
 
 
-def metrics_text(context: WebContext) -> str:
-    """Return /metrics: every topic and channel of all nsqd; waits for the first sample.
+def _gauge(name: str, help_: str, value: str) -> Metric:
+    return Metric(name, "gauge", help_, [({}, value)])
 
-    It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
-    many scrape, nsqd is asked once. An nsqd that does not answer has ``nsq_up`` 0 and nothing else,
-    and is no reason for a scrape to fail.
-    """
-    watcher = context.watcher
-    sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
-    own = [
-        Metric(
-            "nsq_scrape_duration_seconds",
-            "gauge",
-            "How long all nsqd took to answer.",
-            [({}, f"{watcher.took_s:.6g}")],
-        ),
-        Metric(
-            "nsq_sample_interval_seconds",
-            "gauge",
-            "Time between two samples.",
-            [({}, f"{watcher.interval_s:g}")],
-        ),
-    ]
-    if sample is None:
-        return encode_metrics(own)
-    age_s = max(0.0, time.time() - sample.time_ns / 1e9)
-    own.append(
-        Metric(
-            "nsq_sample_age_seconds", "gauge", "How old these numbers are.", [({}, f"{age_s:.3f}")]
-        )
-    )
+
+def _of_sample(
+    context: WebContext, sample: Sample, before: tuple[Sample, Packed] | None
+) -> tuple[Sample, Packed]:
+    if before is not None and before[0] is sample:
+        return before
+    lookupds = list(context.cluster.lookupds)
     names = ("severity", "kind", "topic", "channel", "node")
     found = dict.fromkeys(
         (each.severity.word, each.kind, each.topic, each.channel, each.node)
-        for each in problems_of(sample, watcher.earlier(sample))
+        for each in problems_of(sample, context.watcher.earlier(sample))
     )
-    own.append(
-        Metric(
-            "nsq_problem",
-            "gauge",
-            "What is wrong, in the words of the console and nsq check.",
-            [(dict(zip(names, each, strict=True)), 1) for each in found],
-        )
+    problems = Metric(
+        "nsq_problem",
+        "gauge",
+        "What is wrong, in the words of the console and nsq check.",
+        [(dict(zip(names, each, strict=True)), 1) for each in found],
     )
-    lookupds = list(context.cluster.lookupds)
-    return encode_metrics([*sample_metrics(sample, lookupds), *node_metrics(sample), *own])
+    metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
+    return sample, Packed(encode_metrics(metrics))
 
 
-log = logging.getLogger("nsqtools")
+log = logging.getLogger("nsqtools.web")
 
-BACKLOG = 128
 FINISH_S = 3.0
 TURN_S = 1.0
+HEAD_S, BODY_S, READ_S = 15.0, 60.0, 60.0
+"""What a client may take for a request, idle before it, for its body, and to read an answer."""
+MAX_IDLE, MAX_IDLE_OF_ONE = 256, 64
 MAX_CONNECTIONS = 512
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-ACCEPT_RETRY_S = 0.5  # less than asyncio's own
-REPEAT_S = 60.0
-
-
-class Listener(socket.socket):
-    """A listening socket that is tried no more for a moment after the system had no room."""
-
-    _retry_s = 0.0
-    _told_s = -REPEAT_S
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Raises ``OSError``."""
-        now_s = time.monotonic()
-        if now_s < self._retry_s:
-            raise BlockingIOError(errno.EAGAIN, "tried again in a moment")
-        try:
-            return super().accept()
-        except OSError as exc:
-            if exc.errno in EXHAUSTED:
-                self._retry_s = now_s + ACCEPT_RETRY_S
-                if now_s - self._told_s >= REPEAT_S:
-                    self._told_s = now_s
-                    reason = os.strerror(exc.errno).lower()
-                    log.warning("connections have to wait (%s): raise the limit, ulimit -n", reason)
-            raise
-
-
-def listen(settings: WebSettings) -> Listener:
-    """Bind and listen. Raises `ConfigurationError`."""
-    host = settings.host
-    everywhere = host in ("", "0.0.0.0", "::")
-    try:
-        if everywhere and socket.has_dualstack_ipv6():
-            made = socket.create_server(
-                ("::", settings.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
-            )
-        else:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            made = socket.create_server((host, settings.port), family=family, backlog=BACKLOG)
-    except OSError as exc:
-        is_of_system = (exc.errno or 0) > 0  # not of getaddrinfo
-        reason = os.strerror(exc.errno or 0) if is_of_system else exc.strerror
-        raise ConfigurationError(
-            f"cannot listen on {settings.listen} ({reason})",
-            hint="Give --listen another port; 0 takes any free one.",
-        ) from exc
-    return Listener(made.family, made.type, made.proto, made.detach())
 
 
 def url_of(listener: socket.socket, settings: WebSettings) -> str:
@@ -317,37 +299,86 @@ def url_of(listener: socket.socket, settings: WebSettings) -> str:
     return f"{scheme}://{Address(host, port)}{settings.base_path}/"
 
 
+class _Connection(H11Protocol):
+    """One that has a time for each step of its client. h11 knows which it is."""
+
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, idle: IdleConnections[_Connection]
+    ) -> None:
+        super().__init__(config, state, {})
+        self._idle = idle
+        self._limit_s = 0.0  # of the present step
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._note()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.works(self)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._note()
+
+    def on_response_complete(self) -> None:
+        self._limit_s = 0.0  # the next request has its own time
+        super().on_response_complete()
+        self._note()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._note()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def _note(self) -> None:
+        steps = {h11.IDLE: HEAD_S, h11.SEND_BODY: BODY_S}
+        limit_s = READ_S if self.flow.write_paused else steps.get(self.conn.their_state, 0.0)
+        if not limit_s:
+            self._idle.works(self)
+        elif limit_s != self._limit_s and not self.transport.is_closing():
+            host = self.client[0] if self.client else ""
+            self._idle.waits(self, host, self.loop.time() + limit_s)
+        self._limit_s = limit_s
+
+
 class WebServer:
-    """One server. `run` it on the main thread; `stop` it from any. Raises `TLSError`."""
+    """One server. `run` it on the main thread; `stop` it from any.
+
+    Raises `ConfigurationError` for a certificate that cannot be used.
+    """
 
     def __init__(
         self, app: ASGIApp, settings: WebSettings, watcher: Watcher, listener: socket.socket
     ) -> None:
-        config = uvicorn.Config(
+        self._config = uvicorn.Config(
             app,
-            log_config=None,
-            access_log=False,
             http="h11",
+            log_config=None,
+            log_level=logging.ERROR,  # what a client does wrong is its own matter
+            access_log=False,
             ws="none",
             lifespan="off",
             server_header=False,
+            date_header=False,
             proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=int(FINISH_S),
-            ssl_certfile=_text(settings.tls_cert),
-            ssl_keyfile=_text(settings.tls_key),
+            timeout_keep_alive=int(HEAD_S),
         )
-        try:
-            config.load()
-        except (OSError, ValueError) as exc:
-            reason = getattr(exc, "strerror", None) or exc
-            raise TLSError(
-                f"cannot use {settings.tls_cert} with {settings.tls_key} ({reason})",
-                hint="Check --listen-tls-cert and --listen-tls-key.",
-            ) from exc
-        self._server = uvicorn.Server(config)
+        self._config.load()
+        self._certificate = None if settings.tls_cert is None else _certificate(settings)
+        self._state = ServerState()
+        self._idle = IdleConnections[_Connection](most=MAX_IDLE, most_of_one=MAX_IDLE_OF_ONE)
         self._watcher = watcher
         self._listener = listener
+        self._stopped = threading.Event()
+        self._wake: Callable[[], object] = self._stopped.set
 
     def run(self, on_turn: Callable[[], None]) -> None:
         """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
@@ -355,31 +386,55 @@ class WebServer:
 
     def stop(self) -> None:
         """Ask `run` to end."""
-        self._server.should_exit = True
+        self._stopped.set()
+        self._wake()
         self._watcher.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
-        asyncio.get_running_loop().set_exception_handler(_handle)
-        turns = asyncio.create_task(self._turn(on_turn))
+        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(awake.set)
+        report_errors(loop, log.error)
+        server = await accept(
+            self._listener,
+            lambda: _Connection(self._config, self._state, self._idle),
+            self._certificate.get() if self._certificate else None,
+        )
+        while not self._stopped.is_set():
+            on_turn()
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            self._idle.close_late(loop.time())
+            if self._certificate is not None:
+                self._certificate.get()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(awake.wait(), TURN_S)
+        server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if tasks := set(self._state.tasks):
+            _, late = await asyncio.wait(tasks, timeout=FINISH_S)
+            for task in late:
+                task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+
+
+def _certificate(settings: WebSettings) -> Renewed[ssl.SSLContext]:
+    """Return the context of the certificate, which connections after a change of the files use."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # TLS 1.3 has its own
+    files = str(settings.tls_cert), str(settings.tls_key)
+    warn_of_exposure(Path(files[1]))
+
+    def load() -> ssl.SSLContext:
         try:
-            await self._server.serve(sockets=[self._listener])
-        finally:
-            turns.cancel()
-            with suppress(asyncio.CancelledError):
-                await turns
+            # first into another one: half a pair must not be served
+            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                each.load_cert_chain(*files, password=lambda: b"")  # must fail, not ask
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot use {files[0]} with {files[1]} ({exc.strerror or exc})",
+                hint="Check --listen-tls-cert and --listen-tls-key.",
+            ) from exc
+        return context
 
-    async def _turn(self, on_turn: Callable[[], None]) -> None:
-        while True:
-            if self._server.started:
-                on_turn()
-            await asyncio.sleep(TURN_S)
-
-
-def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    error = context.get("exception")
-    if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "socket" in context):
-        loop.default_exception_handler(context)  # the listener has told of the others
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+    return Renewed(files, load)

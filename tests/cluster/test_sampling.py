@@ -83,6 +83,29 @@ def test_a_dead_nsqd_is_left_out_and_comes_back(nsqd: Nsqd) -> None:
         wait_until(lambda: sampler.sample().totals, what="it is back")
 
 
+def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
+    nsqd: Nsqd, serve: Serve, data_path: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As four that each announce 250,000 topics, which took 1.5 GB."""
+    loud = serve(EmbeddedServer(data_path()))
+    for number in range(20):
+        loud.create_topic(f"t{number}")
+    monkeypatch.setattr(live, "MAX_ENTRIES_OF_NODE", 20)
+
+    with sampling(nsqd.http_address, loud.http_address) as sampler:
+        sample = wait_until(
+            lambda: (sample := sampler.sample()).failures and sample, what="it is named"
+        )
+        assert [failure.address for failure in sample.failures] == [loud.http_address]
+        assert "there is room for 20" in str(sample.failures[0].error)
+        assert {row.topic for row in sample.totals} == {"clicks"}
+        monkeypatch.setattr(live, "MAX_ENTRIES_OF_NODE", 1000)
+        monkeypatch.setattr(live, "OVER_BUDGET_S", 0.0)
+        wait_until(lambda: not sampler.sample().failures, what="there is room for it again")
+        monkeypatch.setattr(live, "MAX_ENTRIES", 40)
+        wait_until(lambda: sampler.sample().failures, what="all together have a budget, too")
+
+
 def test_the_first_sample_raises_what_a_command_would(nsqd: Nsqd) -> None:
     with sampling("127.0.0.1:1") as sampler, pytest.raises(ConnectionFailed):
         sampler.sample()

@@ -137,8 +137,9 @@ def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.cluster.history import History
+    from nsqtools.server.listen import listen
     from nsqtools.web.access import WebSettings
-    from nsqtools.web.app import WebServer, create_app, listen, url_of
+    from nsqtools.web.app import WebServer, create_app, create_context, url_of
     from nsqtools.web.watcher import Watcher
 
     with ExitStack() as stack:
@@ -152,11 +153,12 @@ def serve_pages() -> Iterator[ServePages]:
             addresses = ClusterAddresses(tuple(nsqd_http), tuple(lookupd_http), ())
             cluster = stack.enter_context(Cluster(addresses))
             given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
-            listener = stack.enter_context(listen(given))
+            listener = stack.enter_context(listen(given.listen))
             history = History(interval_s=given.refresh_s)
             watcher = Watcher(cluster, history, refresh_s=given.refresh_s)
-            app = create_app(given, cluster, watcher, ClientOptions())
-            server = WebServer(app, given, watcher, listener)
+            context = create_context(given, cluster, watcher, ClientOptions())
+            server = WebServer(create_app(context), given, watcher, listener)
+            stack.enter_context(context.at_end)
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)

@@ -124,6 +124,60 @@ def test_a_topic_that_did_not_change_is_the_object_of_the_last_time() -> None:
     assert [topic.depth for topic in topics] == [1, 1, 2]
 
 
+TOPIC = '{"topic_name":"%s","depth":%d,"channels":[{"channel_name":"c"}]}'
+WHOLE = '{"version":"1","topics":[%s],"producers":[{"client_id":"{\\"topic_name\\":"}]}'
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [[("a", 1), ("b", 2), ("c", 3)], [("a", 1), ("b", 5), ("c", 3)], [("b", 5), ("c", 3)]],
+        [[("a", 1)], [("a", 1)], [], [("a", 1), ("a", 1), ("a", 2)], [("a", 2), ("a", 1)]],
+        [[("b", 1), ("c", 1)], [("a", 1), ("b", 1), ("c", 1), ("d", 1)], [("d", 1), ("a", 1)]],
+    ],
+)
+def test_what_changed_is_decoded_and_the_rest_is_known(answers: list[list[Any]]) -> None:
+    reader = StatsReader()
+    for answer in answers:
+        body = WHOLE % ",".join(TOPIC % topic for topic in answer)
+        stats = reader.read_json(body.encode(), json.loads)
+        whole = read_stats(json.loads(body))
+        assert set(stats.topics or ()) == set(whole.topics or ())
+        assert replace(stats, topics=()) == replace(whole, topics=())
+
+
+def test_only_what_changed_is_decoded() -> None:
+    reader, sizes = StatsReader(), []
+
+    def decode(body: bytes) -> Any:
+        sizes.append(len(body))
+        return json.loads(body)
+
+    for depth in (1, 1, 2):
+        topics = [TOPIC % (f"t{number}", depth * (number == 7)) for number in range(1000)]
+        stats = reader.read_json((WHOLE % ",".join(topics)).encode(), decode)
+        assert [topic.depth for topic in stats.topics or ()][7] == depth
+    assert max(sizes[1:]) < sizes[0] / 100
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"topics":[{"topic_name":"a"}],"others":[{"topic_name":"b"},{"topic_name":"c"}]}',
+        '{"topics":[],"others":[{"topic_name":"b"},{"topic_name":"c"}]}',
+        '{"topics": [{"topic_name": "a"}, {"topic_name": "b"}]}',
+        '{"topics":[{"topic_name":"a","x":{"topic_name":"b"}},{"topic_name":"c"}]}',
+        '{"topics":[[{"topic_name":"a"},{"topic_name":"c"}]]}',
+        '{"topics":[{"topic_name":"a"},3,{"topic_name":"c"}]}',
+        '{"topics":null}',
+    ],
+)
+def test_an_answer_of_another_form_is_read_as_a_whole(body: str) -> None:
+    reader = StatsReader()
+    for _ in range(2):
+        assert reader.read_json(body.encode(), json.loads) == read_stats(json.loads(body))
+
+
 def test_before_1_2_1_the_clients_of_a_channel_are_counted() -> None:
     [old, new] = read_topic(
         {"channels": [{"clients": [{}, {}]}, {"clients": [{}, {}], "client_count": 5}]}

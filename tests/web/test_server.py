@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import json
 import os
+import re
 import resource
+import signal
 import socket
+import urllib.request
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from plugins.console import Console
-from plugins.waiting import wait_until
+from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s, wait_until
 
-TOLD = "connections have to wait (too many open files)"
+from nsqtools.server.listen import IdleConnections
+from nsqtools.web.app import MAX_CONNECTIONS
+
+TOLD = "Too many open files"
 
 
 def test_without_descriptors_connections_wait_and_the_log_has_one_line(
@@ -33,3 +46,137 @@ def test_without_descriptors_connections_wait_and_the_log_has_one_line(
     assert running.log.count(TOLD) == 1
     assert "Traceback" not in running.log
     assert "asyncio" not in running.log
+
+
+def test_connections_that_say_nothing_lock_nobody_out(console: Callable[..., Console]) -> None:
+    running = console("--nsqd-http-address=127.0.0.1:1")
+    address = urlsplit(running.url)
+
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((address.hostname, address.port)))
+            for _ in range(MAX_CONNECTIONS + 10)
+        ]
+        assert running.get("/ping").status == 200
+        silent[0].settimeout(patience_s(20))
+        assert silent[0].recv(1) == b""  # it waited longest
+
+
+def test_a_drain_is_stopped_in_order_when_the_console_ends(
+    console: Callable[..., Console], go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+) -> None:
+    source, target = go_nsqd("-mem-queue-size=100000"), go_nsqd("-mem-queue-size=100000")
+    for nsqd in (source, target):
+        nsqd.create_channel("orders", "work")
+    for first in range(0, 60_000, 1000):
+        source.publish("orders", *(b"%d" % number for number in range(first, first + 1000)))
+    audit = tmp_path / "audit"
+    addresses = [f"--nsqd-http-address={each.http_address}" for each in (source, target)]
+    running = console(*addresses, "--allow-changes", f"--audit-log={audit}")
+    path = f"/drain?node={source.http_address}&to={target.http_address}"
+    wait_until(lambda: running.get(path).status == 200, what="the plan")
+    token = re.search(r'csrf_token" value="(\w+)', running.get(path).text)
+    assert token is not None
+    form = f"csrf_token={token[1]}&confirm={source.http_address}"
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert running.post(path, form, headers=kind).status == 303
+    wait_until(lambda: target.depth("orders", "work") > 0, what="some are moved")
+
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(patience_s(30)) == 143
+
+    moved = target.depth("orders", "work")
+    assert 0 < moved < 60_000
+    wait_until(
+        lambda: source.depth("orders", "work") + moved == 60_000,
+        what="what was not moved is back, and nothing is there twice",
+        timeout_s=20,
+    )
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [line["state"] for line in lines] == ["begun", "stopped"]
+    assert lines[1]["moved"] == moved
+
+
+def test_no_password_of_an_address_is_shown(
+    console: Callable[..., Console], go_nsqd: Callable[..., GoNsqd]
+) -> None:
+    nsqd, secret = go_nsqd(), "hushhush"
+    running = console(
+        f"--nsqd-http-address=http://ann:{secret}@{nsqd.http_address}",
+        f"--lookupd-http-address=http://ann:{secret}@127.0.0.1:1/?token={secret}",
+        f"--notification-http-endpoint=http://ann:{secret}@127.0.0.1:1/hook?token={secret}",
+        "--allow-changes",
+    )
+    wait_until(
+        lambda: f'nsq_up{{node="{nsqd.http_address}"}} 1' in running.get("/metrics").text,
+        what="it is up",
+    )
+    assert running.post("/api/topics", b'{"topic":"t"}').status == 200
+    wait_until(lambda: "cannot notify http://127.0.0.1:1/hook" in running.log, what="it says so")
+
+    paths = ["/", "/nodes", f"/nodes/{nsqd.http_address}", "/lookup", "/metrics", "/api/nodes"]
+    paths += ["/config/nsqlookupd_http_addresses", "/config/nsqd_http_addresses"]
+    paths += ["/api/topics", "/config/notification_http_endpoint", "/topics/t", "/api/topics/t"]
+    shown = {path: running.get(path).text for path in paths}
+    assert [path for path, text in shown.items() if secret in text] == []
+    assert secret not in running.log
+    assert "Traceback" not in running.log
+
+
+def test_what_many_ask_for_is_compressed_and_kept(
+    console: Callable[..., Console], go_nsqd: Callable[..., GoNsqd]
+) -> None:
+    nsqd = go_nsqd()
+    nsqd.create_channel("orders", "work")
+    running = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=100ms")
+    wait_until(lambda: "orders" in running.get("/").text, what="the first sample")
+    takes = {"Accept-Encoding": "gzip"}
+
+    for path in ("/", "/metrics"):
+        packed = running.get(path, headers=takes)
+        assert packed.headers["content-encoding"] == "gzip"
+        assert b"orders" in gzip.decompress(packed.body)
+        assert "content-encoding" not in running.get(path).headers
+    static = re.search(r'href="(/static/console.css[^"]*)"', running.get("/").text)
+    assert static is not None
+    assert "immutable" in running.get(static[1]).headers["cache-control"]
+    assert running.get("/static/console.css").headers["cache-control"] == "no-store"
+
+    request = urllib.request.Request(running.url + "/?live=1", headers=takes)
+    with urllib.request.urlopen(request, timeout=patience_s(20)) as stream:
+        unpack = zlib.decompressobj(wbits=31)
+        text = b""
+        while text.count(b"event: pieces") < 3:  # across events that were packed for others
+            text += unpack.decompress(stream.read1())
+    assert b"orders" in text
+
+
+def test_each_step_of_a_client_has_its_time() -> None:
+    """A head, a body and a reader, on h11's states; the times are those of the loop."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        idle = IdleConnections[Any](most=3, most_of_one=2)
+        aborted: list[str] = []
+
+        class Stub:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def abort(self) -> None:
+                aborted.append(self.name)
+
+        a, b, c, d, e = map(Stub, "abcde")
+        idle.waits(a, "10.0.0.1", loop.time() + 1)
+        idle.waits(b, "10.0.0.1", loop.time() + 100)
+        idle.waits(c, "10.0.0.1", loop.time() + 100)
+        assert aborted == ["a"]  # the oldest of three of one address
+        idle.works(b)
+        idle.waits(d, "10.0.0.2", loop.time() + 100)
+        idle.waits(e, "10.0.0.3", loop.time() + 50)
+        idle.waits(b, "10.0.0.4", loop.time() + 100)
+        assert aborted == ["a", "c"]  # the oldest of all
+        idle.close_late(loop.time() + 60)
+        assert aborted == ["a", "c", "e"]
+
+    asyncio.run(run())

@@ -20,7 +20,7 @@ from nsqtools.cli.options.params import (
     Until,
     time_range,
 )
-from nsqtools.cli.options.printing import FromTopics, MessageFilter, TopicFilter
+from nsqtools.cli.options.printing import KEEP_TOPICS, MessageFilter, TopicFilter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
@@ -30,7 +30,6 @@ from nsqtools.cli.options.publishing import (
     RetryUnknown,
     Spread,
     TopicMap,
-    UnsentMessages,
     UnsentRecords,
     how_far,
     publish_options,
@@ -66,7 +65,7 @@ def replay(
     topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
-    from_topic: FromTopics = None,
+    from_topic: list[str] | None = opt("GLOB", KEEP_TOPICS, SELECTION),
     count: Count = None,
     dedupe: bool = opt(
         "", "Publish each message once, by topic, nsqd and id; remembers every id.", SELECTION
@@ -83,7 +82,7 @@ def replay(
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
-    unsent_file: UnsentMessages = None,
+    unsent_file: UnsentRecords = None,
     dry_run: DryRun = False,
     json: Json = False,
     *,
@@ -186,13 +185,10 @@ def report(
     return damage.status
 
 
-Paths = Annotated[
-    list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
-]
-
-
 def redrive(
-    files: Paths,
+    files: Annotated[
+        list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
+    ],
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),

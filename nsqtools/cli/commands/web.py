@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from nsqtools.web.access import WebSettings
+
+log = logging.getLogger("nsqtools")
 
 TIMEOUT_OPTION, TIMEOUT = "lookupd_poll_timeout", "2s"
 """An nsqd that hangs holds up a sample for as long."""
@@ -106,21 +113,23 @@ def web(
     )
     from nsqtools.cli.running.service import service
     from nsqtools.cluster.history import History
-    from nsqtools.web.app import WebServer, create_app, url_of
-    from nsqtools.web.app import listen as bind
+    from nsqtools.server.listen import listen as bind
+    from nsqtools.web.app import WebServer, create_app, create_context, url_of
     from nsqtools.web.watcher import Watcher
 
     is_timed = TIMEOUT_OPTION in cluster.connection.options
-    with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings) as listener:
+    with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings.listen) as listener:
         kept = History(interval_s=settings.refresh_s)
         watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
         try:
             options = cluster.connection.client_options()
-            app = create_app(settings, opened, watcher, options)
-            server = WebServer(app, settings, watcher, listener)
+            context = create_context(settings, opened, watcher, options)
+            server = WebServer(create_app(context), settings, watcher, listener)
+            _warn(settings)
             with (
                 service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
                 stopping(server.stop) as signals,
+                context.at_end,
             ):
                 watcher.start()
                 runtime.tell(f"nsq: serving {url_of(listener, settings)}")
@@ -129,12 +138,30 @@ def web(
                     watched.ready()
                     watched.alive()
 
+                if not runtime.stdin.isatty():
+                    # what it asks a daemon for is done anyway: files are read when they change
+                    signal.signal(signal.SIGHUP, lambda number, frame: None)
+                if not runtime.quiet:
+                    logging.getLogger("nsqtools.web").setLevel(logging.INFO)
                 _collect_less()
                 server.run(turn)
                 watched.stopping()
         finally:
             watcher.stop()
     return signals.status()
+
+
+def _warn(settings: WebSettings) -> None:
+    """Name what makes it less safe than it looks."""
+    is_plain = settings.tls_cert is None and not settings.is_local
+    if is_plain and settings.auth_file is not None and not settings.trusted_proxies:
+        log.warning(
+            "passwords come to %s in plain text, and whoever is on the way reads them: give"
+            " --listen-tls-cert, or --trusted-proxy for one that speaks TLS",
+            settings.listen,
+        )
+    if is_plain and settings.show_messages and not settings.knows_users:
+        log.warning("whoever reaches %s can read messages (--auth asks for users)", settings.listen)
 
 
 def _collect_less() -> None:

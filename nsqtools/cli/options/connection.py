@@ -30,13 +30,13 @@ from nsqtools.client.connection_settings import (
     ConnectionSettings,
     GivenOption,
     check_tls,
-    exposure_of_secret,
     parse_address_map,
     read_secret,
     resolve_options,
     texts_of,
 )
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import warn_of_exposure
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     REPEATABLE,
@@ -304,8 +304,6 @@ def flag_statements(
         origin = origin_of(context, prefix + name)
         speaker = "--" + (prefix + name).replace("_", "-")
         if name == "auth_secret_file":
-            if problem := exposure_of_secret(value):
-                context.obj.tell(f"nsq: warning: {problem}")
             secret, file = read_secret(value), str(value.absolute())
             yield GivenOption("auth_secret", secret, origin, speaker, file)
             continue
@@ -344,8 +342,8 @@ def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
             "nsq: warning: the list of processes shows the secret on the command line to all users;"
             " use --auth-secret-file or NSQ_AUTH_SECRET"
         )
-    elif problem := exposure_of_secret(config_path(context.obj.environ)):
-        context.obj.tell(f"nsq: warning: {problem}")
+    else:
+        warn_of_exposure(config_path(context.obj.environ))
 
 
 def option_of(text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ you mean".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from nsqtools.cli.parsing.binding import (
 )
 from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, configure_logging
 from nsqtools.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -115,6 +116,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     """
     tree = command_tree()
     runtime = runtime or Runtime.of_process(arguments)
+    configure_logging(logging.WARNING, runtime.stderr)  # until the command's options are read
     try:
         with tree.make_context(
             "nsq", list(arguments), obj=runtime, help_option_names=HELP_NAMES
@@ -136,6 +138,8 @@ def _parser_of(name: str, function: Callable[..., Any]) -> Any:
 
 def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
     path = error.ctx.command_path if error.ctx else command
+    if isinstance(error, NoSuchOption) and (instead := GONE.get(f"{path} {error.option_name}")):
+        error.message = f"there is no {path} {error.option_name} any more: use {instead}"
     hint = _topic_hint(error, path, arguments) or _hint(error, path)
     return ConfigurationError(_message(error), hint=hint)
 

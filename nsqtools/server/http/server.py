@@ -2,6 +2,9 @@
 
 httptools parses. Requests of a connection are answered one after the other, most of them at once;
 while one waits for something (the disk, a page that takes steps) no further ones are read.
+
+A client has its time for each step: a head, a body, reading an answer. One that takes longer is
+closed, as is the oldest of too many connections that wait.
 """
 
 from __future__ import annotations
@@ -20,11 +23,17 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from nsqtools.server.http.foundation import BAD_ESCAPE, Call, ForeignCalls, HTTPApi, Reply
-from nsqtools.server.listen import accept, read_in_pieces, real_address
+from nsqtools.server.listen import IdleConnections, accept, read_in_pieces, real_address
 
 _FINISH_S = 1.0  # for requests that are being answered at the end
 _LINGER_S = 0.5  # a client that still sends can read the answer before the reset
 _MAX_HEAD = (1 << 20) + 4096
+_IDLE_S = 120.0  # between two requests
+_HEAD_S = 10.0  # from the first byte of a request to the end of its head
+_BODY_S = 30.0
+_SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
+_READ_S = 60.0  # for an answer that fills the buffers of the system
+_MOST_IDLE, _MOST_IDLE_OF_ONE = 8192, 1024
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
 _HOST = re.compile(r"[^\s/@\\]+")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -65,26 +74,37 @@ class HTTPServer:
     ) -> None:
         self.api = api
         self.connections: set[_Connection] = set()
+        self.idle = IdleConnections[_Connection](most=_MOST_IDLE, most_of_one=_MOST_IDLE_OF_ONE)
         self._listener = listener
         self._tls_context = tls_context
         self._server: asyncio.Server | None = None
         self._date = b""
         self._date_of = 0
+        self._sweeps: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve from now on."""
         self._server = await accept(self._listener, lambda: _Connection(self), self._tls_context)
+        self._sweeps = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
         """Let requests that are being answered finish, for a moment, and close everything."""
         if self._server is None:
             return
         self._server.close()
+        if self._sweeps is not None:
+            self._sweeps.cancel()
         tasks = [task for each in list(self.connections) if (task := each.stop())]
         if tasks:
             await asyncio.wait(tasks, timeout=_FINISH_S)
         for connection in list(self.connections):
             connection.close()
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            self.idle.close_late(loop.time())
 
     def date(self) -> bytes:
         """Return the time as answers have it."""
@@ -112,6 +132,7 @@ class _Connection(asyncio.Protocol):
         self._is_last = False  # no further bytes are read
         self._farewell: bytes | None = None  # sent after the answers, to a client that still sends
         self._is_full = False  # the client reads too slowly
+        self._waits_for_s = 0.0  # the time that the present step has
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -119,9 +140,11 @@ class _Connection(asyncio.Protocol):
         self._server.connections.add(self)
         peer = transport.get_extra_info("peername")
         self._client = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+        self._wait_for(_HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._server.idle.works(self)
         self._calls.clear()
 
     def eof_received(self) -> bool:
@@ -136,6 +159,11 @@ class _Connection(asyncio.Protocol):
         if self._task is None:
             self._transport.close()
         return self._task
+
+    def abort(self) -> None:
+        """Close at once: the client takes too long."""
+        self._calls.clear()
+        self._transport.abort()
 
     def close(self) -> None:
         """Close, whatever is being answered."""
@@ -247,6 +275,7 @@ class _Connection(asyncio.Protocol):
         self._call = None
         self._target, self._headers, self._chunks = b"", {}, []
         self._body_size = self._head_size = 0
+        self._waits_for_s = 0.0  # the next request has its own time
 
     # answers
 
@@ -263,9 +292,10 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"".join(answers))
         if self._calls:
             self._transport.pause_reading()
-        elif self._task is not None:
+        self._note()
+        if self._calls or self._task is not None:
             return  # and goes on here when it is done
-        elif self._farewell is not None:
+        if self._farewell is not None:
             self._transport.write(self._farewell)
             self._farewell = None
             if self._transport.can_write_eof():
@@ -276,6 +306,28 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         elif not self._is_full:
             self._transport.resume_reading()
+
+    def _note(self) -> None:
+        """Give the client its time for what it has to do next."""
+        if self._is_full:
+            self._wait_for(_READ_S)
+        elif self._calls or self._task is not None:
+            self._waits_for_s = 0.0
+            self._server.idle.works(self)
+        elif (call := self._call) is not None:
+            length = call.declared_length if call.declared_length >= 0 else call.limit
+            self._wait_for(_BODY_S + length / _SLOWEST_BODY)
+        elif self._head_size:
+            self._wait_for(_HEAD_S)
+        else:
+            self._wait_for(_IDLE_S)
+
+    def _wait_for(self, limit_s: float) -> None:
+        if limit_s != self._waits_for_s and not self._transport.is_closing():
+            self._waits_for_s = limit_s
+            host = self._client.rpartition(":")[0]
+            ends_s = asyncio.get_running_loop().time() + limit_s
+            self._server.idle.waits(self, host, ends_s)
 
     async def _wait(self, call: Call, reply: Awaitable[Reply]) -> None:
         try:
@@ -306,6 +358,7 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_full = True
         self._transport.pause_reading()
+        self._note()
 
     def resume_writing(self) -> None:
         self._is_full = False

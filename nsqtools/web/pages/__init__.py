@@ -17,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
+from nsqtools import __version__
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
@@ -26,6 +28,16 @@ from nsqtools.web.pages.queues import NodePages, QueuePages, overview
 from nsqtools.web.pages.site import Recent, Site, environment
 
 STATIC = Path(__file__).parent / "static"
+
+
+class _Versioned(StaticFiles):
+    """Files whose address has the version: a browser need not ask for them again."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        if scope["query_string"] == f"v={__version__}".encode() and answer.status_code == 200:
+            answer.headers["Cache-Control"] = "max-age=31536000, immutable"
+        return answer
 
 
 def routes(context: WebContext) -> list[BaseRoute]:
@@ -72,7 +84,7 @@ def routes(context: WebContext) -> list[BaseRoute]:
         Route("/messages", site.guarded(messages.answer), methods=["GET", "POST"]),
         Route("/drain", site.guarded(drains.answer), methods=["GET", "POST"]),
         Route("/draining", site.guarded(drains.stop), methods=["POST"]),
-        site.route("/draining", drains.progress),
+        site.route("/draining", drains.progress, is_shared=False),
         Route("/series", series),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/static", _Versioned(directory=STATIC)),
     ]

@@ -4,7 +4,8 @@ Whatever cannot be undone asks for the name to be typed. A plan is made again wh
 the result says what was done, not what was planned.
 
 Draining an nsqd can take long, so it runs on a thread of its own and can be stopped; one for each
-nsqd at a time. It ends with the console: what was not moved by then is still where it was.
+nsqd at a time. When the console ends it is stopped as by its button, and its end written down: what
+was not moved by then is still where it was.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.drain import Drain, DrainPlan, plan_lines
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.web.actions import RequestOrigin, TopicChange, WebContext
 from nsqtools.web.pages.site import Site, Values
 
@@ -183,6 +184,7 @@ def _heading(change: TopicChange) -> str:
 log = logging.getLogger("nsqtools")
 
 IN_FLIGHT = 1000
+LONGEST_END_S = 60.0
 
 
 class RunningDrain:
@@ -230,6 +232,9 @@ class DrainPages:
         self._site = site
         self._lock = threading.Lock()
         self._moves: dict[str, RunningDrain] = {}
+        self._threads: list[threading.Thread] = []
+        self._has_ended = False
+        site.context.at_end.callback(self._end)
 
     @property
     def _context(self) -> WebContext:
@@ -240,6 +245,17 @@ class DrainPages:
         self._context.check_changes(request)
         fields = await self._context.form(request) if request.method == "POST" else None
         return await run_in_threadpool(self._answer, request, fields)
+
+    def _end(self) -> None:
+        """Stop all moves, and wait until what they have taken is published and finished."""
+        with self._lock:
+            self._has_ended = True
+        for move in self._moves.values():
+            move.stop()
+        for thread in self._threads:
+            thread.join(LONGEST_END_S)
+            if thread.is_alive():
+                log.error("a drain did not end in time: messages may be on both nsqd")
 
     async def stop(self, request: Request) -> Response:
         """Stop a move."""
@@ -292,20 +308,30 @@ class DrainPages:
 
     def _begin(self, move: RunningDrain, origin: RequestOrigin) -> None:
         with self._lock:
+            if self._has_ended:
+                raise ConfigurationError("this console ends just now")
             before = self._moves.get(move.source)
             if before is not None and not before.is_over:
                 raise ConfigurationError(f"{move.source} is being drained already")
-            self._context.audit.drain("begun", move.source, move.target, origin)
+            subject = {"node": move.source, "to": move.target}
+            self._context.audit.note("begun", "drain_node", origin, **subject)
             self._moves[move.source] = move
 
         def run() -> None:
             move.run()
-            state = "failed" if move.error else "partly" if move.left or move.stays else "done"
-            self._context.audit.drain(
-                state, move.source, move.target, origin, moved=move.moved, left=move.left
-            )
+            state = "failed" if move.error else "stopped" if move.is_stopping else "done"
+            if state == "done" and (move.left or move.stays):
+                state = "partly"
+            try:
+                self._context.audit.note(
+                    state, "drain_node", origin, **subject, moved=move.moved, left=move.left
+                )
+            except OutputError as error:  # the messages are moved
+                log.error("%s", error)
 
-        threading.Thread(target=run, name="nsq-drain", daemon=True).start()
+        thread = threading.Thread(target=run, name="nsq-drain", daemon=True)
+        thread.start()
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
 
     def _page(
         self,

@@ -63,6 +63,7 @@ class MessagePages:
         copies: Copies | None = None
         if fields is not None:
             context = self._site.context
+            context.note_reading(request, topic, channel)
             copies = listen(
                 context.cluster, context.options, topic, channel, count=count, for_s=for_s
             )

@@ -11,7 +11,9 @@ every text passes `escape_line` (controls and characters that reverse a line bec
 jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
 
 Pages share answers (`Recent`): ten people who look at one channel are one question every two
-seconds. The first request waits for the daemons; others meanwhile wait for the same answer.
+seconds. The first request waits for the daemons; others meanwhile wait for the same answer. And
+they share what is sent: a page and its changes are made once for an address, a role and a sample
+(`Rendering`). So a page that is shared has nothing in it that is the reader's own.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nsqtools import __version__
+from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import by_kind, moment
 from nsqtools.cluster.queue_rows import Key, QueueRow
+from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
+from nsqtools.web.packed import HEAD, Packed, packed_response, takes_gzip
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import (
     RANGES,
@@ -68,6 +73,7 @@ class Site:
         self.context = context
         self.to = Addresses(context.settings.base_path)
         self._snapshot: Snapshot | None = None
+        self._renderings: Recent[Rendering] = Recent(lambda: 0.0)
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest sample, taken apart; None before the first."""
@@ -133,20 +139,45 @@ class Site:
         channels = snapshot.channels(key[1]) if snapshot and key[1] and not key[2] else []
         return figures_of(key, [row.channel for row in channels], is_split=bool(split))
 
-    def route(self, path: str, make: Make) -> Route:
-        """Return the route of a page that is live."""
+    def route(self, path: str, make: Make, *, is_shared: bool = True) -> Route:
+        """Return the route of a page that is live.
+
+        Readers of one role share it, unless it holds a token or changes between samples.
+        """
 
         async def answer(request: Request) -> Response:
             if "live" in request.query_params:
+                headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+                if is_compressed := is_shared and takes_gzip(request):
+                    headers["Content-Encoding"] = "gzip"
                 return StreamingResponse(
-                    self._events(request, make),
+                    self._events(request, make, is_shared, is_compressed),
                     media_type="text/event-stream",
-                    headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+                    headers=headers,
                 )
-            _, (made, _) = await run_in_threadpool(made_of, make, request)
-            return HTMLResponse(made)
+            made = await run_in_threadpool(self._rendering, make, request, is_shared)
+            if not is_shared:
+                return HTMLResponse(made.page.plain)
+            return packed_response(request, [made.page], "text/html")
 
         return Route(path, self.guarded(answer))
+
+    def _rendering(self, make: Make, request: Request, is_shared: bool) -> Rendering:
+        """Return the page as it is at the latest sample."""
+        sample = self.context.watcher.latest
+
+        def ask(before: Rendering | None) -> Rendering:
+            if before is not None and before.sample is sample:
+                return before
+            values = make(request)
+            page, pieces = render(values["template"], values)
+            return Rendering(sample, Packed(page), pieces, values["charts"])
+
+        if not is_shared:
+            return ask(None)
+        asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
+        role = self.context.user(request).may_change
+        return self._renderings.get((request.url.path, *asked, role, _theme(request)), ask)
 
     def guarded(self, answer: Answer) -> Answer:
         """Return a view that answers with a page when it fails, or when it is refused."""
@@ -173,33 +204,58 @@ class Site:
         values = self.frame(request, "failed.html", "", title, error=error, is_live=False)
         return self.response(values, status)
 
-    async def _events(self, request: Request, make: Make) -> AsyncIterator[str]:
+    async def _events(
+        self, request: Request, make: Make, is_shared: bool, is_compressed: bool
+    ) -> AsyncIterator[bytes]:
+
+        def sent(piece: Packed) -> bytes:
+            return piece.deflated if is_compressed else piece.plain
 
         watcher = self.context.watcher
-        shown, seen_ns = Pieces(), 0
-        while not watcher.is_stopped:
+        shown: Rendering | None = None
+        seen_ns = 0
+        if is_compressed:
+            yield HEAD
+        while not watcher.is_stopped and await self.context.is_still(request):
             sample = await watcher.newer(seen_ns, KEEP_ALIVE_S)
             if sample is None:
-                yield ": still here\n\n"
+                yield sent(KEPT_ALIVE)
                 continue
             seen_ns = sample.time_ns
             try:
-                values, (_, pieces) = await run_in_threadpool(made_of, make, request)
+                made = await run_in_threadpool(self._rendering, make, request, is_shared)
             except NsqError:
                 continue  # what the page was about is gone, or did not answer this time
-            change = pieces.changes_since(shown)
-            shown = pieces
-            change["now_s"] = time.time()
-            if values["charts"] is not None:
-                figures, since_s = values["charts"].figures, time.time() - 60
-                change["point"] = point_of(self.context.history, figures, since_s)
-            yield f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n"
+            yield sent(made.event_since(shown, self.context.history))
+            shown = made
 
 
-def made_of(make: Make, request: Request) -> tuple[Values, tuple[str, Pieces]]:
-    """Make a page: its values, and what `render` returns."""
-    values = make(request)
-    return values, render(values["template"], values)
+KEPT_ALIVE = Packed(": still here\n\n")
+
+
+@dataclass(slots=True, eq=False)
+class Rendering:
+    """A page at a sample, and the events for those who are shown an earlier one of it."""
+
+    sample: Sample | None
+    page: Packed
+    pieces: Pieces
+    charts: Charts | None
+    events: dict[int, Packed] = field(default_factory=dict)
+
+    def event_since(self, shown: Rendering | None, history: History) -> Packed:
+        """Return the event for a browser that shows another rendering, None for none yet."""
+        since_ns = shown.sample.time_ns if shown is not None and shown.sample is not None else 0
+        if made := self.events.get(since_ns):
+            return made
+        change = self.pieces.changes_since(shown.pieces if shown else Pieces())
+        change["now_s"] = time.time()
+        if self.charts is not None:
+            change["point"] = point_of(history, self.charts.figures, time.time() - 60)
+        made = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
+        if since_ns:  # the first event of a page tells the time, and may come late
+            self.events[since_ns] = made
+        return made
 
 
 def _theme(request: Request) -> str:
