@@ -39,11 +39,6 @@ NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
 
 
-def day_of(timestamp_ns: int) -> date:
-    """Return the day of a time (UTC). Every 64-bit number is one: from 1677 to 2262."""
-    return date.fromordinal(_EPOCH + timestamp_ns // DAY_NS)
-
-
 def begin_ns(day: date) -> int:
     """Return the first nanosecond of a day."""
     return (day.toordinal() - _EPOCH) * DAY_NS

@@ -14,7 +14,7 @@ An index has one line a member, ``offset length count min_ts max_ts``, below its
 length are bytes of the file as it is on disk, the count is of messages, the timestamps are the
 lowest and highest time of publishing, in nanoseconds since 1970 (0 where that is unknown). A member
 is durable when its line ends in a newline: the data was fsynced before. Members follow each other
-without a gap, and `read_index` stops at the first line for which that does not hold.
+without a gap, and `decode_index` stops at the first line for which that does not hold.
 
 The *total* ends the index of a finished file: ``total members messages bytes min_ts max_ts``. It is
 the file's commit record: who plans reads its last line, not thousands. Files of earlier versions
@@ -230,9 +230,3 @@ def load_index(path: Path) -> Index | None:
     except FileNotFoundError:
         return None
     return Index(split_head(data)[0], decode_index(data))
-
-
-def read_index(path: Path) -> list[Member] | None:
-    """Return the members of an index file; None when there is none. Raises ``OSError``."""
-    index = load_index(path)
-    return None if index is None else index.members

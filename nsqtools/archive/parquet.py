@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,6 @@ BATCH_ROWS = 1 << 15
 ZSTD_LEVEL = 1  # 3 makes clicks a hundredth smaller
 TIME = "ts_ns"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_METADATA = "nsqtools"
 _DELTA_ENCODED = {"ts_ns": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 _UNIQUE = {"id", "body", "body_bytes", *_DELTA_ENCODED}
 """Columns whose values hardly repeat: a dictionary would be built in vain."""
@@ -70,10 +69,9 @@ def write(
     batches: Iterable[pyarrow.RecordBatch],
     path: Path,
     schema: pyarrow.Schema,
-    metadata: Mapping[str, object] | None = None,
 ) -> WrittenFile:
     """Write a file, durably, and compare it. Raises as `ParquetWriter.close`."""
-    with ParquetWriter(path, schema, metadata) as writer:
+    with ParquetWriter(path, schema) as writer:
         for batch in batches:
             writer.add(batch)
         return writer.close()
@@ -82,12 +80,10 @@ def write(
 class ParquetWriter:
     """A file in the making; one that is not closed is removed at the end of ``with``.
 
-    ``metadata`` is kept in the file, for `metadata_of`. All methods raise ``OSError``.
+    All methods raise ``OSError``.
     """
 
-    def __init__(
-        self, path: Path, schema: pyarrow.Schema, metadata: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, path: Path, schema: pyarrow.Schema) -> None:
         need_pyarrow("Parquet")
         from pyarrow import parquet
 
@@ -109,8 +105,6 @@ class ParquetWriter:
                 write_page_checksum=True,
                 store_schema=False,
             )
-            if metadata is not None:
-                self._writer.add_key_value_metadata({_METADATA: json.dumps(dict(metadata))})
         self._held: list[pyarrow.RecordBatch] = []
         self.held_bytes = 0
         self._held_rows = 0
@@ -319,19 +313,3 @@ def _may_have(file: Any, number: int, within: TimeRange) -> bool:
     return (within.since_ns is None or bounds.max >= within.since_ns) and (
         within.until_ns is None or bounds.min < within.until_ns
     )
-
-
-def metadata_of(source: Path | BinaryIO) -> dict[str, Any]:
-    """Return what `ParquetWriter` was told to keep, nothing for a file of others.
-
-    Raises as `read`.
-    """
-    need_pyarrow("reading Parquet")
-    from pyarrow import ArrowException, parquet
-
-    try:
-        with parquet.ParquetFile(source) as file:
-            found = (file.metadata.metadata or {}).get(_METADATA.encode())
-            return dict(json.loads(found)) if found else {}
-    except (ArrowException, OSError) as exc:
-        _raise_as_read(exc)

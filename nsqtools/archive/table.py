@@ -185,10 +185,7 @@ class TableWriter:
                                 errno.EFBIG, "it has too many partitions", archive.shown
                             )
                         path = self._drafts / f"{identity}-{len(writers)}.parquet"
-                        named = dict(zip(self.plan.partitions, key, strict=True))
-                        writer = writers[key] = ParquetWriter(
-                            path, in_file, {"log": identity, "partition": named}
-                        )
+                        writer = writers[key] = ParquetWriter(path, in_file)
                     writer.add(part.select(left))
                 self._bound(writers.values())
             rows = 0

@@ -44,10 +44,10 @@ class Group:
 
     __slots__ = ("commands", "examples", "help")
 
-    def __init__(self, help: str, commands: dict[str, Command | Group], *examples: str):
+    def __init__(self, help: str, commands: dict[str, Command | Group]):
         self.help = help
         self.commands = commands
-        self.examples = examples
+        self.examples: list[str] = []
 
 
 ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
@@ -64,285 +64,147 @@ GONE = {
     "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
     "nsq config path": "nsq config show",
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
+    "nsq demo --spark": "nsq spark compact and report",
+    "nsq demo --no-spark": "nsq demo",
 }
-"""What to use in place of commands that there were."""
+"""What to use in place of commands and options that there were."""
 
 OWN_FAILURE = {"check": 3}
 """Exit statuses of any failure that are not `ExitStatus`: 3 is unknown to monitoring plugins."""
 
-PANELS: dict[str, dict[str, Command | Group]] = {
-    "Messages": {
-        "tail": Command("tail:tail", "Print the messages of one or more topics as they arrive."),
-        "pub": Command(
-            "pub:pub", "Publish messages: texts, or the lines of standard input or of files."
-        ),
-        "peek": Command("tail:peek", "Show some messages of a channel and requeue them."),
-        "redrive": Command(
-            "replay:redrive", "Publish dead letters again, to the topics that they came from."
-        ),
-        "to-nsq": Command(
-            "forwarding:to_nsq",
-            "Forward topics to another nsqd or cluster, each message finished once it is there.",
-        ),
-        "to-http": Command(
-            "forwarding:to_http",
-            "Send topics to HTTP endpoints, each message finished when one has accepted it.",
-        ),
-        "to-exec": Command(
-            "to_exec:to_exec",
-            "Run a command for each message, which is finished when the command ends with "
-            "status 0.",
-        ),
-    },
-    "Archives": {
-        "to-file": Command(
-            "to_file:to_file", "Archive topics to files, each message finished after it is on disk."
-        ),
-        "archive": Group(
-            "Check, repair and read archives.",
-            {
-                "verify": Command("archive:verify", "Read archives and report what is damaged."),
-                "repair": Command(
-                    "archive:repair", "Finish files that a crash left, and repair damaged archives."
-                ),
-                "cat": Command(
-                    "archive:cat", "Print the messages in archives of any format and compression."
-                ),
-                "convert": Command("archive:convert", "Bring archives into a table."),
-                "schema": Command(
-                    "archive:schema", "Print the columns of JSON bodies, as a JSON Schema."
-                ),
-                "info": Command(
-                    "archive:info", "List archives with their messages, topics and times."
-                ),
-                "compact": Command(
-                    "compact:archive_compact",
-                    "Turn archives and tables into few Parquet files by topic and date, each "
-                    "message once.",
-                ),
-            },
-            "nsq archive info /var/nsq",
-            "nsq archive cat /var/nsq/clicks.*.log.gz",
-        ),
-        "replay": Command("replay:replay", "Publish archived messages again, in order of time."),
-        "queue": Group(
-            "Read the data directory of an nsqd, running or dead, and leave it as it is.",
-            {
-                "list": Command(
-                    "queue:list_", "List the queues in a data directory, and their state."
-                ),
-                "cat": Command("queue:cat", "Print the messages that wait in a queue."),
-                "verify": Command("queue:verify", "Read every message and report what is damaged."),
-                "recover": Command(
-                    "queue:recover",
-                    "Bring the messages of damaged and orphaned files into an archive.",
-                ),
-            },
-            "nsq queue list /var/lib/nsqd",
-            "nsq queue recover /var/lib/nsqd -o recovered.log.gz",
-        ),
-    },
-    "Cluster": {
-        "stat": Command(
-            "stat:stat", "Show depth, rates, clients and latency of topics and channels."
-        ),
-        "top": Command(
-            "top:top",
-            "Watch topics, channels, consumers and nsqd live, in full screen, and change them.",
-        ),
-        "web": Command(
-            "web:web",
-            "Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.",
-        ),
-        "check": Command(
-            "check:check", "Say what is wrong with a cluster, and what to do about it."
-        ),
-        "topic": Group(
-            "List topics, and create, delete, empty or pause them.",
-            {
-                "list": Command(
-                    "topic:list_",
-                    "List topics, with the number of nsqd that have them and their depth.",
-                ),
-                "info": Command(
-                    "topic:info", "Show one topic and its channels, on every nsqd that has it."
-                ),
-                "create": Command(
-                    "topic:create",
-                    "Create topics: on the nsqd given, and registered with every nsqlookupd given.",
-                ),
-                "delete": Command(
-                    "topic:delete", "Delete topics, with their channels and messages, everywhere."
-                ),
-                "empty": Command(
-                    "topic:empty",
-                    "Discard the messages in topics; with --channels, in their channels too.",
-                ),
-                "pause": Command(
-                    "topic:pause",
-                    "Pause topics: messages stay in them and do not reach the channels.",
-                ),
-                "unpause": Command("topic:unpause", "Resume paused topics."),
-            },
-            "nsq topic list",
-            "nsq topic create clicks",
-        ),
-        "channel": Group(
-            "List channels, and create, delete, empty or pause them.",
-            {
-                "list": Command(
-                    "channel:list_",
-                    "List channels, with the number of nsqd that have them and their depth.",
-                ),
-                "info": Command(
-                    "channel:info", "Show one channel and its consumers, on every nsqd that has it."
-                ),
-                "create": Command(
-                    "channel:create",
-                    "Create channels of a topic, on every nsqd that has it and with nsqlookupd.",
-                ),
-                "delete": Command(
-                    "channel:delete", "Delete channels, with their messages, everywhere."
-                ),
-                "empty": Command(
-                    "channel:empty", "Discard the messages in channels, in flight and deferred too."
-                ),
-                "pause": Command(
-                    "channel:pause", "Pause channels: messages stay in them and are not delivered."
-                ),
-                "unpause": Command("channel:unpause", "Resume paused channels."),
-            },
-            "nsq channel list clicks",
-            "nsq channel pause clicks archive",
-        ),
-        "nodes": Command(
-            "nodes:nodes", "List every nsqd: version, topics, tombstones, and whether it answers."
-        ),
-        "lookup": Command(
-            "nodes:lookup", "Show which nsqd have a topic, as nsqlookupd tells consumers."
-        ),
-        "ping": Command("nodes:ping", "Check the health of every daemon."),
-        "info": Command("nodes:info", "Show version, addresses and limits of every nsqd."),
-        "tombstone": Command(
-            "nodes:tombstone",
-            "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
-        ),
-        "drain": Command(
-            "nodes:drain",
-            "Move the messages that are left on one nsqd to another, or to their consumers.",
-        ),
-        "bench": Group(
-            "Measure the speed and the latency of an nsqd.",
-            {
-                "pub": Command(
-                    "bench:pub", "Measure how fast messages are published, each confirmed by nsqd."
-                ),
-                "sub": Command(
-                    "bench:sub", "Measure how fast a backlog is consumed, each message finished."
-                ),
-                "e2e": Command(
-                    "bench:e2e",
-                    "Measure how long messages take from a publisher through nsqd to a consumer.",
-                ),
-            },
-            "nsq bench pub --size 1KiB",
-            "nsq bench e2e --rate 1000",
-        ),
-    },
-    "Settings": {
-        "config": Group(
-            "Show settings and choose a profile; read and change options of running nsqd.",
-            {
-                "show": Command(
-                    "config:show",
-                    "Show the settings in force, where each comes from, and its bounds.",
-                ),
-                "profiles": Command(
-                    "config:profiles",
-                    "List the profiles of the configuration file, and which one is used.",
-                ),
-                "use": Command(
-                    "config:use",
-                    "Choose the profile that commands use without --profile and NSQ_PROFILE.",
-                ),
-                "get": Command("config:get", "Show one option of every running nsqd."),
-                "set": Command(
-                    "config:set_", "Change one option of every running nsqd, until it exits."
-                ),
-            },
-            "nsq config show",
-            "nsq config use staging",
-            "nsq config set log_level debug",
-        ),
-        "schema": Command(
-            "schema:schema", "Print the JSON Schema of what a command prints with --json."
-        ),
-        "compat": Command(
-            "compat:compat",
-            "Use the names and flags of NSQ's Go utilities with this program.",
-            raw=True,
-        ),
-        "completion": Command(
-            "completion:completion", "Print the completion script for bash, zsh or fish.", raw=True
-        ),
-    },
-    "Spark": {
-        "spark": Group(
-            "Run archives and topics through Spark.",
-            {
-                "ingest": Command(
-                    "spark_ingest:ingest",
-                    "Stream topics or an archive into Parquet by topic and date, each message "
-                    "once.",
-                ),
-                "compact": Command(
-                    "compact:spark_compact",
-                    "Do what nsq archive compact does, in the tasks of Spark.",
-                ),
-                "report": Command(
-                    "spark_report:report",
-                    "Report what went through topics: messages, bytes, sizes, attempts, duplicates "
-                    "and gaps.",
-                ),
-                "replay": Command(
-                    "spark_replay:replay",
-                    "Publish messages from archives and Parquet again, in parallel.",
-                ),
-                "doctor": Command(
-                    "spark_doctor:doctor",
-                    "Check Java, the versions of packages, a session of Spark and its executors.",
-                ),
-                "sql": Command("spark_sql:sql", "Query archives and Parquet in SQL."),
-            },
-            "nsq spark doctor",
-            "nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq",
-        )
-    },
-    "Servers": {
-        "demo": Command(
-            "demo:demo",
-            "Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.",
-        ),
-        "nsqd": Command(
-            "daemons:nsqd",
-            "Run an nsqd in Python, with the flags, files and protocol of the real one.",
-            raw=True,
-        ),
-        "nsqlookupd": Command(
-            "daemons:nsqlookupd",
-            "Run an nsqlookupd in Python, with the flags and protocol of the real one.",
-            raw=True,
-        ),
-    },
-    "": {
-        "__complete_line": Command(
-            "complete_line:complete_line",
-            "Print what can follow a command line, for the completion of shells.",
-            raw=True,
-            hidden=True,
-        )
-    },
-}
+TABLE = """\
+Messages
+  tail tail:tail Print the messages of one or more topics as they arrive.
+  pub pub:pub Publish messages: texts, or the lines of standard input or of files.
+  peek tail:peek Show some messages of a channel and requeue them.
+  redrive replay:redrive Publish dead letters again, to the topics that they came from.
+  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, each message finished once it
+      ... is there.
+  to-http forwarding:to_http Send topics to HTTP endpoints, each message finished when one has
+      ... accepted it.
+  to-exec to_exec:to_exec Run a command for each message, which is finished when the command ends
+      ... with status 0.
+Archives
+  to-file to_file:to_file Archive topics to files, each message finished after it is on disk.
+  archive Check, repair and read archives.
+    verify archive:verify Read archives and report what is damaged.
+    repair archive:repair Finish files that a crash left, and repair damaged archives.
+    cat archive:cat Print the messages in archives of any format and compression.
+    convert archive:convert Bring archives into a table.
+    schema archive:schema Print the columns of JSON bodies, as a JSON Schema.
+    info archive:info List archives with their messages, topics and times.
+    compact compact:archive_compact Turn archives and tables into few Parquet files by topic and
+        ... date, each message once.
+    $ nsq archive info /var/nsq
+    $ nsq archive cat /var/nsq/clicks.*.log.gz
+  replay replay:replay Publish archived messages again, in order of time.
+  queue Read the data directory of an nsqd, running or dead, and leave it as it is.
+    list queue:list_ List the queues in a data directory, and their state.
+    cat queue:cat Print the messages that wait in a queue.
+    verify queue:verify Read every message and report what is damaged.
+    recover queue:recover Bring the messages of damaged and orphaned files into an archive.
+    $ nsq queue list /var/lib/nsqd
+    $ nsq queue recover /var/lib/nsqd -o recovered.log.gz
+Cluster
+  stat stat:stat Show depth, rates, clients and latency of topics and channels.
+  top top:top Watch topics, channels, consumers and nsqd live, in full screen, and change them.
+  web web:web Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
+  check check:check Say what is wrong with a cluster, and what to do about it.
+  topic List topics, and create, delete, empty or pause them.
+    list topic:list_ List topics, with the number of nsqd that have them and their depth.
+    info topic:info Show one topic and its channels, on every nsqd that has it.
+    create topic:create Create topics: on the nsqd given, and registered with every nsqlookupd
+        ... given.
+    delete topic:delete Delete topics, with their channels and messages, everywhere.
+    empty topic:empty Discard the messages in topics; with --channels, in their channels too.
+    pause topic:pause Pause topics: messages stay in them and do not reach the channels.
+    unpause topic:unpause Resume paused topics.
+    $ nsq topic list
+    $ nsq topic create clicks
+  channel List channels, and create, delete, empty or pause them.
+    list channel:list_ List channels, with the number of nsqd that have them and their depth.
+    info channel:info Show one channel and its consumers, on every nsqd that has it.
+    create channel:create Create channels of a topic, on every nsqd that has it and with nsqlookupd.
+    delete channel:delete Delete channels, with their messages, everywhere.
+    empty channel:empty Discard the messages in channels, in flight and deferred too.
+    pause channel:pause Pause channels: messages stay in them and are not delivered.
+    unpause channel:unpause Resume paused channels.
+    $ nsq channel list clicks
+    $ nsq channel pause clicks archive
+  nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
+  lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
+  ping nodes:ping Check the health of every daemon.
+  info nodes:info Show version, addresses and limits of every nsqd.
+  tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it
+      ... there.
+  drain nodes:drain Move the messages that are left on one nsqd to another, or to their consumers.
+  bench Measure the speed and the latency of an nsqd.
+    pub bench:pub Measure how fast messages are published, each confirmed by nsqd.
+    sub bench:sub Measure how fast a backlog is consumed, each message finished.
+    e2e bench:e2e Measure how long messages take from a publisher through nsqd to a consumer.
+    $ nsq bench pub --size 1KiB
+    $ nsq bench e2e --rate 1000
+Settings
+  config Show settings and choose a profile; read and change options of running nsqd.
+    show config:show Show the settings in force, where each comes from, and its bounds.
+    profiles config:profiles List the profiles of the configuration file, and which one is used.
+    use config:use Choose the profile that commands use without --profile and NSQ_PROFILE.
+    get config:get Show one option of every running nsqd.
+    set config:set_ Change one option of every running nsqd, until it exits.
+    $ nsq config show
+    $ nsq config use staging
+    $ nsq config set log_level debug
+  schema schema:schema Print the JSON Schema of what a command prints with --json.
+  compat compat:compat raw Use the names and flags of NSQ's Go utilities with this program.
+  completion completion:completion raw Print the completion script for bash, zsh or fish.
+Spark
+  spark Run archives and topics through Spark.
+    ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each
+        ... message once.
+    compact compact:spark_compact Do what nsq archive compact does, in the tasks of Spark.
+    report spark_report:report Report what went through topics: messages, bytes, sizes, attempts,
+        ... duplicates and gaps.
+    replay spark_replay:replay Publish messages from archives and Parquet again, in parallel.
+    doctor spark_doctor:doctor Check Java, the versions of packages, a session of Spark and its
+        ... executors.
+    sql spark_sql:sql Query archives and Parquet in SQL.
+    $ nsq spark doctor
+    $ nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
+Servers
+  demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
+  nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
+  nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the
+      ... real one.
+Hidden
+  __complete_line complete_line:complete_line raw hidden Print what can follow a command line, for
+      ... the completion of shells.
+"""
+"""A heading, and below it a line for each command: name, entry, ``raw`` or ``hidden``, help. Groups
+have no entry, and their commands and examples (``$``) below. ``...`` continues a line."""
+
+
+def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
+    panels: dict[str, dict[str, Command | Group]] = {}
+    group = Group("", {})
+    for line in table.replace("\n      ... ", " ").replace("\n        ... ", " ").splitlines():
+        text = line.lstrip()
+        name, _, rest = text.partition(" ")
+        entry, _, help = rest.partition(" ")
+        if text == line:
+            commands = panels[text.replace("Hidden", "")] = {}
+        elif name == "$":
+            group.examples.append(rest)
+        elif ":" not in entry:
+            group = commands[name] = Group(rest, {})
+        else:
+            marks = {mark: f"{mark} " in help[:11] for mark in ("raw", "hidden")}
+            help = help.removeprefix("raw ").removeprefix("hidden ")
+            below = group.commands if line.startswith("    ") else commands
+            below[name] = Command(entry, help, **marks)
+    return panels
+
+
+PANELS = _panels(TABLE)
 """Commands by the heading under which they are listed; those without one are hidden."""
 
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}

@@ -4,10 +4,6 @@ Commands run in the directory and find the daemons through the environment, so t
 that runs is the one that is shown, but for the addresses in it: those are shown as the usual ones.
 Nothing of the user's settings reaches them. Each step checks its own numbers. The events are clicks
 of a web site, as its log would have them, the same every time.
-
-The last part takes the archive through Spark, where there is Spark. A day is compacted when it is
-over, and the archive is of today: so what is compacted is a copy of it that is dated two days back,
-which the demonstration says.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self, TextIO
@@ -34,8 +29,7 @@ from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 
-THEIRS = ("NSQ_", "SPARK_LOCAL_DIRS")
-"""What the user has set, and what would lead out of our directory."""
+THEIRS = "NSQ_"  # what the user has set
 
 OWN_DIRECTORIES = ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 
@@ -112,12 +106,11 @@ class DemoStage:
         words = [self._usual.get(word, word) for word in arguments]
         return f"nsq {shlex.join(words)}"
 
-    def run(self, *arguments: str, timeout_s: float | None = None) -> Ended:
+    def run(self, *arguments: str) -> Ended:
         """Run ``nsq`` to its end.
 
         Raises `DemoFailed` when it fails or takes too long, `DemoStopped` when it was stopped.
         """
-        timeout_s = timeout_s or TIMEOUT_S
         failed = f"the demonstration failed: {self.shown(*arguments)}"
         with self._lock:
             if self._is_stopped:
@@ -132,9 +125,9 @@ class DemoStage:
                 start_new_session=True,  # ^C is for us, who then end it
             )
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise DemoFailed(f"{failed} took over {timeout_s:g} s") from None
+            raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
         finally:
             end_group(process.pid)
             process.communicate()
@@ -232,12 +225,10 @@ class Story:
         lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
         self.write("\n".join([*lines, "", ""]))
 
-    def do(
-        self, purpose: str, *commands: Sequence[str], timeout_s: float | None = None
-    ) -> list[Ended]:
+    def do(self, purpose: str, *commands: Sequence[str]) -> list[Ended]:
         """Announce commands and run them."""
         self.announce(purpose, *(self._stage.shown(*words) for words in commands))
-        return [self._stage.run(*words, timeout_s=timeout_s) for words in commands]
+        return [self._stage.run(*words) for words in commands]
 
     def run(self) -> None:
         """Everything but Spark."""
@@ -295,31 +286,6 @@ class Story:
         check(sorted(lines) == sorted(expected), f"{len(expected)} clicks should have come again")
         self.tell(f"{said}{text(lines[:SHOWN])}\n... {len(lines)} messages")
 
-    def run_spark(self) -> None:
-        """Compact the archive into Parquet, and report on it."""
-        self._date_back()
-        compact = ("spark", "compact", OLD_ARCHIVE, "--output", PARQUET)
-        days = f"the same clicks, dated {DAYS_BACK} days back"
-        purpose = f"Turn a day that is over into Parquet ({days})"
-        said = self.do(purpose, compact, timeout_s=SPARK_TIMEOUT_S)[0].err
-        check(f"{CLICKS} messages read, 0 duplicates removed" in said, said)
-        self.tell(said)
-
-        report = ("spark", "report", PARQUET, "-o", "table")
-        [done] = self.do("Report on it", report, timeout_s=SPARK_TIMEOUT_S)
-        check(f"{CLICKS} messages of 1 topics" in done.err, done.err)
-        self.tell(f"{done.out.decode()}{done.err}")
-
-    def _date_back(self) -> None:
-        """Write the archive again, each message with a time some days earlier."""
-        place = self._stage.directory / OLD_ARCHIVE
-        place.mkdir()
-        with open(place / "clicks.log", "w", encoding="utf-8") as file:
-            for line in self._stage.run("archive", "cat", ARCHIVE).lines:
-                message = json.loads(line)
-                message["ts"] -= DAYS_BACK * DAY_NS
-                file.write(json.dumps(message) + "\n")
-
 
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
 
@@ -333,23 +299,3 @@ def check(holds: bool, what: str) -> None:
     """Raise `DemoFailed` unless it holds."""
     if not holds:
         raise DemoFailed(f"the demonstration failed: {what}")
-
-
-SPARK_TIMEOUT_S = 300.0
-DAYS_BACK = 2
-DAY_NS = 86_400 * 1_000_000_000
-OLD_ARCHIVE = "archive-of-then"
-PARQUET = "parquet"
-
-
-def missing(environ: Mapping[str, str]) -> str:
-    """Say in a line what Spark lacks here and how to get it; empty when it can run."""
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        return "PySpark is not installed: pip install 'nsqtools[spark,spark-java]'"
-    from nsqtools.spark.java import find_java
-
-    try:
-        find_java(environ)
-    except NsqError as error:
-        return f"{error}: pip install 'nsqtools[spark-java]'"
-    return ""

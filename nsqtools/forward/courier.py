@@ -427,10 +427,3 @@ class DeadLetterFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
-
-
-def check_dead_letters(topic: str | None, sources: tuple[str, ...]) -> None:
-    """Refuse a topic of dead letters that would be forwarded again. Raises
-    `ConfigurationError`."""
-    if topic is not None and topic in sources:
-        raise ConfigurationError(f"dead letters cannot go to {topic}, which is forwarded")

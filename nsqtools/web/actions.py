@@ -343,10 +343,10 @@ class WebContext:
         except TooManyFailures:
             return False
 
-    def note_reading(self, request: Request, topic: str) -> None:
+    def note_reading(self, request: Request, topic: str, channel: str) -> None:
         """Write down that a user reads messages, in both logs. Raises `OutputError`."""
         origin = self.origin(request)
-        self.audit.note("begun", "read_messages", origin, topic=topic)
+        self.audit.note("begun", "read_messages", origin, topic=topic, channel=channel or None)
         log.info("%r at %s reads messages of %s", origin.user, origin.remote, topic)
 
     def token(self, request: Request) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from plugins.archives import Writer, write_archive
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
-from nsqtools.archive.catalog import DAY_NS, day_of, find_inputs, sources_of, table_files
+from nsqtools.archive.catalog import DAY_NS, find_inputs, sources_of, table_files
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
@@ -45,6 +45,10 @@ def message(number: int, attempts: int = 1) -> WireMessage:
     at = BEGIN + number // 2 * 600 * SECOND
     body = b"body %d \xff" % number if number % 7 == 0 else b"body %d" % number
     return WireMessage(at, attempts, b"%016x" % number, body)
+
+
+def day_of(timestamp_ns: int) -> date:
+    return datetime.fromtimestamp(timestamp_ns // SECOND, UTC).date()
 
 
 def expected(numbers: Sequence[int], *topics: str) -> list[Row]:

@@ -111,7 +111,7 @@ def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) 
     (archive,) = find_archives([tmp_path])
     problems: list[Any] = []
     batches = list(read_batches(archive, lambda *problem: problems.append(problem)))
-    written = parquet.write(batches, tmp_path / "a.parquet", message_schema(), {"number": 7})
+    written = parquet.write(batches, tmp_path / "a.parquet", message_schema())
 
     rows = [row for batch in parquet.read(written.path) for row in batch.to_pylist()]
 
@@ -123,7 +123,6 @@ def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) 
     }
     assert found == {f"{n:016d}": body for n, body in enumerate(bodies)}
     assert (written.rows, written.min_ts_ns, written.max_ts_ns) == (5, BASE_NS - 4, BASE_NS)
-    assert parquet.metadata_of(written.path) == {"number": 7}
 
 
 def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:

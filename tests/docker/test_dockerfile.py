@@ -116,7 +116,7 @@ def test_what_was_built_runs_is_compiled_and_is_small(root: Path) -> None:
         return subprocess.check_output(command, env=environ, text=True, timeout=patience_s(120))
 
     assert run("--version") == f"nsq {nsqtools.__version__}\n"
-    assert run("demo", "--no-spark").endswith("Everything was there. Next: nsq --help\n")
+    assert run("demo").endswith("Everything was there. Next: nsq --help\n")
     files = [path for path in nsq.parents[1].rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 80_000_000  # textual is 8 MB of it
     assert not [path for path in files if "pip" in path.parts]

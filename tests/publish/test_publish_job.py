@@ -133,20 +133,6 @@ def test_mode_all_does_not_count_what_one_nsqd_lacks_as_confirmed(
     assert nsqd.depth("events") == 2
 
 
-def test_mode_round_robin_shares_the_records_out(
-    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
-) -> None:
-    both = go_nsqd(), go_nsqd()
-    path = write_input(b"\n".join(b"%d" % n for n in range(4000)))
-
-    counts = run_job(
-        path, [nsqd.tcp_address for nsqd in both], options=PublishOptions(PublishMode.ROUND_ROBIN)
-    )
-
-    assert counts == PublishCounts(confirmed=4000)
-    assert [nsqd.depth("events") for nsqd in both] == [2000, 2000]
-
-
 def test_each_of_more_nsqd_than_batches_gets_its_share(
     go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
 ) -> None:
@@ -156,42 +142,6 @@ def test_each_of_more_nsqd_than_batches_gets_its_share(
     run_job(write_input(b"1\n2\n3\n"), addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
 
     assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("mode", [PublishMode.ROUND_ROBIN, PublishMode.FAILOVER])
-def test_a_dead_nsqd_is_replaced_by_one_that_works(
-    mode: PublishMode, nsqd: GoNsqd, write_input: Callable[[bytes], str], unreachable_address: str
-) -> None:
-    path = write_input(b"\n".join(b"%d" % n for n in range(3000)))
-
-    counts = run_job(path, [unreachable_address, nsqd.tcp_address], options=PublishOptions(mode))
-
-    assert counts == PublishCounts(confirmed=3000)
-    assert nsqd.depth("events") == 3000
-
-
-def test_publishing_goes_on_after_nsqd_was_restarted(
-    nsqd: GoNsqd, write_input: Callable[[bytes], str]
-) -> None:
-    lines = [b"%06d" % n for n in range(20_000)]
-    job = PublishJob(
-        "events",
-        [nsqd.tcp_address],
-        paths=[write_input(b"\n".join(lines))],
-        rate=10_000,
-        client_options=FAST,
-        options=PublishOptions(retry_timeout_s=30),
-    )
-    worker = threading.Thread(target=job.run)
-    worker.start()
-    wait_until(lambda: job.counts.confirmed > 2000, what="publishing is under way")
-    nsqd.stop()
-    nsqd.start()
-    worker.join(30)
-
-    counts = job.counts
-    assert counts.confirmed + counts.unknown == 20_000
-    assert nsqd.depth("events") >= counts.confirmed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+from nsqtools.server.http import server
 from nsqtools.server.http.foundation import ForeignCalls
 
 
@@ -243,3 +244,30 @@ def test_metrics_of_nsqlookupd() -> None:
     assert metric(page, "nsqlookupd_channels") == 1
     assert metric(page, "nsqlookupd_producers") == 1
     assert metric(page, 'nsqlookupd_topic_producers{topic="t"}') == 1
+
+
+# clients that take their time
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /ping HTTP/1.1\r\nHost:",
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nxx",
+        b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n",  # answered, and then nothing
+    ],
+)
+def test_a_client_that_does_not_go_on_is_closed(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_HEAD_S", "_BODY_S", "_IDLE_S"):
+        monkeypatch.setattr(server, name, 0.1)
+    with EmbeddedNsqd() as nsqd:
+        host, _, port = nsqd.http_address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+            connection.sendall(begun)
+            while connection.recv(1 << 16):
+                pass  # until it is closed, or the timeout fails the test
+        [answer] = talk(nsqd.http_address, publish())
+        assert answer.startswith(b"HTTP/1.1 200")

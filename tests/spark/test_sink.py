@@ -47,16 +47,6 @@ def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 
     return spark.createDataFrame(numbered, "body binary").repartition(partitions)
 
 
-def test_bodies_of_every_kind_arrive(
-    spark: SparkSession, any_nsqd: Callable[..., Nsqd], save: Callable[..., None]
-) -> None:
-    nsqd = any_nsqd()
-
-    save(rows(spark, KINDS), nsqd, topic="clicks")
-
-    assert bodies_in(nsqd, "clicks", len(KINDS)) == sorted(KINDS)
-
-
 def test_partitions_begin_with_different_nsqd_and_the_counts_add_up(
     spark: SparkSession,
     go_nsqd: Callable[..., GoNsqd],

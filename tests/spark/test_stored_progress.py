@@ -17,7 +17,7 @@ from plugins.servers import Serve
 from nsqtools import ClientOptions
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.client.publication import PublishMode
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
@@ -26,7 +26,6 @@ from nsqtools.spark.publishing.ledger import (
     LedgerEntry,
     StoredDeadLetters,
     StoredLedgerPart,
-    prepare_ledger,
     read_stored_entries,
 )
 from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
@@ -90,29 +89,6 @@ def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: Sto
             first.finish()
 
     assert read_stored_entries(place)[0].done == 3
-
-
-def test_a_ledger_belongs_to_one_job(place: StoredPlace) -> None:
-    prepare_ledger(place, "job 1")
-    prepare_ledger(place, "job 1")
-
-    with pytest.raises(ConfigurationError, match="progress is the ledger of another job"):
-        prepare_ledger(place, "job 2")
-
-
-def test_parts_without_a_job_are_not_taken_over(place: StoredPlace) -> None:
-    StoredLedgerPart(place, 0).finish()
-
-    with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
-        prepare_ledger(place, "job")
-
-
-@pytest.mark.parametrize("content", [b"hello", b'{"done": -1}', b'{"color": 1}'])
-def test_what_is_no_ledger_is_refused(place: StoredPlace, content: bytes) -> None:
-    place.storage.put((place / "part-00000/000000000001.json").key, content)
-
-    with pytest.raises(ConfigurationError, match="part-00000 is not the ledger of a job"):
-        StoredLedgerPart(place, 0)
 
 
 # -- dead letters ---------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +31,7 @@ from nsqtools.cli.options.printing import (
     picking,
     readable,
 )
-from nsqtools.cli.options.tables import BodyChoice
+from nsqtools.cli.options.tables import BodyChoice, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import (
@@ -50,13 +49,6 @@ from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile, Verified
-
-
-class TableStore(Enum):
-    """The form of a table."""
-
-    parquet = "parquet"
-    delta = "delta"
 
 
 LINES_A_WRITE = 1000
@@ -226,7 +218,7 @@ def archive_printer(
 def convert(
     paths: ArchivePaths,
     output: Annotated[str, opt("--output -o PLACE", "The table: a directory or a URL.")],
-    store: TableStore = opt("", "Parquet by topic and date, or Delta.", None, TableStore.parquet),
+    store: TableFormat = opt("", "Parquet by topic and date, or Delta.", None, TableFormat.parquet),
     topic: str | None = opt("--topic -t TOPIC", "The topic of bare bodies."),
     json: Json = False,
     *,
@@ -250,7 +242,7 @@ def convert(
     from nsqtools.archive.table import convert as bring
 
     host = socket.gethostname().partition(".")[0]
-    plan = bodies.plan(output, host, {}, is_delta=store is TableStore.delta)
+    plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
     archives = [each for each in find_archives(paths) if each.table is None]
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0

@@ -10,15 +10,15 @@ from collections import Counter
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import (
+    LIMITS,
     OUTPUT,
     ChannelPatterns,
     Json,
     TopicPatterns,
-    duration_option,
 )
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ByteWriter, write_json
@@ -48,40 +48,27 @@ class CheckFormat(Enum):
     prometheus = "prometheus"
 
 
-Format = Annotated[
-    CheckFormat,
-    opt("--format text|json|nagios|prometheus", "Who reads it.", OUTPUT),
-]
 WINDOW_S = 10.0
-Window = Annotated[
-    float | None,
-    duration_option(
-        "--window", "Time between the two samples, for what grows or stands still.", default="10s"
-    ),
-]
-
-MaxAge = Annotated[
-    float | None,
-    duration_option(
-        "--max-age",
-        "A queue with a message that waits longer is critical; needs --state.",
-        panel=BOUNDS,
-        default=False,
-    ),
-]
 
 
 def check(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
-    window: Window = None,
+    window: float | None = opt(
+        "DURATION",
+        "Time between the two samples, for what grows or stands still.",
+        LIMITS,
+        show_default="10s",
+    ),
     max_depth: int | None = opt(
         "N", "A queue with more than N messages is critical.", BOUNDS, min=0
     ),
     behind_depth: int = opt(
         "N", "A queue falls behind that grows and has more than N messages.", BOUNDS, 1000, min=0
     ),
-    max_age: MaxAge = None,
+    max_age: float | None = opt(
+        "DURATION", "A queue with a message that waits longer is critical; needs --state.", BOUNDS
+    ),
     ignore: list[str] | None = opt(
         "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'.", BOUNDS
     ),
@@ -91,7 +78,9 @@ def check(
     bundle: Path | None = opt(
         "FILE.tar.gz", "Write what a colleague needs to help, without secrets.", OUTPUT
     ),
-    format: Format = CheckFormat.text,
+    format: CheckFormat = opt(
+        "text|json|nagios|prometheus", "Who reads it.", OUTPUT, CheckFormat.text
+    ),
     as_json: Json = False,
     *,
     cluster: ClusterConnection,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +14,14 @@ from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Js
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
     SparkOptions,
-    TableFormat,
     Topics,
     job_progress,
     open_spark,
     place,
     places,
 )
-from nsqtools.cli.options.tables import ColumnsChoice
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
     show_plan,
@@ -32,10 +30,8 @@ from nsqtools.cli.render.compaction_output import (
 )
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.units import parse_size, parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.archive.columns import BodyKind
     from nsqtools.archive.compaction import Compaction, RunJobs
 
 OUTPUT = "Output"
@@ -49,141 +45,77 @@ def parse_day(text: str) -> date:
         raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
 
 
-Places = Annotated[
-    list[Any],  # of Location
-    Argument(
-        parser=places,
-        metavar="PATH",
-        help="Archives, Parquet or a Delta table: directories, files, s3://BUCKET/PREFIX.",
-    ),
-]
-OutputDir = Annotated[
-    Any,  # a Location or None
-    opt(
-        "--output -o DIR",
+class CompactionChoice(OptionSet):
+    """What is compacted, and how."""
+
+    paths: Annotated[
+        list[Any],  # of Location
+        Argument(
+            parser=places,
+            metavar="PATH",
+            help="Archives, Parquet or a Delta table: directories, files, s3://BUCKET/PREFIX.",
+        ),
+    ]
+    output: Any = opt(  # a Location or None
+        "-o DIR",
         "Directory or s3://BUCKET/PREFIX; without it a Delta table is compacted where it is.",
         OUTPUT,
         parser=place,
-    ),
-]
-OutputFormat = Annotated[TableFormat, opt("--format", "What to write: parquet or delta.", OUTPUT)]
-TargetSize = Annotated[
-    int, opt("--target-size SIZE", "About how large files become.", OUTPUT, parser=parse_size)
-]
-Day = Annotated[
-    date | None, opt("--day DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
-]
-UntilDay = Annotated[
-    date | None, opt("--until-day DATE", "Only days up to this one.", SELECTION, parser=parse_day)
-]
-Grace = Annotated[
-    float,
-    opt(
-        "--grace DURATION",
-        "How long after midnight (UTC) a day stays open.",
-        SELECTION,
-        parser=parse_span,
-    ),
-]
-OpenDays = Annotated[bool, opt("--open-days", "Take days that are not over too.", SELECTION)]
-DeleteArchives = Annotated[
-    bool,
-    opt(
-        "--delete-archives",
-        "Afterwards delete archives whose messages are all in verified Parquet.",
-        SAFETY,
-    ),
-]
-Processes = Annotated[
-    int | None,
-    opt("--processes N", "How many files are made at a time.", min=1, show_default="one a core"),
-]
+    )
+    format: TableFormat = opt("", "What to write: parquet or delta.", OUTPUT, TableFormat.parquet)
+    target_size: int = opt("SIZE", "About how large files become.", OUTPUT, "256MiB")
+    topic: Topics = None
+    day: date | None = opt("DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
+    until_day: date | None = opt("DATE", "Only days up to this one.", SELECTION, parser=parse_day)
+    grace: float = opt(
+        "DURATION", "How long after midnight (UTC) a day stays open.", SELECTION, "1h"
+    )
+    open_days: bool = opt("", "Take days that are not over too.", SELECTION)
+    delimiter: Delimiter = None
+    skip_damaged: SkipDamaged = False
+    delete_archives: bool = opt(
+        "", "Afterwards delete archives whose messages are all in verified Parquet.", SAFETY
+    )
+    dry_run: DryRun = False
+    yes: Yes = False
+    json: Json = False
+    bodies: ColumnsChoice
 
-
-@dataclass(frozen=True, slots=True)
-class CompactionChoice:
-    """What is compacted, and how, as the options say."""
-
-    paths: list[Any]
-    output: Any
-    is_delta: bool
-    target_bytes: int
-    topics: frozenset[str]
-    first: date | None
-    last: date | None
-    grace_s: float
-    open_days: bool
-    delimiter: bytes | None
-    skips_damaged: bool
-    deletes: bool
-    dry_run: bool
-    yes: bool
-    json: bool
-    body: BodyKind
-    fields: dict[str, Any] | None
+    def check(self) -> None:
+        if self.day is not None and self.until_day is not None:
+            raise ConfigurationError("--day and --until-day exclude each other")
 
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
         from nsqtools.archive.catalog import find_inputs
         from nsqtools.archive.compaction import Compaction, Selection, Settings
 
-        selection = Selection(self.topics, self.first, self.last, self.open_days, self.grace_s)
-        ending = b"\n" if self.delimiter is None else self.delimiter
+        last = self.day or self.until_day
+        topics = frozenset(self.topic or ())
+        selection = Selection(topics, self.day, last, self.open_days, self.grace)
         settings = Settings(
-            self.target_bytes, parallel, ending, self.skips_damaged, self.body, self.fields
+            self.target_size,
+            parallel,
+            b"\n" if self.delimiter is None else self.delimiter,
+            self.skip_damaged,
+            self.bodies.kind,
+            self.bodies.fields(needed=True),
         )
         inputs = find_inputs(self.paths)
-        return Compaction(inputs, self.output, selection, settings, is_delta=self.is_delta)
+        is_delta = self.format is TableFormat.delta
+        return Compaction(inputs, self.output, selection, settings, is_delta=is_delta)
 
 
-def choice(
-    paths: Places,
-    output: OutputDir = None,
-    format: OutputFormat = TableFormat.parquet,
-    target_size: TargetSize = "256MiB",  # type: ignore[assignment]
-    topic: Topics = None,
-    day: Day = None,
-    until_day: UntilDay = None,
-    grace: Grace = "1h",  # type: ignore[assignment]
-    open_days: OpenDays = False,
-    delimiter: Delimiter = None,
-    skip_damaged: SkipDamaged = False,
-    delete_archives: DeleteArchives = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    *,
-    bodies: ColumnsChoice,
-) -> CompactionChoice:
-    """What the options say."""
-    if day is not None and until_day is not None:
-        raise ConfigurationError("--day and --until-day exclude each other")
-    return CompactionChoice(
-        paths,
-        output,
-        format is TableFormat.delta,
-        target_size,
-        frozenset(topic or ()),
-        day,
-        day or until_day,
-        grace,
-        open_days,
-        delimiter,
-        skip_damaged,
-        delete_archives,
-        dry_run,
-        yes,
-        json,
-        bodies.kind,
-        bodies.fields(needed=True),
-    )
-
-
-CompactionOptions = Annotated[CompactionChoice, From(choice)]
+CompactionOptions = Annotated[CompactionChoice, From(CompactionChoice)]
 
 
 def archive_compact(
-    processes: Processes = None, *, chosen: CompactionOptions, runtime: Session
+    processes: int | None = opt(
+        "N", "How many files are made at a time.", min=1, show_default="one a core"
+    ),
+    *,
+    chosen: CompactionOptions,
+    runtime: Session,
 ) -> int:
     """Turn archives and tables into few Parquet files by topic and date, each message once.
 
@@ -243,7 +175,7 @@ def compact(
     if chosen.dry_run:
         compaction.plan()
         return show_plan(runtime, compaction, json=chosen.json)
-    if chosen.deletes and not chosen.yes:
+    if chosen.delete_archives and not chosen.yes:
         runtime.require_terminal()
     with compaction.locked():
         compaction.plan()
@@ -252,6 +184,8 @@ def compact(
                 compaction.run(run_jobs)
         else:
             compaction.run(lambda jobs: ())
-        deleted = delete_needless(runtime, compaction, yes=chosen.yes) if chosen.deletes else []
+        deleted = (
+            delete_needless(runtime, compaction, yes=chosen.yes) if chosen.delete_archives else []
+        )
     show_results(runtime, compaction, deleted, json=chosen.json)
     return tell_outcome(runtime, compaction)

@@ -59,8 +59,6 @@ PROFILES = ("profile", "selected", "settings")
 OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
 ]
-ChosenName = Annotated[str | None, Argument(metavar="PROFILE", help="Name of the profile.")]
-
 NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
 
 
@@ -340,7 +338,7 @@ def profiles(*, form: ListingForm, runtime: Session) -> None:
 
 
 def use(
-    profile: ChosenName = None,
+    profile: Annotated[str | None, Argument(help="Name of the profile.")] = None,
     none: bool = opt("", "Use no profile from now on."),
     *,
     runtime: Session,

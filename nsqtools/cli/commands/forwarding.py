@@ -179,16 +179,6 @@ def summary(totals: ForwardTotals) -> str:
     return line
 
 
-LoopGuard = Annotated[
-    bool,
-    opt(
-        "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would return to where they were.",
-        SAFETY,
-    ),
-]
-
-
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
@@ -222,7 +212,12 @@ def to_nsq(
     whitelist_json_field: list[str] | None = opt(
         "FIELD", "Publish only these fields of JSON objects, their values unchanged.", SELECTION
     ),
-    loop_guard: LoopGuard = True,
+    loop_guard: bool = opt(
+        "--loop-guard/--no-loop-guard",
+        "Refuse topics whose messages would return to where they were.",
+        SAFETY,
+        True,
+    ),
     *,
     forwarding: Forwarding,
     destination: Destination,
@@ -353,17 +348,6 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
 Requests = Annotated[RequestOptions, From(RequestOptions)]
 
 
-Key = Annotated[
-    Callable[..., bytes] | None,
-    opt(
-        "--key TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        ENDPOINTS,
-        parser=compile_template,
-    ),
-]
-
-
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -378,7 +362,12 @@ def to_http(
         ENDPOINTS,
         EndpointMode.ROUND_ROBIN,
     ),
-    key: Key = None,
+    key: Callable[..., bytes] | None = opt(
+        "TEMPLATE",
+        "Template of the key for --mode hash ('{.user.id}').",
+        ENDPOINTS,
+        parser=compile_template,
+    ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
     http_client_connect_timeout: Seconds = opt(
         "DURATION", "How long to try to connect.", ENDPOINTS, "2s"

@@ -205,16 +205,6 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
 
 IN_FLIGHT = 500
 
-Drained = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
-To = Annotated[
-    str | None,
-    opt(
-        "--to HOST:PORT",
-        "HTTP address of the nsqd that takes over.",
-        show_default="a temporary nsqd, for each channel its own messages",
-    ),
-]
-
 
 def client_settings(
     context: Context,
@@ -227,8 +217,12 @@ def client_settings(
 
 
 def drain(
-    node: Drained,
-    to: To = None,
+    node: Annotated[str, Argument(help="HTTP address of the nsqd to empty.")],
+    to: str | None = opt(
+        "HOST:PORT",
+        "HTTP address of the nsqd that takes over.",
+        show_default="a temporary nsqd, for each channel its own messages",
+    ),
     allow_repeats: bool = opt(
         "", "Move topics with several channels too; each gets what was left in all.", SAFETY
     ),

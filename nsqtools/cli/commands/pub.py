@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.one_channel import ToChannel, stop_both
-from nsqtools.cli.options.params import Json, Topic
+from nsqtools.cli.options.params import INPUT, Json, Topic
 from nsqtools.cli.options.publishing import (
+    DELIVERY,
     CheckpointFile,
-    Defer,
     Delimiter,
-    Files,
-    Format,
     GivenInput,
     InputFormat,
-    Interval,
-    Messages,
-    Pick,
+    Keep,
     Rate,
-    Repeat,
     RetryTimeout,
     RetryUnknown,
     Spread,
-    Texts,
     UnsentRecords,
-    Where,
     how_far,
+    parse_defer,
+    parse_where,
     publish_options,
     read_input,
     selection,
     size_of,
     unsent_files,
 )
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
+from nsqtools.records.filters import compile_pick
 
 if TYPE_CHECKING:
     from nsqtools.publish.publisher import PublishCounts
@@ -49,17 +48,49 @@ if TYPE_CHECKING:
 
 def pub(
     topic: Topic,
-    texts: Texts = None,
-    message: Messages = None,
-    file: Files = None,
-    repeat: Repeat = None,
-    interval: Interval = None,
-    format: Format = InputFormat.raw,
+    texts: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="TEXT",
+            help="Messages to publish; @FILE for the lines of a file, - for standard input.",
+        ),
+    ] = None,
+    message: list[str] | None = opt(
+        "-m TEXT", "Publish this text, whatever it begins with.", INPUT
+    ),
+    file: list[Path] | None = opt(
+        "-f FILE", "Publish the lines of this file; - for standard input.", INPUT
+    ),
+    repeat: int | None = opt(
+        "N",
+        "Publish the texts N times; {n}, {uuid}, {now} and {now:%H:%M} are filled in.",
+        INPUT,
+        min=1,
+    ),
+    interval: float | None = opt("DURATION", "Time between two rounds of --repeat.", INPUT),
+    format: InputFormat = opt(
+        "",
+        "Records are bodies (raw), or what tail --json and archives write (jsonl).",
+        INPUT,
+        InputFormat.raw,
+    ),
     delimiter: Delimiter = None,
-    where: Where = None,
-    pick: Pick = None,
+    where: Keep | None = opt(
+        "JQ", "Publish only JSON bodies that satisfy this jq expression.", INPUT, parser=parse_where
+    ),
+    pick: Callable[[bytes], bytes | None] | None = opt(
+        "JQ",
+        "Publish the result of this jq expression instead of the body ('.user').",
+        INPUT,
+        parser=compile_pick,
+    ),
     rate: Rate = 0.0,
-    defer: Defer = None,
+    defer: float | None = opt(
+        "DURATION",
+        "Defer delivery of each message by DURATION, up to 1h.",
+        DELIVERY,
+        parser=parse_defer,
+    ),
     mode: Spread = PublishMode.ALL,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,

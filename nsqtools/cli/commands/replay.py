@@ -23,7 +23,7 @@ from nsqtools.cli.options.params import (
     Yes,
     time_range,
 )
-from nsqtools.cli.options.printing import FromTopics, MessageFilter, TopicFilter
+from nsqtools.cli.options.printing import KEEP_TOPICS, MessageFilter, TopicFilter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
@@ -33,7 +33,6 @@ from nsqtools.cli.options.publishing import (
     RetryUnknown,
     Spread,
     TopicMap,
-    UnsentMessages,
     UnsentRecords,
     how_far,
     publish_options,
@@ -70,7 +69,7 @@ def replay(
     topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
-    from_topic: FromTopics = None,
+    from_topic: list[str] | None = opt("GLOB", KEEP_TOPICS, SELECTION),
     count: Count = None,
     dedupe: bool = opt(
         "", "Publish each message once, by topic, nsqd and id; remembers every id.", SELECTION
@@ -87,7 +86,7 @@ def replay(
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
-    unsent_file: UnsentMessages = None,
+    unsent_file: UnsentRecords = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,

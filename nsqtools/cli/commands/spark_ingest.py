@@ -14,18 +14,15 @@ from typer import Argument
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import LIMITS, MONITORING, Channel, For, Json
 from nsqtools.cli.options.spark_options import (
-    OutputDir,
-    OutputFormat,
+    ARCHIVES,
     SkipDamaged,
     SparkOptions,
-    TableFormat,
-    WorkDir,
     location,
     naming_flags,
     open_spark,
     place,
 )
-from nsqtools.cli.options.tables import ColumnsChoice
+from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
@@ -34,7 +31,6 @@ from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import format_duration
-from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
     from nsqtools.archive.location import Location
@@ -45,71 +41,53 @@ if TYPE_CHECKING:
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
 
-ArchiveDir = Annotated[
-    Any,  # a Location or None
-    Argument(
-        parser=place, metavar="ARCHIVE_DIR", help="An archive that nsq to-file writes, not a topic."
+
+def ingest(
+    output: Annotated[
+        Any,  # a Location
+        opt(
+            "--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place
+        ),
+    ],
+    checkpoint: Annotated[
+        Any,  # a Location
+        opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
+    ],
+    format: TableFormat = opt("", "What to write: parquet or delta.", None, TableFormat.parquet),
+    archive_dir: Annotated[
+        Any,  # a Location or None
+        Argument(parser=place, help="An archive that nsq to-file writes, not a topic."),
+    ] = None,
+    topic: list[str] | None = opt("-t TOPIC", "Live topics, not an archive."),
+    topic_pattern: str | None = opt("REGEX", "All live topics that match, also later ones."),
+    channel: Channel = None,
+    once: bool = opt("", "Take what is there and end.", LIMITS),
+    for_: For = None,
+    trigger: float = opt("DURATION", "Time between batches; 0s for none.", STREAM, "10s"),
+    max_rows_per_trigger: int = opt(
+        "N", "At most about N messages in a batch.", STREAM, 1_000_000, min=1
     ),
-]
-LiveTopics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Live topics, not an archive.")]
-Pattern = Annotated[
-    str | None, opt("--topic-pattern REGEX", "All live topics that match, also later ones.")
-]
-Checkpoint = Annotated[
-    Any,  # a Location
-    opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
-]
-SpoolDir = Annotated[
-    Path | None,
-    opt(
-        "--spool-dir DIR",
+    spool_dir: Path | None = opt(
+        "DIR",
         "Where messages of a topic wait; default: in the checkpoint.",
         STREAM,
         parser=location,
     ),
-]
-Once = Annotated[bool, opt("--once", "Take what is there and end.", LIMITS)]
-Trigger = Annotated[
-    float,
-    opt("--trigger DURATION", "Time between batches; 0s for none.", STREAM, parser=parse_span),
-]
-MaxRows = Annotated[
-    int, opt("--max-rows-per-trigger N", "At most about N messages in a batch.", STREAM, min=1)
-]
-MetricsFile = Annotated[
-    Path | None,
-    opt("--metrics-file FILE", "Write counts, rate and lag here, as Prometheus text.", MONITORING),
-]
-Raw = Annotated[bool, opt("--raw", "Read files of bare bodies too (nsq_to_file).", STREAM)]
-FailOnDataLoss = Annotated[
-    bool,
-    opt(
+    raw: bool = opt("", "Read files of bare bodies too (nsq_to_file).", STREAM),
+    work_dir: Path | None = opt(
+        "DIR", "Where nsq to-file has files in progress, if elsewhere.", ARCHIVES, parser=location
+    ),
+    skip_damaged: SkipDamaged = False,
+    fail_on_data_loss: bool = opt(
         "--fail-on-data-loss/--no-fail-on-data-loss",
         "End when a file to read is gone or shorter; else go on and warn in Spark's log.",
         STREAM,
+        True,
     ),
-]
-
-
-def ingest(
-    output: OutputDir,
-    checkpoint: Checkpoint,
-    format: OutputFormat = TableFormat.parquet,
-    archive_dir: ArchiveDir = None,
-    topic: LiveTopics = None,
-    topic_pattern: Pattern = None,
-    channel: Channel = None,
-    once: Once = False,
-    for_: For = None,
-    trigger: Trigger = "10s",  # type: ignore[assignment]
-    max_rows_per_trigger: MaxRows = 1_000_000,
-    spool_dir: SpoolDir = None,
-    raw: Raw = False,
-    work_dir: WorkDir = None,
-    skip_damaged: SkipDamaged = False,
-    fail_on_data_loss: FailOnDataLoss = True,
     create: Create = False,
-    metrics_file: MetricsFile = None,
+    metrics_file: Path | None = opt(
+        "FILE", "Write counts, rate and lag here, as Prometheus text.", MONITORING
+    ),
     json: Json = False,
     *,
     bodies: ColumnsChoice,

@@ -20,12 +20,12 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.options.publishing import (
     DELIVERY,
+    PROGRESS_HELP,
     DryRun,
     Rate,
     RetryTimeout,
     RetryUnknown,
     TopicMap,
-    progress_option,
     topic_map,
 )
 from nsqtools.cli.options.spark_options import SparkOptions, job_progress, open_spark, place, places
@@ -53,41 +53,30 @@ Paths = Annotated[
         help="Archives or Parquet: files, or directories with all below.",
     ),
 ]
-Since = Annotated[Moment | None, since_option(parse_written_moment)]
-Until = Annotated[Moment | None, until_option(parse_written_moment)]
-Where = Annotated[
-    str | None,
-    opt(
-        "--where SQL",
-        "Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
-        "attempts, body.",
-        SELECTION,
-    ),
-]
-Ledger = Annotated[Any, progress_option("--ledger", "DIR", place)]  # a Location or None
-DeadLetters = Annotated[
-    Any,  # a Location or None
-    opt(
-        "--dead-letters DIR",
-        "Where messages that cannot be published go, with the reason.",
-        DELIVERY,
-        parser=place,
-    ),
-]
 
 
 def replay(
     paths: Paths,
     topic: TopicMap = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
+    since: Annotated[Moment | None, since_option(parse_written_moment)] = None,
+    until: Annotated[Moment | None, until_option(parse_written_moment)] = None,
+    where: str | None = opt(
+        "SQL",
+        "Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
+        "attempts, body.",
+        SELECTION,
+    ),
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
-    ledger: Ledger = None,
-    dead_letters: DeadLetters = None,
+    ledger: Any = opt("DIR", PROGRESS_HELP, DELIVERY, parser=place),  # a Location or None
+    dead_letters: Any = opt(  # a Location or None
+        "DIR",
+        "Where messages that cannot be published go, with the reason.",
+        DELIVERY,
+        parser=place,
+    ),
     dry_run: DryRun = False,
     *,
     form: ListingForm,

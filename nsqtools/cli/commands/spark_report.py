@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import OUTPUT, Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
     DamageDir,
-    Html,
     SkipDamaged,
     SparkOptions,
     Topics,
@@ -55,20 +55,18 @@ Paths = Annotated[
         help="Archives, Parquet or Delta: files, directories with all below, or s3://... places.",
     ),
 ]
-By = Annotated[float, opt("--by hour|day|DURATION", "Length of an interval.", parser=parse_step)]
-GapOption = Annotated[
-    float, opt("--gap DURATION", "A topic that is silent for longer has a gap.", parser=parse_gap)
-]
 
 
 def report(
     paths: Paths,
-    by: By = "hour",  # type: ignore[assignment]
+    by: float = opt("hour|day|DURATION", "Length of an interval.", None, "hour", parser=parse_step),
     topic: Topics = None,
     since: Since = None,
     until: Until = None,
-    gap: GapOption = "5m",  # type: ignore[assignment]
-    html: Html = None,
+    gap: float = opt(
+        "DURATION", "A topic that is silent for longer has a gap.", None, "5m", parser=parse_gap
+    ),
+    html: Path | None = opt("FILE", "Write a page with charts, which needs no network.", OUTPUT),
     delimiter: Delimiter = None,
     skip_damaged: SkipDamaged = False,
     damage_dir: DamageDir = None,

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
 
-Query = Annotated[
-    str | None, Argument(metavar="SQL", help="The query, unless --file has it.", show_default=False)
-]
 Paths = Annotated[
     list[Any] | None,  # of Location
     Argument(
@@ -44,32 +41,24 @@ Paths = Annotated[
         help="Archives, called archive in the query, Parquet (parquet), or Delta (delta).",
     ),
 ]
-Archives = Annotated[
-    list[str] | None, opt("--archive NAME=PATH", "Archives under a name of their own.")
-]
-Parquet = Annotated[
-    list[str] | None, opt("--parquet NAME=PATH", "Parquet under a name of its own.")
-]
-QueryFile = Annotated[Path | None, opt("--file -f FILE", "Read the query from here; - is stdin.")]
-Count = Annotated[
-    int | None,
-    opt(
-        "--count -n N",
+
+
+def sql(
+    query: Annotated[
+        str | None,
+        Argument(metavar="SQL", help="The query, unless --file has it.", show_default=False),
+    ] = None,
+    paths: Paths = None,
+    archive: list[str] | None = opt("NAME=PATH", "Archives under a name of their own."),
+    parquet: list[str] | None = opt("NAME=PATH", "Parquet under a name of its own."),
+    file: Path | None = opt("-f FILE", "Read the query from here; - is stdin."),
+    count: int | None = opt(
+        "-n N",
         "Print at most N rows; 0 prints all.",
         LIMITS,
         min=0,
         show_default="100 on a terminal, else all",
     ),
-]
-
-
-def sql(
-    query: Query = None,
-    paths: Paths = None,
-    archive: Archives = None,
-    parquet: Parquet = None,
-    file: QueryFile = None,
-    count: Count = None,
     skip_damaged: SkipDamaged = False,
     damage_dir: DamageDir = None,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
@@ -41,38 +41,28 @@ def parse_column(text: str) -> str:
     return check_column(text)
 
 
-Show = Annotated[
-    StatRows,
-    opt(
-        "--show queues|nodes|clients|memory",
-        "A row for each queue, queue on an nsqd, consumer, or nsqd's memory.",
-        VIEW,
-    ),
-]
-
-Sort = Annotated[
-    str, opt("--sort COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column)
-]
-
-
-Prometheus = Annotated[bool, opt("--prometheus", "Print Prometheus metrics, once.", OUTPUT)]
-
-
 def stat(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
-    show: Show = StatRows.queues,
+    show: StatRows = opt(
+        "queues|nodes|clients|memory",
+        "A row for each queue, queue on an nsqd, consumer, or nsqd's memory.",
+        VIEW,
+        StatRows.queues,
+    ),
     filter: list[str] | None = opt(
         "COLUMN>N", "Only queues that match: depth>0, clients=0, paused=yes.", VIEW
     ),
-    sort: Sort = "topic",
+    sort: str = opt(
+        "COLUMN", "Sort by a column, largest numbers first.", VIEW, "topic", parser=parse_column
+    ),
     interval: float | None = opt(
         "DURATION", "Sample every DURATION, until --count or until interrupted.", LIMITS
     ),
     count: Count = None,
     once: bool = opt("", "Take one sample, without waiting and without rates.", LIMITS),
     csv: bool = opt("", "The same as -o csv.", OUTPUT),
-    prometheus: Prometheus = False,
+    prometheus: bool = opt("", "Print Prometheus metrics, once.", OUTPUT),
     max_depth: int | None = opt("N", "Fail when the depth of a queue is above N.", WATCH, min=0),
     max_requeue_rate: float | None = opt(
         "N", "Fail when more than N messages a second are requeued or time out.", WATCH, min=0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Annotated
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import SAFETY, TopicPatterns, duration_option
+from nsqtools.cli.options.params import SAFETY, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
@@ -24,41 +23,23 @@ def parse_column(text: str) -> str:
     return check_column(text)
 
 
-Interval = Annotated[
-    float | None,
-    duration_option(
-        "--interval", "Time between two samples.", panel=None, default="1s; up to 5s if large"
-    ),
-]
-Columns = Annotated[
-    str | None,
-    opt(
-        "--columns NAME,...",
-        "Columns to show, in this order, in each view those that it has.",
-        VIEW,
-    ),
-]
-Sort = Annotated[
-    str | None,
-    opt("--sort COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column),
-]
-Filter = Annotated[
-    list[str] | None,
-    opt("--filter COLUMN>N", "Only lines that match: depth>0, clients=0, paused=yes.", VIEW),
-]
-AllowChanges = Annotated[
-    bool,
-    opt("--allow-changes", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY),
-]
-
-
 def top(
     topic: TopicPatterns = None,
-    interval: Interval = None,
-    columns: Columns = None,
-    sort: Sort = None,
-    filter: Filter = None,
-    allow_changes: AllowChanges = False,
+    interval: float | None = opt(
+        "DURATION", "Time between two samples.", show_default="1s; up to 5s if large"
+    ),
+    columns: str | None = opt(
+        "NAME,...", "Columns to show, in this order, in each view those that it has.", VIEW
+    ),
+    sort: str | None = opt(
+        "COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column
+    ),
+    filter: list[str] | None = opt(
+        "COLUMN>N", "Only lines that match: depth>0, clients=0, paused=yes.", VIEW
+    ),
+    allow_changes: bool = opt(
+        "", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY
+    ),
     *,
     cluster: ClusterConnection,
     runtime: Session,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.records.units import parse_span, parse_time, unescape
+from nsqtools.records.units import parse_time, unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.layout import TimeRange
@@ -98,17 +98,6 @@ Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 
 # -- how long -----------------------------------------------------------------------------------
-
-
-def duration_option(
-    name: str,
-    help: str,
-    *,
-    panel: str | None = LIMITS,
-    default: str | bool = True,
-    parser: Callable[[str], float] = parse_span,
-) -> Any:
-    return opt(f"{name} DURATION", help, panel, parser=parser, show_default=default)
 
 
 Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]

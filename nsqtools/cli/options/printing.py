@@ -212,10 +212,8 @@ def lines_printer(
     )
 
 
-HELP = f"Keep messages of these topics. {GLOBS}"
-
-ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", HELP, SELECTION)]
-FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]
+KEEP_TOPICS = f"Keep messages of these topics. {GLOBS}"
+ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", KEEP_TOPICS, SELECTION)]
 
 
 class TopicFilter:

@@ -8,13 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Argument
-
 from nsqtools.cli.options.params import INPUT
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.records.filters import compile_pick
 from nsqtools.records.units import argument_bytes, parse_span, unescape
 
 if TYPE_CHECKING:
@@ -34,16 +31,6 @@ def parse_defer(text: str) -> float:
         raise ValueError(f"{text!r} is above nsqd's limit of 1h")
     return seconds
 
-
-Defer = Annotated[
-    float | None,
-    opt(
-        "--defer DURATION",
-        "Defer delivery of each message by DURATION, up to 1h.",
-        DELIVERY,
-        parser=parse_defer,
-    ),
-]
 
 Rate = Annotated[
     float, opt("--rate N", "At most N messages a second; 0 for no limit.", DELIVERY, min=0)
@@ -75,26 +62,13 @@ RetryUnknown = Annotated[
 ]
 
 
-def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | None = None) -> Any:
-    """Where a replay notes what is confirmed: a checkpoint, or a ledger of Spark."""
-    help = "Record here what is confirmed, and continue from there the next time."
-    return opt(f"{name} {metavar}", help, DELIVERY, parser=parser)
-
-
-CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
+PROGRESS_HELP = "Record here what is confirmed, and continue from there the next time."
+CheckpointFile = Annotated[Path | None, opt("--checkpoint FILE", PROGRESS_HELP, DELIVERY)]
 UnsentRecords = Annotated[
     Path | None,
     opt(
         "--unsent-file FILE",
         "Append unconfirmed records to this file (--mode all: to FILE.HOST:PORT).",
-        DELIVERY,
-    ),
-]
-UnsentMessages = Annotated[
-    Path | None,
-    opt(
-        "--unsent-file FILE",
-        "Append unconfirmed messages to this file (--mode all: to FILE.HOST:PORT).",
         DELIVERY,
     ),
 ]
@@ -180,58 +154,6 @@ class InputFormat(Enum):
     jsonl = "jsonl"
 
 
-Texts = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="TEXT",
-        help="Messages to publish; @FILE for the lines of a file, - for standard input.",
-    ),
-]
-Messages = Annotated[
-    list[str] | None, opt("--message -m TEXT", "Publish this text, whatever it begins with.", INPUT)
-]
-Files = Annotated[
-    list[Path] | None,
-    opt("--file -f FILE", "Publish the lines of this file; - for standard input.", INPUT),
-]
-Repeat = Annotated[
-    int | None,
-    opt(
-        "--repeat N",
-        "Publish the texts N times; {n}, {uuid}, {now} and {now:%H:%M} are filled in.",
-        INPUT,
-        min=1,
-    ),
-]
-Interval = Annotated[
-    float | None, opt("--interval DURATION", "Time between two rounds of --repeat.", INPUT)
-]
-Where = Annotated[
-    Keep | None,
-    opt(
-        "--where JQ",
-        "Publish only JSON bodies that satisfy this jq expression.",
-        INPUT,
-        parser=parse_where,
-    ),
-]
-Pick = Annotated[
-    Callable[[bytes], bytes | None] | None,
-    opt(
-        "--pick JQ",
-        "Publish the result of this jq expression instead of the body ('.user').",
-        INPUT,
-        parser=compile_pick,
-    ),
-]
-Format = Annotated[
-    InputFormat,
-    opt(
-        "--format",
-        "Records are bodies (raw), or what tail --json and archives write (jsonl).",
-        INPUT,
-    ),
-]
 Delimiter = Annotated[
     bytes | None,
     opt(

@@ -14,7 +14,6 @@ import signal
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +21,8 @@ from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.params import OUTPUT, SELECTION
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.options.params import SELECTION
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
 from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, stopping
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
@@ -34,13 +33,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
 
 ARCHIVES = "Archives"
-
-
-class TableFormat(Enum):
-    """How a job writes what it makes."""
-
-    parquet = "parquet"
-    delta = "delta"
 
 
 def location(text: str) -> Path:
@@ -62,21 +54,7 @@ def places(texts: Iterable[str]) -> list[Location]:
     return [place(text) for text in texts]
 
 
-OutputDir = Annotated[
-    Any,  # a Location
-    opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place),
-]
-OutputFormat = Annotated[TableFormat, opt("--format", "What to write: parquet or delta.")]
 Topics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Only these topics.", SELECTION)]
-WorkDir = Annotated[
-    Path | None,
-    opt(
-        "--work-dir DIR",
-        "Where nsq to-file has files in progress, if elsewhere.",
-        ARCHIVES,
-        parser=location,
-    ),
-]
 SkipDamaged = Annotated[
     bool,
     opt("--skip-damaged", "Read what is readable of damaged archives; report the rest.", ARCHIVES),
@@ -128,11 +106,6 @@ def naming_flags() -> Iterator[None]:
         raise
 
 
-Html = Annotated[
-    Path | None, opt("--html FILE", "Write a page with charts, which needs no network.", OUTPUT)
-]
-
-
 def check_page(path: Path) -> None:
     """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
     folder = path.absolute().parent
@@ -152,48 +125,32 @@ def save_page(path: Path, page: str) -> None:
 
 SPARK = "Spark"  # the panel of help
 
-Master = Annotated[
-    str,
-    opt(
-        "--master URL",
+
+class SparkChoice(OptionSet):
+    """Where Spark runs, and how; `settings` makes it what a session is started with."""
+
+    master: str = opt(
+        "URL",
         "Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",
         SPARK,
+        "local[*,4]",
         envvar="NSQ_SPARK_MASTER",
-    ),
-]
-DriverMemory = Annotated[
-    str,
-    opt(
-        "--driver-memory MEMORY",
-        "Heap of Spark's driver; in local mode all of Spark is in it.",
-        SPARK,
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    opt("--conf KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK),
-]
-SparkLog = Annotated[
-    Path | None,
-    opt(
-        "--spark-log FILE",
+    )
+    driver_memory: str = opt(
+        "MEMORY", "Heap of Spark's driver; in local mode all of Spark is in it.", SPARK, "2g"
+    )
+    conf: list[str] | None = opt(
+        "KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK
+    )
+    spark_log: Path | None = opt(
+        "FILE",
         "Spark's log; default: below ~/.local/state/nsqtools.",
         SPARK,
         parser=location,
-    ),
-]
+    )
 
-
-class SparkChoice:
-    """The options as given; `settings` makes them what a session is started with."""
-
-    def __init__(
-        self, master: str, driver_memory: str, conf: dict[str, str], log_file: Path | None
-    ) -> None:
-        self.master = master
-        self.driver_memory = driver_memory
-        self.conf = conf
-        self.log_file = log_file
+    def check(self) -> None:
+        parse_conf(self.conf or ())
 
     def settings(
         self,
@@ -209,24 +166,14 @@ class SparkChoice:
             self.master,
             app_name,
             self.driver_memory,
-            self.conf,
-            self.log_file,
+            parse_conf(self.conf or ()),
+            self.spark_log,
             places=tuple(places),
             python_places=tuple(python_places),
         )
 
 
-def spark_choice(
-    master: Master = "local[*,4]",
-    driver_memory: DriverMemory = "2g",
-    conf: Conf = None,
-    spark_log: SparkLog = None,
-) -> SparkChoice:
-    """What the options say."""
-    return SparkChoice(master, driver_memory, parse_conf(conf or ()), spark_log)
-
-
-SparkOptions = Annotated[SparkChoice, From(spark_choice)]
+SparkOptions = Annotated[SparkChoice, From(SparkChoice)]
 
 
 def parse_conf(texts: Iterable[str]) -> dict[str, str]:

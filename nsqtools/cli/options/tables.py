@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 TABLE = "Table"
 
 
+class TableFormat(Enum):
+    """How a table is written."""
+
+    parquet = "parquet"
+    delta = "delta"
+
+
 class Body(Enum):
     """What becomes of bodies in a table."""
 

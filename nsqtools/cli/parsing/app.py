@@ -151,6 +151,8 @@ def _parser_of(name: str, function: Callable[..., Any]) -> Any:
 
 def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
     path = error.ctx.command_path if error.ctx else command
+    if isinstance(error, NoSuchOption) and (instead := GONE.get(f"{path} {error.option_name}")):
+        error.message = f"there is no {path} {error.option_name} any more: use {instead}"
     hint = _topic_hint(error, path, arguments) or _hint(error, path)
     return ConfigurationError(_message(error), hint=hint)
 

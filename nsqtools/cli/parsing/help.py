@@ -265,7 +265,7 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", ""]
     lines += _wrap(page.description.partition("\n\n")[0], width)
     lines += ["", paint(BOLD, "Examples:"), *_examples(page, width), "", paint(BOLD, "Options:")]
-    label_width = min(max(len(row[0]) for _, _, row in ranked), WIDEST_LABEL)
+    label_width = min(max((len(row[0]) for _, _, row in ranked), default=0), WIDEST_LABEL)
 
     def laid_out(row: Row) -> list[str]:
         name, text = row

@@ -1,9 +1,10 @@
-"""Copies of the messages that come to a topic, for a moment, without taking any from a channel.
+"""Messages: copies of those that come to a topic, or a look at those that wait in a channel.
 
 nsqd shows a message only by delivering it. A channel of one's own gets a copy of every message that
 comes from then on; an ephemeral one is gone with its last connection. The trap is a topic that has
 no channel yet: its whole backlog would go to the first one, and be lost with it. So only those nsqd
-are asked on which the topic has another channel.
+are asked on which the topic has another channel. A look at a channel (peek) is a consumer that
+gives back what it got: each message has one attempt more, so it is for those who may change.
 
 JSON is laid out without touching a token: numbers keep their digits, keys their order, and keys
 that come twice stay twice.
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -50,16 +52,21 @@ class MessagePages:
 
     def _page(self, request: Request, fields: dict[str, str] | None) -> Response:
         topic = request.query_params.get("topic", "")
+        channel = request.query_params.get("channel", "")
+        if channel:
+            self._site.context.check_changes(request)
         snapshot = self._site.snapshot()
-        if snapshot is None or snapshot.topic(topic) is None:
-            raise NotFoundError(f"no nsqd that answers has the topic {topic}")
+        if snapshot is None or snapshot.queue(topic, channel) is None:
+            raise NotFoundError(f"no nsqd that answers has {topic}/{channel}".rstrip("/"))
         count = _one_of(COUNTS, (fields or {}).get("count"), 10)
         for_s = _one_of(TIMES_S, (fields or {}).get("for_s"), 5)
         copies: Copies | None = None
         if fields is not None:
             context = self._site.context
-            context.note_reading(request, topic)
-            copies = listen(context.cluster, context.options, topic, count=count, for_s=for_s)
+            context.note_reading(request, topic, channel)
+            copies = listen(
+                context.cluster, context.options, topic, channel, count=count, for_s=for_s
+            )
         values = self._site.frame(
             request,
             "messages.html",
@@ -67,6 +74,7 @@ class MessagePages:
             f"Messages of {topic}",
             is_live=False,
             topic=topic,
+            channel=channel,
             count=count,
             for_s=for_s,
             copies=copies,
@@ -143,24 +151,35 @@ class Copies:
 
 
 def listen(
-    cluster: Cluster, options: ClientOptions, topic: str, *, count: int, for_s: float
+    cluster: Cluster,
+    options: ClientOptions,
+    topic: str,
+    channel: str = "",
+    *,
+    count: int,
+    for_s: float,
 ) -> Copies:
-    """Take copies until there are ``count`` or the time is over. Raises `NsqError`."""
+    """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
+
+    With a channel these are its messages, which are given back.
+    """
     check_topic(topic)
     count = max(1, min(count, MAX_MESSAGES))
     for_s = max(0.5, min(for_s, MAX_LISTEN_S))
-    addresses, left_out = addresses_with_channels(cluster, topic)
+    addresses, left_out = addresses_with_channels(cluster, topic, channel)
     if not _listeners.acquire(blocking=False):
         raise NsqError(
             f"{MAX_LISTENERS} others are listening already", hint="Try again in a moment."
         )
     try:
-        return Copies(_take(addresses, options, topic, count, for_s), left_out)
+        return Copies(_take(addresses, options, topic, channel, count, for_s), left_out)
     finally:
         _listeners.release()
 
 
-def addresses_with_channels(cluster: Cluster, topic: str) -> tuple[list[str], tuple[str, ...]]:
+def addresses_with_channels(
+    cluster: Cluster, topic: str, channel: str = ""
+) -> tuple[list[str], tuple[str, ...]]:
     """Return where to connect to, and a line for each nsqd that has to be left out.
 
     Raises `NotFoundError` when no nsqd has the topic, `ConfigurationError` when none is left.
@@ -178,6 +197,8 @@ def addresses_with_channels(cluster: Cluster, topic: str) -> tuple[list[str], tu
             continue
         is_known = True
         info = infos.get(report.address)
+        if channel and channel not in [each.channel_name for each in there[0].channels]:
+            continue
         if not there[0].channels:
             left_out.append(
                 f"{report.address}: the topic has no channel there, and its backlog would be lost"
@@ -198,16 +219,23 @@ def addresses_with_channels(cluster: Cluster, topic: str) -> tuple[list[str], tu
 
 
 def _take(
-    addresses: list[str], options: ClientOptions, topic: str, count: int, for_s: float
+    addresses: list[str],
+    options: ClientOptions,
+    topic: str,
+    channel: str,
+    count: int,
+    for_s: float,
 ) -> tuple[Copy, ...]:
     consumer = Consumer(
         topic,
-        f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
+        channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
         nsqd_tcp_addresses=addresses,
         options=replace(options, max_in_flight=max(count, len(addresses))),
     )
     taken: list[Copy] = []
-    with consumer:
+    held: list[Batch] = []  # a batch that is dropped may be answered
+    with consumer:  # which gives back what is unanswered
+        consumer.gather(0, count)
         consumer.start(fail_fast=True)
         ends_s = time.monotonic() + for_s
         while len(taken) < count and (left_s := ends_s - time.monotonic()) > 0:
@@ -224,5 +252,8 @@ def _take(
                 )
                 for message in batch
             )
-            batch.finish()
+            if channel:
+                held.append(batch)
+            else:
+                batch.finish()
     return tuple(taken[:count])

@@ -47,10 +47,6 @@ class Snapshot:
     def sampled_s(self) -> float:
         return self.sample.time_ns / 1e9
 
-    def topic(self, topic: str) -> QueueRow | None:
-        """Return the total of a topic."""
-        return self.queue(topic, "")
-
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
         return next((row for row in self._by_topic.get(topic, ()) if row.channel == channel), None)

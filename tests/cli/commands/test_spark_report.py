@@ -119,20 +119,6 @@ def test_a_page_holds_the_report_and_its_charts(
     assert len(text) > 3_000_000, "the script of the charts is missing"
 
 
-def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, archive: Path) -> None:
-    path = archive / "again.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-
-    refused = run_spark("report", archive)
-    taken = run_spark("report", archive, "--skip-damaged")
-
-    assert refused.status == 1
-    assert str(path) in refused.err
-    assert taken.status == 6
-    assert str(path) in taken.err
-    assert "133 messages" not in taken.err
-
-
 def test_bare_bodies_have_a_line_without_topic_and_time(
     run_spark: RunSpark, tmp_path: Path
 ) -> None:

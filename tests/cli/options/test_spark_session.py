@@ -23,7 +23,9 @@ def test_what_is_no_setting_is_refused(text: str) -> None:
 
 
 def test_options_become_settings() -> None:
-    settings = SparkChoice("local[1]", "1g", {"spark.a": "1"}, None).settings("name")
+    settings = SparkChoice(
+        master="local[1]", driver_memory="1g", conf=["spark.a=1"], spark_log=None
+    ).settings("name")
 
     assert (settings.master, settings.app_name) == ("local[1]", "name")
     assert (settings.driver_memory, settings.conf) == ("1g", {"spark.a": "1"})

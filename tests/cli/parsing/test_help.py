@@ -15,7 +15,7 @@ from nsqtools.cli.parsing.help import HelpPage, render
 COMMANDS = all_commands()
 GROUPS = [name for name, entry in registry.COMMANDS.items() if isinstance(entry, registry.Group)]
 PARSED = [name for name, command in COMMANDS.items() if not command.raw]
-EVERYTHING = ["", *GROUPS, *(name for name in COMMANDS if name != "__complete_line")]
+EVERYTHING = ["", *GROUPS, *(name for name, command in COMMANDS.items() if not command.hidden)]
 
 PAGE = HelpPage(
     "nsq tail [OPTIONS]",

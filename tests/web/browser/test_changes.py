@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from plugins.browser import OpenPage, ServePages
 from plugins.console import ask
 from plugins.daemons import GoNsqd, GoNsqlookupd
@@ -214,6 +214,21 @@ def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
         lambda: len(site.nsqd.topic_stats("read")["channels"]) == 1,
         what="the channel of its own is gone",
     )
+
+
+def test_a_look_at_a_channel_gives_its_messages_back(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("waiting")
+    page = open_page(site.url + "/topics/waiting/work").page
+
+    page.get_by_role("link", name="Peek").click()
+    assert "one attempt more" in page.locator("main").inner_text()
+    page.get_by_role("button", name="Peek").click()
+    expect(page.locator("article pre")).to_have_text(["0", "1", "2", "3", "4"])
+    wait_until(lambda: site.nsqd.depth("waiting", "work") == 5, what="all are back")
+    [channel] = site.nsqd.topic_stats("waiting")["channels"]
+    assert (channel["channel_name"], channel["requeue_count"]) == ("work", 5)
 
 
 def test_a_topic_without_channels_is_not_listened_to_for_its_backlog_would_be_lost(
