@@ -131,6 +131,13 @@ Cluster
     unpause channel:unpause Resume paused channels.
     $ nsq channel list clicks
     $ nsq channel pause clicks archive
+  topology Export the topics and channels of a cluster, and create those that it lacks.
+    export topology:export Print the topics and channels of a cluster, with what is paused, as TOML.
+    plan topology:plan Show what each nsqd and nsqlookupd lacks of a topology.
+    apply topology:apply Create what a topology has and the cluster lacks, and pause and unpause as
+        ... it says.
+    $ nsq topology export > topology.toml
+    $ nsq topology plan topology.toml
   nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
   lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
   ping nodes:ping Check the health of every daemon.

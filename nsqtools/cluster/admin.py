@@ -142,20 +142,20 @@ def plan_topics(
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
-        return AdminPlan(_ordered(_create_topics(inventory, names)), inventory.failures)
+        return AdminPlan(in_order(_create_topics(inventory, names)), inventory.failures)
     names = select("topic", patterns, inventory.topics)
     steps: list[Step] = []
     for name in names:
         if action is Action.DELETE:
-            steps += _at_lookupds(inventory.lookupds_that_know(name), action, name)
+            steps += at_lookupds(inventory.lookupds_that_know(name), action, name)
         for address, topic in inventory.where(name):
-            steps.append(_topic_step(address, action, topic))
+            steps.append(topic_step(address, action, topic))
             if with_channels:
-                steps += [_channel_step(address, action, topic, each) for each in topic.channels]
+                steps += [channel_step(address, action, topic, each) for each in topic.channels]
     if not steps:
         raise NotFoundError(f"no nsqd has the topic {', '.join(names)}")
     notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
-    return AdminPlan(_ordered(steps), inventory.failures, tuple(notes))
+    return AdminPlan(in_order(steps), inventory.failures, tuple(notes))
 
 
 def plan_channels(
@@ -166,7 +166,7 @@ def plan_channels(
     topics = select("topic", topic_patterns, inventory.topics)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
-        return AdminPlan(_ordered(_create_channels(inventory, topics, names)), inventory.failures)
+        return AdminPlan(in_order(_create_channels(inventory, topics, names)), inventory.failures)
     registered = registered_channels(cluster, inventory, topics)
     known = {pair for pairs in registered.values() for pair in pairs}
     for topic in topics:
@@ -177,13 +177,13 @@ def plan_channels(
     for topic, channel in sorted(pair for pair in known if pair[1] in chosen):
         if action is Action.DELETE:
             knowing = [at for at, pairs in registered.items() if (topic, channel) in pairs]
-            steps += _at_lookupds(knowing, action, topic, channel)
+            steps += at_lookupds(knowing, action, topic, channel)
         for address, stats in inventory.where(topic):
             if (found := channel_of(stats, channel)) is not None:
-                steps.append(_channel_step(address, action, stats, found))
+                steps.append(channel_step(address, action, stats, found))
     if not steps:
         raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
-    return AdminPlan(_ordered(steps), inventory.failures)
+    return AdminPlan(in_order(steps), inventory.failures)
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
@@ -204,18 +204,18 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
         for address in inventory.lookupds_that_know(topic)
     ]
     there_too = [
-        _topic_step(address, Action.DELETE, stats)
+        topic_step(address, Action.DELETE, stats)
         for address, stats in inventory.where(topic)
         if address == nsqd.address
     ]
     if not there_too:
         raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
-    return AdminPlan(_ordered([*steps, *there_too]), inventory.failures)
+    return AdminPlan(in_order([*steps, *there_too]), inventory.failures)
 
 
 def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:
     for name in names:
-        yield from _at_lookupds(inventory.registered, Action.CREATE, name)
+        yield from at_lookupds(inventory.registered, Action.CREATE, name)
         for address in inventory.nodes:
             if address in inventory.given:
                 yield Step(DaemonKind.NSQD, address, Action.CREATE, name)
@@ -227,18 +227,20 @@ def _create_channels(
     names = list(names)
     for topic in topics:
         for name in names:
-            yield from _at_lookupds(inventory.registered, Action.CREATE, topic, name)
+            yield from at_lookupds(inventory.registered, Action.CREATE, topic, name)
             for address, _ in inventory.where(topic):
                 yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, name)
 
 
-def _at_lookupds(
+def at_lookupds(
     addresses: Iterable[str], action: Action, topic: str, channel: str = ""
 ) -> list[Step]:
+    """The step at each of some nsqlookupd."""
     return [Step(DaemonKind.NSQLOOKUPD, at, action, topic, channel) for at in addresses]
 
 
-def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
+def topic_step(address: str, action: Action, topic: TopicStats) -> Step:
+    """The step for a topic at an nsqd, with what is lost by it."""
     messages, clients = 0, []
     if action is Action.EMPTY:
         messages = topic.depth
@@ -250,7 +252,8 @@ def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
     return Step(DaemonKind.NSQD, address, action, name, messages=messages, clients=called)
 
 
-def _channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
+def channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
+    """The step for a channel at an nsqd, with what is lost by it."""
     messages = messages_of(channel) if action.is_destructive else 0
     clients = tuple(map(_call, channel.clients or ())) if action is Action.DELETE else ()
     names = (topic.topic_name, channel.channel_name)
@@ -271,7 +274,8 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
             yield f"the channels of {name} keep their {kept} messages; --channels empties them too"
 
 
-def _ordered(steps: Iterable[Step]) -> tuple[Step, ...]:
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Sort steps: nsqlookupd first, a topic before its channels; of one queue as they come."""
     return tuple(
         sorted(
             steps,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any
 
+from nsqtools.cluster.admin import Action
 from nsqtools.cluster.directory import Cluster, NsqdToAsk
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
@@ -33,6 +34,7 @@ from nsqtools.cluster.problems import (
     problems_of_nodes,
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.cluster.topology import Topology, plan_topology
 from nsqtools.errors import ConnectionFailed, NsqError
 from nsqtools.http.http_api import HTTPAPI
 from nsqtools.protocol.names import parse_address
@@ -77,9 +79,11 @@ def take_verdict(
     wanted: SampleFilter | None = None,
     window_s: float = 10.0,
     bounds: Bounds = DEFAULT_BOUNDS,
+    expected: Topology | None = None,
     stopped: threading.Event | None = None,
 ) -> Verdict:
-    """Look at a cluster for ``window_s`` seconds; ``stopped`` ends that before.
+    """Look at a cluster for ``window_s`` seconds; ``stopped`` ends that before. ``expected`` is
+    what ought to be there.
 
     Raises `NotFoundError` for a topic or channel that is nowhere. A daemon that does not answer is
     a problem, not an error.
@@ -115,6 +119,17 @@ def take_verdict(
         else:
             found += _old(counts[0], sample)
         memory = replace(memory or Memory(), counts=counts)
+    if expected is not None:
+        lacking = [*_lacking(cluster, expected, sample)]
+        queues = {(each.topic, each.channel) for each in lacking}
+        found = [
+            *lacking,
+            *(
+                each
+                for each in found
+                if each.what is not Kind.CHANNEL_MISSING or (each.topic, each.channel) not in queues
+            ),
+        ]
     found += _since(memory, sample, found) if memory is not None else ()
     memory = _next(memory or Memory(), sample, found)
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), memory)
@@ -162,6 +177,24 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
             yield Problem(Kind.OLD, text, row.topic, row.channel, weight=row.depth)
 
 
+def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[Problem]:
+    """Yield what is not as a topology has it."""
+    where: dict[tuple[str, str, Action], list[str]] = {}
+    for step in plan_topology(cluster, expected).steps:
+        places = where.setdefault((step.topic, step.channel, step.action), [])
+        places.append(f"{step.daemon.value} {step.address}")
+    words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
+    for (topic, channel, action), places in where.items():
+        yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
+    for address in sorted(expected.nsqds - _known(sample)):
+        text = "no nsqlookupd announces it"
+        yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
+
+
+def _known(sample: Sample) -> set[str]:
+    return {node.address for node in sample.nodes} | {each.address for each in sample.failures}
+
+
 def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
     """Yield the nsqd that nsqlookupd announces at an address where nobody answers from here."""
     announced = {node.address: node for node in nodes if node.lookupds}
@@ -184,10 +217,11 @@ def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Prob
 
 def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator[Problem]:
     """Yield what only the run before makes a problem."""
-    known = {node.address for node in sample.nodes} | {each.address for each in sample.failures}
+    known = _known(sample)
+    named = {each.node for each in found if each.what is Kind.LEFT}
     started = {report.address: report.stats.start_time for report in sample.reports}
     for address, start_time in memory.nsqds.items():
-        if address not in known:
+        if address not in known and address not in named:
             text = "no nsqlookupd announces it any more"
             yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
         elif started.get(address, start_time) > start_time:

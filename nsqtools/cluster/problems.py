@@ -54,7 +54,7 @@ class Kind(enum.Enum):
     LEFT = (
         "left",
         Severity.CRITICAL,
-        "Start it again; if it was removed on purpose, delete the file of --state.",
+        "Start it again; if it left on purpose, take it from the file of --state or --expect.",
     )
     UNREACHABLE = (
         "unreachable",
@@ -81,6 +81,11 @@ class Kind(enum.Enum):
         "channel missing",
         Severity.WARNING,
         "Create it there with nsq channel create: what is published before it is there it misses.",
+    )
+    LACKING = (
+        "lacking",
+        Severity.WARNING,
+        "Run nsq topology apply with the file of --expect.",
     )
     REQUEUES = "requeues", Severity.WARNING, "The handlers fail: see the consumers' logs."
     TIMEOUTS = "timeouts", Severity.WARNING, "Let handlers TOUCH, or raise msg_timeout."

@@ -20,6 +20,7 @@ from nsqtools.cli.render.documents import DOCUMENTS
 
 ELSEWHERE = {"to-http", "to-exec", "bench pub", "bench sub", "bench e2e"}
 ELSEWHERE |= {"archive compact", "archive compact plan", "check"}  # in tests of their own
+ELSEWHERE |= {"topology plan", "topology apply"}  # as every change
 ELSEWHERE |= {"queue list", "queue cat", "queue verify", "queue recover"}
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.commands.topology import read_topology
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import (
     LIMITS,
@@ -72,6 +73,7 @@ def check(
     ignore: list[str] | None = opt(
         "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'.", BOUNDS
     ),
+    expect: Path | None = opt("FILE", "Compare with a topology: see nsq topology export.", BOUNDS),
     state: Path | None = opt(
         "FILE", "Compare with the last run, which left FILE; write it again.", BOUNDS
     ),
@@ -105,6 +107,7 @@ def check(
     from nsqtools.cluster.sampling import SampleFilter
 
     memory = _load(state) if state is not None else None
+    expected = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
     with cluster.open() as opened, stopping(stopped.set) as signals:
         verdict = take_verdict(
@@ -113,6 +116,7 @@ def check(
             wanted=SampleFilter(topic or (), channel or ()),
             window_s=WINDOW_S if window is None else window,
             bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
+            expected=expected,
             stopped=stopped,
         )
         if bundle is not None:

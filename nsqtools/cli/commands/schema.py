@@ -36,6 +36,8 @@ CHANGES = ("create", "delete", "empty", "pause", "unpause")
 SHARED = {
     **{f"{kind} {change}": "changes" for kind in ("topic", "channel") for change in CHANGES},
     "tombstone": "changes",
+    "topology plan": "changes",
+    "topology apply": "changes",
     "tail": "message",
     "to-http": "to-nsq",
     "to-exec": "to-nsq",

@@ -73,16 +73,24 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "ping": (LOOKUP, ["", "--json"]),
     "info": (LOOKUP, ["", "--json"]),
     "tombstone": (LOOKUP, ["clicks {node} --yes"]),
+    "topology export": (LOOKUP, [""]),
+    "topology plan": (LOOKUP, ["{topology}", "{topology} --json"]),
+    "topology apply": (LOOKUP, ["{topology}", "{topology} --prune --idle 0s --yes"]),
+    "check": (
+        LOOKUP,
+        ["--window 0s", *(f"--window 0s --format {form}" for form in ("json", "nagios"))],
+    ),
+    "to-exec": (BOTH, ["-t clicks -c archive --create --for 300ms -v -- true"]),
     "drain": ("", ["{node} --to {node} --yes", "{node} --to {node} --dry-run"]),
     "config get": (HTTP, ["log_level", "log_level --json"]),
     "config set": (HTTP, ["log_level debug"]),
 }
 
 # They talk to no cluster that others run, or (Spark, bench) show nothing of it but numbers.
-# tests/web has the console, and top has a test of its own below.
+# tests/web has the console, and top has a test of its own below; queue has names in files alone.
 ELSEWHERE = re.compile(
     "__complete.*|bench .*|compat|completion|config (profiles|show|use)|demo|nsqd|nsqlookupd|"
-    "schema|spark .*|top|web"
+    "queue .*|schema|spark .*|top|web"
 )
 
 PASS_ON = {"tail", "peek", "archive cat", "stat"}  # bodies and metrics, into a pipe as they are
@@ -137,6 +145,8 @@ def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path)
         "": [],
     }[way]
     names = {"archive": archive, "dir": directory, "node": cluster.http_address}
+    (directory / "topology").write_text('topics.clicks.channels = ["new"]\n')
+    names |= {"topology": directory / "topology"}
     names |= {"tcp": cluster.tcp_address, "dead": archive.with_name("dead.jsonl")}
     return [
         [*command.split(), *(word.format(**names) for word in run.split()), *where] for run in runs

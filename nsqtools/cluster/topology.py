@@ -1,0 +1,260 @@
+"""The topics and channels that a cluster ought to have: exported, compared and created.
+
+nsqd makes topics and channels when they are first used, and a message that comes before its channel
+is there is lost to that channel. A topology names them beforehand, in TOML:
+
+    nsqds = ["nsqd-1:4151", "nsqd-2:4151"]   # by HTTP address; may be left out
+
+    [topics."clicks"]
+    channels = ["archive", "billing"]
+    everywhere = true        # on every nsqd; with false where the topic is, and with nsqlookupd
+    paused = false
+    paused_channels = ["billing"]
+
+Each topic is registered with every nsqlookupd, where an nsqd that gets a topic later finds its
+channels. Ephemeral topics and channels come and go with their consumers, and are not part of it.
+
+    plan = plan_topology(cluster, parse(text, "topology.toml"))
+    apply(cluster, plan)                     # of `admin`; the steps create, pause and unpause
+
+Nothing is deleted unless `idle_steps` of two inventories are added to the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nsqtools.cluster.admin import (
+    Action,
+    AdminPlan,
+    DaemonKind,
+    Step,
+    at_lookupds,
+    channel_step,
+    in_order,
+    topic_step,
+)
+from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.inventory import Inventory, registered_channels, take_inventory
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
+from nsqtools.protocol.stats import TopicStats
+
+Registered = Mapping[str, Collection[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTopic:
+    """A topic, as in the file. ``everywhere``: on every nsqd, not only where it is."""
+
+    channels: frozenset[str] = frozenset()
+    everywhere: bool = True
+    paused: bool = False
+    paused_channels: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What ought to be there. ``nsqds`` are HTTP addresses; without any they are not compared."""
+
+    topics: Mapping[str, WantedTopic] = field(default_factory=dict)
+    nsqds: frozenset[str] = frozenset()
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def parse(text: str, name: str) -> Topology:
+    """Read a topology; ``name`` is that of its file. Raises `ConfigurationError`."""
+    import tomllib
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigurationError(f"{name}: {exc}") from exc
+    nsqds = _names(document.pop("nsqds", []), f"{name}: nsqds")
+    topics = document.pop("topics", {})
+    if document or not isinstance(topics, dict):
+        raise ConfigurationError(
+            f"{name}: unknown {', '.join(document) or 'topics'}",
+            hint="A topology has nsqds and [topics.NAME]; nsq topology export writes one.",
+        )
+    return Topology({topic: _topic(name, topic, each) for topic, each in topics.items()}, nsqds)
+
+
+def _topic(name: str, topic: str, fields: Any) -> WantedTopic:
+    where = f"{name}: topic {check_topic(topic)}"
+    known = {"channels", "everywhere", "paused", "paused_channels"}
+    if not isinstance(fields, dict) or not fields.keys() <= known:
+        raise ConfigurationError(f"{where} may have {', '.join(sorted(known))}")
+    flags = {flag: fields.get(flag, flag == "everywhere") for flag in ("everywhere", "paused")}
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{where}: {flag} must be true or false")
+    lists = {key: _names(fields.get(key, []), f"{where}: {key}") for key in known - flags.keys()}
+    for channel in lists["channels"] | lists["paused_channels"]:
+        check_channel(channel)
+    paused = lists["paused_channels"]
+    return WantedTopic(lists["channels"] | paused, paused_channels=paused, **flags)
+
+
+def _names(value: Any, where: str) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ConfigurationError(f"{where} must be a list of strings")
+    return frozenset(value)
+
+
+def encode(topology: Topology) -> str:
+    """Return the text of a file. A string of JSON is one of TOML."""
+    lines = [f"nsqds = {json.dumps(sorted(topology.nsqds))}"]
+    for name, topic in sorted(topology.topics.items()):
+        lines += ["", f"[topics.{json.dumps(name)}]"]
+        lines.append(f"channels = {json.dumps(sorted(topic.channels))}")
+        lines += ["everywhere = false"] if not topic.everywhere else []
+        lines += ["paused = true"] if topic.paused else []
+        if topic.paused_channels:
+            lines.append(f"paused_channels = {json.dumps(sorted(topic.paused_channels))}")
+    return "\n".join(lines) + "\n"
+
+
+# -- what is there --------------------------------------------------------------------------------
+
+
+def topology_of(inventory: Inventory, registered: Registered, topics: Iterable[str]) -> Topology:
+    """Describe some topics of a cluster as they are. What one nsqd has paused counts as paused."""
+    wanted = {}
+    for topic in topics:
+        if is_ephemeral(topic):
+            continue
+        there = [stats for _, stats in inventory.where(topic)]
+        found = [each for stats in there for each in stats.channels]
+        names = {each.channel_name for each in found}
+        names |= {channel for pairs in registered.values() for of, channel in pairs if of == topic}
+        wanted[topic] = WantedTopic(
+            frozenset(name for name in names if not is_ephemeral(name)),
+            len(there) == len(inventory.nodes) > 0,
+            any(stats.paused for stats in there),
+            frozenset(
+                each.channel_name
+                for each in found
+                if each.paused and not is_ephemeral(each.channel_name)
+            ),
+        )
+    return Topology(wanted, frozenset(inventory.nodes))
+
+
+def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
+    """Plan what the cluster lacks. Raises the first failure when no daemon answers."""
+    inventory = take_inventory(cluster)
+    registered = registered_channels(
+        cluster, inventory, inventory.topics.intersection(wanted.topics)
+    )
+    steps = [
+        step
+        for name, topic in wanted.topics.items()
+        for step in (
+            *_lacking_at_lookupds(inventory, registered, name, topic),
+            *_lacking_at_nsqds(inventory, name, topic),
+        )
+    ]
+    return AdminPlan(in_order(steps), inventory.failures, tuple(_notes(inventory, wanted)))
+
+
+def _lacking_at_lookupds(
+    inventory: Inventory, registered: Registered, name: str, topic: WantedTopic
+) -> Iterator[Step]:
+    knowing = inventory.lookupds_that_know(name)
+    lacking = [address for address in inventory.registered if address not in knowing]
+    yield from at_lookupds(lacking, Action.CREATE, name)
+    for channel in topic.channels:
+        lacking = [at for at, pairs in registered.items() if (name, channel) not in pairs]
+        yield from at_lookupds(lacking, Action.CREATE, name, channel)
+
+
+def _lacking_at_nsqds(inventory: Inventory, name: str, topic: WantedTopic) -> Iterator[Step]:
+    there = dict(inventory.where(name))
+    for address in inventory.nodes if topic.everywhere else there:
+        stats = there.get(address)
+        if stats is None:
+            yield Step(DaemonKind.NSQD, address, Action.CREATE, name)
+        yield from _paused(address, name, "", topic.paused, stats is not None and stats.paused)
+        channels = {each.channel_name: each.paused for each in stats.channels} if stats else {}
+        for channel in topic.channels:
+            if channel not in channels:
+                yield Step(DaemonKind.NSQD, address, Action.CREATE, name, channel)
+            is_paused = channels.get(channel, False)
+            should_be = channel in topic.paused_channels
+            yield from _paused(address, name, channel, should_be, is_paused)
+
+
+def _paused(
+    address: str, topic: str, channel: str, should_be: bool, is_paused: bool
+) -> Iterator[Step]:
+    if should_be != is_paused:
+        action = Action.PAUSE if should_be else Action.UNPAUSE
+        yield Step(DaemonKind.NSQD, address, action, topic, channel)
+
+
+def _notes(inventory: Inventory, wanted: Topology) -> Iterator[str]:
+    for address in sorted(wanted.nsqds - inventory.nodes.keys()):
+        yield f"nsqd {address} of the topology is not there"
+    if not inventory.registered:
+        for name, topic in wanted.topics.items():
+            if not topic.everywhere and not any(inventory.where(name)):
+                yield f"topic {name} is on no nsqd, and there is no nsqlookupd to register it with"
+
+
+# -- what is there and ought not to be ------------------------------------------------------------
+
+
+def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[Step]:
+    """Plan to delete what is not part of a topology and was idle since ``before`` was taken.
+
+    Idle is what had neither a client nor a new message on any nsqd. Raises the error of a daemon
+    that did not answer then or now: what it has cannot be judged.
+    """
+    now = take_inventory(cluster)
+    for failure in (*before.failures, *now.failures):
+        raise failure.error
+    registered = registered_channels(cluster, now, now.topics)
+    steps: list[Step] = []
+    for name in sorted(now.topics):
+        was, stats = dict(before.where(name)), dict(now.where(name))
+        if is_ephemeral(name):
+            continue
+        if name not in wanted.topics:
+            if all(_is_idle(was.get(at), each, None) for at, each in stats.items()):
+                steps += at_lookupds(now.lookupds_that_know(name), Action.DELETE, name)
+                steps += [topic_step(at, Action.DELETE, each) for at, each in stats.items()]
+            continue
+        found = {each.channel_name for there in stats.values() for each in there.channels}
+        found |= {channel for pairs in registered.values() for of, channel in pairs if of == name}
+        for channel in sorted(found - wanted.topics[name].channels):
+            if is_ephemeral(channel) or not all(
+                _is_idle(was.get(at), each, channel) for at, each in stats.items()
+            ):
+                continue
+            knowing = [at for at, pairs in registered.items() if (name, channel) in pairs]
+            steps += at_lookupds(knowing, Action.DELETE, name, channel)
+            steps += [
+                channel_step(at, Action.DELETE, each, one)
+                for at, each in stats.items()
+                for one in each.channels
+                if one.channel_name == channel
+            ]
+    return steps
+
+
+def _is_idle(was: TopicStats | None, stats: TopicStats, channel: str | None) -> bool:
+    """Whether a topic of one nsqd, or one channel of it, had no client and no message."""
+    if was is None or was.message_count != stats.message_count:
+        return False
+    return not any(
+        each.client_count
+        for topic in (was, stats)
+        for each in topic.channels
+        if channel in (None, each.channel_name)
+    )

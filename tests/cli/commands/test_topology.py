@@ -1,0 +1,184 @@
+"""``nsq topology`` on real daemons: what was exported is created on those that lack it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.clusters import RunningCluster, ValidJson
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.raw_client import RawClient
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+FILE = """\
+[topics."clicks"]
+channels = ["archive", "billing"]
+paused_channels = ["billing"]
+
+[topics."web.views"]
+everywhere = false
+channels = ["archive"]
+paused = true
+"""
+
+
+def channels_of(cluster: RunningCluster) -> list[dict[str, dict[str, bool]]]:
+    """By nsqd and topic its channels, and whether each is paused."""
+    return [
+        {
+            topic["topic_name"]: {c["channel_name"]: c["paused"] for c in topic["channels"] or ()}
+            for topic in nsqd.stats()["topics"] or ()
+        }
+        for nsqd in cluster.nsqds
+    ]
+
+
+def test_what_a_cluster_lacks_is_planned_created_and_exported(
+    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson, tmp_path: Path
+) -> None:
+    file, options = tmp_path / "topology.toml", cluster.lookupd_options
+    file.write_text(FILE)
+    first, _ = cluster.nsqds
+    first.create_channel("web.views", "mail")
+    cluster.wait_for_topic("web.views", 1)
+
+    planned = run_nsq(["topology", "plan", str(file), "--json", *options])
+    assert planned.status == 1
+    valid_json("changes", planned.out)
+    assert channels_of(cluster) == [{"web.views": {"mail": False}}, {}]
+
+    applied = run_nsq(["topology", "apply", str(file), *options])
+    assert (applied.status, applied.out) == (0, b""), applied.err
+    clicks = {"archive": False, "billing": True}
+    views = {"mail": False, "archive": False}
+    assert channels_of(cluster) == [{"clicks": clicks, "web.views": views}, {"clicks": clicks}]
+    assert first.topic_stats("web.views")["paused"]
+    for lookupd in cluster.lookupds:
+        assert set(lookupd.json("/channels", topic="web.views")["channels"]) == set(views)
+
+    assert run_nsq(["topology", "plan", str(file), *options]).status == 0
+    exported = run_nsq(["topology", "export", *options])
+    (tmp_path / "exported.toml").write_bytes(exported.out)
+    assert run_nsq(["topology", "plan", str(tmp_path / "exported.toml"), *options]).status == 0
+    first.post("/channel/unpause", topic="clicks", channel="billing")
+    again = run_nsq(["topology", "plan", str(tmp_path / "exported.toml"), "--json", *options])
+    assert [step["action"] for step in json.loads(again.out)] == ["pause"]
+
+
+def test_only_what_nobody_uses_is_pruned_and_after_a_question(
+    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text('topics."clicks".channels = ["archive"]\n')
+    for nsqd in cluster.nsqds:
+        for channel in ("archive", "used", "old", "live#ephemeral"):
+            nsqd.create_channel("clicks", channel)
+        nsqd.create_channel("forgotten", "c")
+        nsqd.create_channel("read", "c")
+        nsqd.publish("forgotten", b"lost with it")
+    cluster.wait_for_topic("clicks", 2)
+    cluster.wait_for_topic("forgotten", 2)
+    cluster.wait_for_topic("read", 2)
+    command = ["topology", "apply", str(file), "--prune", "--idle", "10ms"]
+    command += cluster.lookupd_options
+
+    with (
+        RawClient(cluster.nsqds[0].tcp_address) as one,
+        RawClient(cluster.nsqds[1].tcp_address) as other,
+    ):
+        one.subscribe("clicks", "used")
+        other.subscribe("read", "c")
+        unasked = run_nsq(command)
+        assert (unasked.status, "--yes" in unasked.err) == (2, True)
+        assert "delete topic forgotten" in unasked.err
+        pruned = run_nsq([*command, "--yes"])
+
+    assert pruned.status == 0, pruned.err
+    for found in channels_of(cluster):
+        assert found.keys() == {"clicks", "read"}
+        assert found["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
+
+
+def test_an_nsqd_that_joins_later_gets_everything(
+    spawn_nsq: SpawnNsq,
+    go_nsqd: Callable[..., GoNsqd],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(FILE)
+    lookupd = serve(GoNsqlookupd())
+    command = ["topology", "apply", str(file), "--watch"]
+    command.append(f"--lookupd-http-address={lookupd.http_address}")
+    watcher = spawn_nsq(command)
+    wait_until(
+        lambda: "clicks" in lookupd.json("/topics")["topics"], what="the topics are registered"
+    )
+
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
+    joined = serve(GoNsqd(data_path(), *flags))
+
+    wait_until(
+        lambda: (
+            channels_of(RunningCluster([joined], [lookupd]))[0].get("clicks")
+            == {"archive": False, "billing": True}
+        ),
+        what="the nsqd has its channels",
+        timeout_s=60,
+    )
+    watcher.send_signal(signal.SIGTERM)
+    assert watcher.wait() == 143
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("topics = 1", "topology.toml: unknown topics"),
+        ("topic.clicks.channels = []", "topology.toml: unknown topic"),
+        ("topics.clicks.channel = ['a']", "topic clicks may have channels, everywhere"),
+        ("topics.clicks.channels = 'a'", "topic clicks: channels must be a list of strings"),
+        ("topics.clicks.paused = 1", "topic clicks: paused must be true or false"),
+        ("topics.'a b'.paused = true", "invalid topic name 'a b'"),
+        ("topics.clicks.channels = ['a b']", "invalid channel name 'a b'"),
+        ("nsqds = 'a'", "topology.toml: nsqds must be a list of strings"),
+        ("[", "topology.toml: "),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_in_a_line(
+    run_nsq: RunNsq, tmp_path: Path, text: str, why: str
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(text)
+
+    refused = run_nsq(["topology", "plan", str(file)])
+
+    assert refused.status == 2
+    assert why in refused.err
+    assert run_nsq(["topology", "plan", str(tmp_path / "none")]).status == 2
+
+
+def test_check_compares_with_a_topology(
+    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(f'nsqds = ["127.0.0.1:1", "{cluster.nsqds[0].http_address}"]\n{FILE}')
+    cluster.nsqds[0].create_channel("clicks", "archive")
+    cluster.wait_for_topic("clicks", 1)
+
+    found = run_nsq(
+        ["check", "--window", "0s", "--expect", str(file), "--json", *cluster.lookupd_options]
+    )
+
+    document = json.loads(found.out)
+    problems = {(each["kind"], each["topic"], each["channel"]) for each in document["problems"]}
+    assert found.status == 2
+    assert {("lacking", "clicks", "billing"), ("left", None, None)} <= problems
+    [left] = [each["node"] for each in document["problems"] if each["kind"] == "left"]
+    assert left == "127.0.0.1:1"
