@@ -164,6 +164,8 @@ class Forwarder:
                     self._is_late = True
                     return End.TIME
                 self._wait(now)
+            elif end is End.IDLE and self._take(TICK_S):
+                pass  # it came while this process stood still
             elif end is not None:
                 return end
             elif self._ready or not self._courier.has_room:
@@ -171,12 +173,15 @@ class Forwarder:
             else:
                 self._take(min(TICK_S, self._watch.wait_s(now) or TICK_S))
 
-    def _take(self, wait_s: float) -> None:
+    def _take(self, wait_s: float) -> bool:
+        """Wait for messages; return whether some came."""
         entry = self._sources.backlog.get(wait_s)
         if isinstance(entry, Stopped):
             self._sources.ended(entry.consumer)
         elif isinstance(entry, Batch):
             self._accept(entry, time.monotonic())
+            return True
+        return False
 
     def _wait(self, now: float) -> None:
         """Wait for an outcome, or for the rate to allow more."""

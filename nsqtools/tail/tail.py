@@ -195,16 +195,20 @@ class Tail:
         while True:
             now = time.monotonic()
             end = self._watch.end(now)
-            if end is End.IDLE and self._is_connecting():
-                self._watch.saw_message(now)
-            elif end is not None:
+            if end is not None and end is not End.IDLE:
                 return end
-            entry = self._consumer.backlog.get(self._tick(now, self._watch.wait_s(now)))
+            # one more look: a process that stood still has not heard that nothing came
+            wait_s = self._watch.wait_s(now) if end is None else TICK_S
+            entry = self._consumer.backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
                 return End.STOPPED
             if isinstance(entry, Batch):
+                self._pass_on(entry)  # which may take as long as its reader likes
                 self._watch.saw_message(time.monotonic())
-                self._pass_on(entry)
+            elif end is End.IDLE:
+                if not self._is_connecting():
+                    return end
+                self._watch.saw_message(now)
 
     def _is_connecting(self) -> bool:
         if self._not_waited_for is None:

@@ -267,8 +267,8 @@ BESIDE = {
     "GROUP BY topic, hour in Spark": ("GROUP BY, table", f"GROUP BY, {JSON}", "5x"),
     "the same in DuckDB": ("GROUP BY, DuckDB", f"GROUP BY, {JSON}", "0.1 s"),
     "full scan into Parquet in Spark": ("scan, table", f"scan, {JSON}", "1.8x CPU"),
-    "`nsq spark compact`": ("nsq spark compact", JOB, "1.8x, 1,000 MB"),
-    "`nsq archive compact`": ("nsq archive compact", JOB, "1.8x, 1,000 MB"),
+    "`nsq spark compact`": ("nsq spark compact", JOB, "1.8x, 1 GB"),
+    "`nsq archive compact`": ("nsq archive compact", JOB, "1.8x, 1 GB"),
 }
 LANDED = {
     "a log into Parquet": ("parquet, string", "2.5 us, 26 bytes"),
@@ -283,8 +283,8 @@ PLANNED = {
     "10,000 logs in a bucket, the first time": ("logs in a bucket, first", ""),
     "the same, with a catalog": ("logs in a bucket", "20 requests"),
     "a Delta table of 10,000 files in a bucket": ("Delta in a bucket", "20 requests"),
-    "archives in a bucket, 1,000,000 files": ("a million logs", "1,000 MB"),
-    "a Delta table of 1,000,000 files": ("a million in Delta", "1,000 MB"),
+    "archives in a bucket, 1,000,000 files": ("a million logs", "1 GB"),
+    "a Delta table of 1,000,000 files": ("a million in Delta", "1 GB"),
 }
 
 
@@ -314,7 +314,7 @@ def lake(result: Result) -> str:
         (label, *of(name, "s", "cpu_s", "peak_mb", "requests"), target)
         for label, (name, target) in PLANNED.items()
     ]
-    head = ("beside Spark's own", "s", "ratio", "CPU us a row", "ratio", "MB a process", "target")
+    head = ("beside Spark's own", "s", "ratio", "CPU us", "ratio", "MB", "target")
     tables = (
         markdown(head, beside),
         markdown(("landing", "messages/s", "CPU us", "bytes a row", "target"), landed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,20 @@ def test_everything_is_written_and_finished(
     assert make_tail(limits=RunLimits(idle_s=patience_s(1))).run() is End.IDLE
     assert sorted(b"".join(written).splitlines()) == lines
     assert is_drained(nsqd)
+
+
+def test_a_reader_that_is_slow_is_no_silence(nsqd: GoNsqd, make_tail: MakeTail) -> None:
+    lines = publish_lines(nsqd, "clicks", 5) + publish_lines(nsqd, "views", 5)
+    written: list[bytes] = []
+    idle_s = patience_s(0.2)
+
+    def write_slowly(text: bytes) -> None:
+        time.sleep(2 * idle_s)
+        written.append(text)
+
+    make_tail(("clicks", "views"), write=write_slowly, limits=RunLimits(idle_s=idle_s)).run()
+
+    assert sorted(b"".join(written).splitlines()) == lines
 
 
 def test_lines_of_several_topics_are_never_torn(

@@ -54,7 +54,10 @@ GONE = {
         f"nsq spark doctor takes no --{option}": "nsq stat looks at nsqd"
         for option in NSQD_OF_DOCTOR.split()
     },
-    **{f"{command} is gone": instead for command, instead in registry.GONE.items()},
+    **{
+        what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
+        for what, instead in registry.GONE.items()
+    },
 }
 """What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""
 

@@ -129,6 +129,7 @@ def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
         silent = [socket.create_connection((host, int(port))) for _ in range(20)]
         try:
             assert [each.recv(1) for each in silent] == [b""] * 20  # all are closed in the end
+            monkeypatch.undo()  # a busy machine may take 0.3 s to send a request
             assert get(running.address, "/health")[0] == 200
         finally:
             for each in silent:
