@@ -138,8 +138,14 @@ def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
 
 
 def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
-    """The addresses of each kind, of those from the strongest origin that gives any."""
-    given = [tuple(context.params.get(kind) or ()) for kind in kinds]
+    """The addresses of each kind, of those from the strongest origin that gives any.
+
+    Commas separate them too: in a variable nobody knows that it takes spaces.
+    """
+    given = [
+        tuple(each.strip() for text in context.params.get(kind) or () for each in text.split(","))
+        for kind in kinds
+    ]
     origins = [
         origin_of(context, kind) if addresses else Origin.DEFAULT
         for kind, addresses in zip(kinds, given, strict=True)

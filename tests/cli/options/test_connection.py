@@ -108,6 +108,7 @@ def test_addresses_are_the_default_or_what_is_given(
         ("", {"NSQ_PROFILE": "lab"}, (("lab:4150",), (), ())),
         ("-P lab", {"NSQ_LOOKUPD_HTTP_ADDRESS": "env:4161"}, ((), (), ("env:4161",))),
         ("-P lab --nsqd-http-address flag:4151", {}, ((), ("flag:4151",), ())),
+        ("", {"NSQ_NSQD_TCP_ADDRESS": "a:1,b:2 c:3"}, (("a:1", "b:2", "c:3"), (), ())),
     ],
 )
 def test_addresses_of_a_weaker_origin_are_ignored_whatever_their_kind(
