@@ -60,7 +60,7 @@ class ChannelFlags(OptionSet):
         show_default="./nsqd-NAME",
     )
     wait: float | None = opt(
-        "DURATION", "End when no consumer is connected for so long.", PANEL, show_default="5m"
+        "DURATION", "End when no consumer is connected for this long.", PANEL, show_default="5m"
     )
     max_depth: int | None = opt(
         "N", "At most N messages in it at a time.", PANEL, min=1, show_default=f"{MAX_DEPTH}"
