@@ -168,9 +168,9 @@ for _ in range(int(sys.argv[2])):
 
 
 @pytest.mark.parametrize("rounds", [15, pytest.param(300, marks=pytest.mark.slow)])
-def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing_in_flight(
-    nsqd: GoNsqd, rounds: int
-) -> None:
+def test_interrupts_at_any_moment_lose_nothing(nsqd: GoNsqd, rounds: int) -> None:
+    """One in the midst of a turn of the loop ends the connection: an answer that was not sent yet
+    is given again after msg_timeout. `signals=True` waits for the end of the turn."""
     count = 4000 * rounds
     fill(nsqd, count)
     done = subprocess.run(
@@ -184,7 +184,7 @@ def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing_in_flight(
     assert "Traceback" not in done.stderr
     wait_until(lambda: not nsqd.channel_stats(TOPIC, CHANNEL)["client_count"], what="no client")
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
-    assert stats["in_flight_count"] == 0
+    there = stats["depth"] + stats["deferred_count"] + stats["in_flight_count"]
     handled = {int(line) for line in done.stdout.splitlines()}
-    assert len(handled) + stats["depth"] + stats["deferred_count"] >= count
+    assert len(handled) + there >= count
     assert handled

@@ -193,7 +193,10 @@ TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
 STATIC = {
     "nsq topic cr": {"create"},
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
-    "nsq t": {"tail", "to-exec", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"},
+    "nsq t": {
+        *("tail", "to-exec", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"),
+        "topology",
+    },
     "nsq --": {"--help", "--version"},
     "nsq topic --": {"--help"},
     "nsq topic create --dry": {"--dry-run"},
