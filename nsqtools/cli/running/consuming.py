@@ -160,8 +160,8 @@ def look_before(
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
     Where no daemon answers at all, that alone is reported: raises the error of the connection.
-    Unless it ``may_share`` a channel with other consumers, the user is told of them, and asked on a
-    terminal; returns whether to go on.
+    Unless it ``may_share`` a channel with other consumers, these are reported, and on a terminal
+    the user is asked; returns whether to go on.
     """
     from nsqtools.client.connection import require_one
     from nsqtools.cluster.topics import (
@@ -192,7 +192,7 @@ def look_before(
 
 
 def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
-    """Tell of other consumers of a channel, and on a terminal ask whether to go on."""
+    """Report other consumers of a channel, and on a terminal ask whether to go on."""
     from nsqtools.protocol.text import counted
 
     if not report.consumers[channel]:

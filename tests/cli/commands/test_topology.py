@@ -182,3 +182,10 @@ def test_check_compares_with_a_topology(
     assert {("lacking", "clicks", "billing"), ("left", None, None)} <= problems
     [left] = [each["node"] for each in document["problems"] if each["kind"] == "left"]
     assert left == "127.0.0.1:1"
+
+    for daemon in (*cluster.nsqds, *cluster.lookupds):
+        daemon.stop()
+    command = ["check", "--window", "0s", "--expect", str(file), "--json"]
+    found = run_nsq([*command, *cluster.lookupd_options, *cluster.nsqd_options])
+    kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
+    assert (found.status, "no answer" in kinds) == (2, True), found.err
