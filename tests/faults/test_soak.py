@@ -376,9 +376,9 @@ def grown(costs: list[Cost]) -> list[str]:
     most, more = (max(cost.descriptors for cost in each) for each in (before, after))
     if more > most + GROWTH_DESCRIPTORS:
         found.append(f"descriptors {most} -> {more}")
-    most, more = (max(cost.threads for cost in each) for each in (before, after))
-    if more > most + 1:
-        found.append(f"threads {most} -> {more}")
+    usual, more = (median(cost.threads for cost in each) for each in (before, after))
+    if more > usual + 1:  # a command that was just started again looks names up, in threads
+        found.append(f"threads {usual} -> {more}")
     return found
 
 
