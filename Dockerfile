@@ -19,7 +19,7 @@ ARG PYTHON=3.13
 ARG BASE=python:${PYTHON}-slim
 
 FROM ${BASE} AS build
-# The extras of the package, with commas: standard, object-store, spark, spark-java
+# The extras of the package, with commas: standard, parquet, delta, object-store, spark, spark-java
 ARG EXTRAS="standard"
 WORKDIR /src
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./

@@ -10,14 +10,16 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import random
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -54,7 +56,7 @@ EXCERPTS = ("", "json")
 NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_upload_killed.py do"
 NOT_RUN = {
     "tests/run": "it is what runs this test",
-    "nsq web": "it serves at a port that may be taken; tests/web runs it",
+    "nsq web --lookupd": "it serves at a port that may be taken; tests/web runs it",
     "docker build": "there is no Docker engine; tests/docker runs the steps of the build",
     "$SPARK_HOME/sbin": "tests/spark/test_cluster.py runs a master and two workers",
     "nsq spark doctor --master": "tests/spark/test_cluster.py does",
@@ -79,7 +81,9 @@ TLS_AND_AUTH = "TLS and auth"
 REPLAY = "Replaying an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
+OPERATE_GUIDE = "nsq-operate.7.md"
 LAKE_GUIDE = "nsq-lake.7.md"  # tests/archive/test_lake_guide.py runs it
+OWN_TESTS = (TUTORIAL, OPERATE_GUIDE, SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
 SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
 # An editable install may be older than the entry point of the plugin, so it is named.
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {python} -m pytest -q -p nsqtools.testing.pytest_plugin"
@@ -96,7 +100,7 @@ def places() -> list[tuple[str, str]]:
             if block.language not in EXCERPTS
             and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
             and block.heading not in (INSTALL, "Spark")
-            and block.document not in (TUTORIAL, SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
+            and block.document not in OWN_TESTS
         )
     )
 
@@ -219,6 +223,31 @@ def test_the_tutorial_works_from_top_to_bottom(serve: Serve) -> None:
     run_all([block for block in BLOCKS if block.document == TUTORIAL], serve(TUTORIAL))
 
 
+def test_the_guide_for_operators_works_from_top_to_bottom(tmp_path: Path) -> None:
+    """Its daemons are processes at ports that it names: ports 41NN become HHHNN, which are free."""
+    place = Place(tmp_path, {"127.0.0.1:41": f"127.0.0.1:{free_hundred()}"})
+    lookupd = place.fit("127.0.0.1:4161")
+    place.environ = user_environment(tmp_path) | {"NSQ_LOOKUPD_HTTP_ADDRESS": lookupd}
+    try:
+        run_all([block for block in BLOCKS if block.document == OPERATE_GUIDE], place)
+    except BaseException:
+        place.run(Command("kill -9 $(cat *.pid)", None))
+        raise
+
+
+def free_hundred() -> int:
+    """Return the first digits of a hundred ports, of which those of the guide are free."""
+    used = {int(port) for port in re.findall(r"127\.0\.0\.1:41(\d\d)", TEXTS[OPERATE_GUIDE])}
+    assert len(used) > 5
+    for hundred in random.sample(range(200, 320), 120):
+        with ExitStack() as bound, suppress(OSError):
+            for port in used:
+                taken = bound.enter_context(socket.socket())
+                taken.bind(("127.0.0.1", hundred * 100 + port))
+            return hundred
+    raise AssertionError("no ports are free")
+
+
 def test_the_guide_for_spark(
     serve: Serve,
     spark_env: dict[str, str],
@@ -286,7 +315,7 @@ def check(command: Command, block: Block, place: Place) -> None:
     assert done.status == expected, what
     assert "Traceback" not in done.output, what
     if command.output is not None:
-        assert done.output == command.output, what
+        assert done.output == place.fit(command.output), what
 
 
 def as_installed(command: Command) -> Command:

@@ -45,6 +45,7 @@ FEW_STATUSES = (ExitStatus.DONE, ExitStatus.FAILED, ExitStatus.USAGE)
 
 CONFIG_PAGE = ("nsq-config", 5)
 ARCHIVE_PAGE = ("nsq-archive", 5)
+FIRST_GUIDES = (("nsq-tutorial", 7), ("nsq-operate", 7))
 ABOUT_ARCHIVES = {"to-file", "archive", "replay", "spark"}
 
 
@@ -193,6 +194,8 @@ def _see_also(page: Page, root: Page) -> Iterator[tuple[str, int]]:
         yield CONFIG_PAGE
     if page is root or ABOUT_ARCHIVES & {*page.words}:
         yield ARCHIVE_PAGE
+    if page is root:
+        yield from FIRST_GUIDES
 
 
 def _uncapitalised(summary: str) -> str:

@@ -63,9 +63,18 @@ GONE = {
     "nsq options": "nsq config show",
     "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
     "nsq config path": "nsq config show",
+    "nsq config show --origin": "nsq config show, which has the origins",
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
+    "nsq bench pub --html": "--json",
+    "nsq bench sub --html": "--json",
     "nsq demo --spark": "nsq spark compact and report",
     "nsq demo --no-spark": "nsq demo",
+    "nsq web --history": "Prometheus, for more than 6 hours: nsq web --print dashboard",
+    "nsq spark compact --work-dir": "--output alone, which has room for its work",
+    "nsq spark doctor --shared-dir": "the job: it names what it cannot write",
+    "nsq spark doctor --nsqd-tcp-address": "nsq ping",
+    "nsq spark doctor --nsqd-http-address": "nsq ping",
+    "nsq spark doctor --lookupd-http-address": "nsq ping",
 }
 """What to use in place of commands and options that there were."""
 

@@ -14,6 +14,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
+from datetime import date
 from email import message_from_bytes
 from email.message import Message
 from functools import cache
@@ -60,6 +61,9 @@ print("fine")
 """
 
 
+RELEASED_AT = 1_790_000_000
+"""SOURCE_DATE_EPOCH: the time of everything that is built."""
+
 MOST_PACKAGES = 22
 """What the base installation may bring along."""
 
@@ -101,6 +105,7 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     """Run a command as a user would, outside of what tests set; return what it printed."""
     testing = ("PYTHON", "COVERAGE", "PYTEST")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(testing)}
+    environ["SOURCE_DATE_EPOCH"] = str(RELEASED_AT)
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -134,6 +139,8 @@ def test_two_builds_are_the_same_byte_for_byte(built: Distributions) -> None:
     assert different == []
     assert built.wheel.read_bytes() == built.wheel_of_sdist.read_bytes()
     assert built.sdist.read_bytes() == built.sdist_of_sdist.read_bytes()
+    with tarfile.open(built.sdist) as archive:
+        assert {member.mtime for member in archive} == {RELEASED_AT}
 
 
 def test_both_have_every_file_that_the_package_needs(built: Distributions) -> None:
@@ -229,7 +236,10 @@ def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
     kinds = re.findall(r"^### (.+)$", text, re.M)
 
-    assert headings[0] == (nsqtools.__version__, "unreleased")
+    assert headings[0][0] == nsqtools.__version__
+    released = [when for _, when in headings if when != "unreleased"]
+    assert released == sorted(map(str, map(date.fromisoformat, released)), reverse=True)
+    assert headings[0][1] == "unreleased" or len(released) == len(headings)
     assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert "keepachangelog.com" in text
 

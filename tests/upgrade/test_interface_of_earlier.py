@@ -16,9 +16,8 @@ from nsqtools.cli import registry
 
 NSQD_OF_DOCTOR = (
     "address-map allow-announced auth-requires-tls auth-secret-file lookupd-authorization "
-    "lookupd-http-address no-auth-requires-tls no-lookupd-authorization no-profile "
-    "nsqd-http-address nsqd-tcp-address profile timeout tls-ca-file tls-cert tls-insecure tls-key "
-    "tls-min-version tls-pin-sha256"
+    "no-auth-requires-tls no-lookupd-authorization no-profile profile timeout tls-ca-file tls-cert "
+    "tls-insecure tls-key tls-min-version tls-pin-sha256"
 )
 
 PARTS_OF_PUBLICATION = "bodies defer_s on_settled size submitted_at timeout_s topic"
@@ -44,14 +43,8 @@ GONE = {
         for name in INTERNALS_OF_PUBLICATION.split()
     },
     # commands: "nsq NAME is gone" and "nsq NAME takes no --option"
-    "nsq config show takes no --origin": "it always shows the origins",
-    "nsq bench pub takes no --html": "--json",
-    "nsq bench sub takes no --html": "--json",
-    "nsq web takes no --history": "the last 6 hours are in memory; Prometheus keeps longer",
-    "nsq spark compact takes no --work-dir": "it writes beside the output",
-    "nsq spark doctor takes no --shared-dir": "a job says which directory it cannot write",
     **{
-        f"nsq spark doctor takes no --{option}": "nsq stat looks at nsqd"
+        f"nsq spark doctor takes no --{option}": "of use to the addresses alone"
         for option in NSQD_OF_DOCTOR.split()
     },
     **{

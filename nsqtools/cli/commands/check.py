@@ -190,7 +190,7 @@ def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator
     text = f"NSQ {WORDS[status]} - {first or _summary(verdict, shown)}".replace("|", "/")
     yield f"{escape_line(text)} | {figures}"
     for problem in shown:  # a bar would begin figures
-        yield f"{_line(problem, verdict)} {problem.what.remedy}".replace("|", "/")
+        yield f"{_line(problem, verdict)}. {problem.what.remedy}".replace("|", "/")
     for line in verdict.not_judged:
         yield f"not judged: {line}"
 
