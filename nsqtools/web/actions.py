@@ -29,8 +29,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -187,7 +186,7 @@ class AuditLog:
             log.error("%s", exc)
 
     def note(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
-        """Write of what is no `TopicChange`: a drain, messages that were read."""
+        """Write of what is no `TopicChange`: messages that were read."""
         self._write(_document_line(state, action, origin, **more))
 
     def _write(self, line: str) -> None:
@@ -241,7 +240,7 @@ def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str
 
 
 class Notifier:
-    """Sends notifications to an endpoint, "" for none, between `start` and `stop`."""
+    """Sends notifications to an endpoint, "" for none, while it is entered."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -249,12 +248,11 @@ class Notifier:
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
 
-    def start(self) -> None:
-        """Begin to send."""
+    def __enter__(self) -> None:
         if self._endpoint:
             self._thread.start()
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send what waits, for as long as one exchange may take."""
         if self._thread.is_alive():
             self._put(None)
@@ -313,11 +311,6 @@ class WebContext:
     audit: AuditLog
     notifier: Notifier
     options: ClientOptions
-    at_end: ExitStack = field(default_factory=ExitStack)
-    """Closed when nothing is served any more, while the cluster can still be asked."""
-
-    def __post_init__(self) -> None:
-        self.at_end.callback(self.notifier.stop)
 
     @property
     def history(self) -> History:

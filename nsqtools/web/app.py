@@ -75,21 +75,19 @@ LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 def create_context(
     settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
 ) -> WebContext:
-    """Return what the application needs; the caller starts the watcher, and closes ``at_end``.
+    """Return what the application needs; the caller starts the watcher and enters the notifier.
 
-    ``options`` are those of connections to nsqd, for the pages that show or move messages.
+    ``options`` are those of connections to nsqd, for the page that shows messages.
 
     Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
     """
-    notifier = Notifier(settings.notification_http_endpoint)
-    notifier.start()
     return WebContext(
         settings,
         cluster,
         watcher,
         Identities(settings),
         AuditLog(settings.audit_log),
-        notifier,
+        Notifier(settings.notification_http_endpoint),
         options,
     )
 
