@@ -67,7 +67,6 @@ def test_e2e_consumes_what_it_published(measure: Measure) -> None:
     latency = document["latency_ms"]
     assert document["messages"] == latency["count"] == 5000
     assert document["published"] == document["consumed"] > 5000  # the warm-up
-    assert sum(each["count"] for each in latency["classes"]) == 5000
     figures = [latency[name] for name in ("min", "p50", "p90", "p99", "max")]
     assert figures == sorted(figures)
 

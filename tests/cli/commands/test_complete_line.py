@@ -230,16 +230,6 @@ STATIC = {
     # behind -- there are no options
     "nsq archive cat -- --bod": set(),
     "nsq archive cat --bod": {"--bodies"},
-    # the flags of the daemons, with one dash or two
-    "nsq nsqd -data": {"-data-path"},
-    "nsq nsqd --data": {"--data-path"},
-    "nsq nsqd -data-path x --data": set(),
-    "nsq nsqd --data-path=x --data": set(),
-    "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
-    "nsq nsqd -deflate=": {"true", "false"},
-    "nsq nsqd -deflate -data": {"-data-path"},
-    "nsq nsqd -log-level w": {"warn"},
-    "nsq nsqlookupd --log-level=w": {"warn"},
     "nsq completion ": {"bash", "zsh", "fish"},
     # options after an argument, and after an argument in quotes
     "nsq topic create clicks --dry": {"--dry-run"},
@@ -281,7 +271,6 @@ def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
     assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
     assert offered("nsq to-file --output-dir archi") == {"archives"}
-    assert offered("nsq nsqd -data-path=archi") == {"archives"}
 
 
 def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
@@ -351,7 +340,7 @@ def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
     )
 
 
-@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub --mode "])
+@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq pub --mode "])
 def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
     command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
 
