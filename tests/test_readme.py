@@ -111,6 +111,8 @@ def serve(
     certificates: Certificates,
     auth_server: AuthServer,
     http_server: Callable[..., HttpServer],
+    run_nsq: RunNsq,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], Place]]:
     """Make the place for the commands under a heading."""
     with ExitStack() as running:
@@ -129,6 +131,8 @@ def serve(
                 EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,), **options)
             )
             place = make_place(tmp_path, nsqd, lookupd)
+            monkeypatch.chdir(place.directory)
+            run_in_process(place, run_nsq)
             if "mirror-1" in commands_under(heading):
                 mirror = running.enter_context(EmbeddedNsqd())
                 place.stands_for |= {"mirror-1:4150": mirror.tcp_address}
@@ -145,6 +149,16 @@ def serve(
             return place
 
         yield make
+
+
+def run_in_process(place: Place, run_nsq: RunNsq) -> None:
+    """Run the commands of nsq in this process, which saves their start-up."""
+
+    def run_here(words: list[str]) -> Done:
+        result = run_nsq(words, env=place.environ)
+        return Done(result.status, result.out.decode() + result.err)
+
+    place.in_process["nsq"] = run_here
 
 
 def commands_under(heading: str) -> str:
@@ -223,11 +237,15 @@ def test_the_tutorial_works_from_top_to_bottom(serve: Serve) -> None:
     run_all([block for block in BLOCKS if block.document == TUTORIAL], serve(TUTORIAL))
 
 
-def test_the_guide_for_operators_works_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_guide_for_operators_works_from_top_to_bottom(
+    tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its daemons are processes at ports that it names: ports 41NN become HHHNN, which are free."""
     place = Place(tmp_path, {"127.0.0.1:41": f"127.0.0.1:{free_hundred()}"})
     lookupd = place.fit("127.0.0.1:4161")
     place.environ = user_environment(tmp_path) | {"NSQ_LOOKUPD_HTTP_ADDRESS": lookupd}
+    monkeypatch.chdir(place.directory)
+    run_in_process(place, run_nsq)
     try:
         run_all([block for block in BLOCKS if block.document == OPERATE_GUIDE], place)
     except BaseException:
@@ -259,7 +277,6 @@ def test_the_guide_for_spark(
 
     place = serve(SPARK_GUIDE)
     place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
-    monkeypatch.chdir(place.directory)
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])
 
@@ -267,7 +284,7 @@ def test_the_guide_for_spark(
         result = run_spark(*words)
         return Done(result.status, result.out.decode() + result.err)
 
-    place.in_process["nsq spark"] = run_here
+    place.in_process = {"nsq spark": run_here, **place.in_process}
     blocks = [block for block in BLOCKS if block.document == SPARK_GUIDE]
     run_all([block for block in blocks if block.language in SHELL], place)
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)

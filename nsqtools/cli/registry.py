@@ -75,6 +75,11 @@ GONE = {
     "nsq spark doctor --nsqd-tcp-address": "nsq ping",
     "nsq spark doctor --nsqd-http-address": "nsq ping",
     "nsq spark doctor --lookupd-http-address": "nsq ping",
+    "nsq stat --csv": "-o csv",
+    "nsq stat --max-depth": "nsq check --max-depth",
+    "nsq stat --max-requeue-rate": "nsq check",
+    "nsq stat --min-clients": "nsq check",
+    "nsq stat --prometheus": "/metrics of nsq web",
 }
 """What to use in place of commands and options that there were."""
 
