@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import PublishMode
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.names import check_topic, parse_address
