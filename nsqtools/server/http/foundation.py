@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote, unquote_plus
 
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
@@ -85,9 +85,17 @@ class Call:
         Raises `HTTPRefusal` 400 INVALID_REQUEST when it does not parse.
         """
         text = self.query_string
-        if ";" in text or BAD_ESCAPE.search(text):
+        is_plain = "%" not in text and "+" not in text  # as most are
+        if ";" in text or (not is_plain and BAD_ESCAPE.search(text)):
             raise HTTPRefusal(400, "INVALID_REQUEST")
-        return dict(reversed(parse_qsl(text, keep_blank_values=True)))
+        query: dict[str, str] = {}
+        for pair in text.split("&"):
+            key, _, value = pair.partition("=")
+            if is_plain and pair:
+                query.setdefault(key, value)
+            elif pair:
+                query.setdefault(unquote_plus(key), unquote_plus(value))
+        return query
 
     @property
     def declared_length(self) -> int:
