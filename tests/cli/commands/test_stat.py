@@ -1,4 +1,4 @@
-"""``nsq stat`` as a process: the forms of its output, its thresholds, and what it refuses."""
+"""``nsq stat`` as a process: the forms of its output, and what it refuses."""
 
 from __future__ import annotations
 
