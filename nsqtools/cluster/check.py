@@ -1,17 +1,22 @@
 """One look at a cluster for `nsq check`: two samples, who knows whom, and the run before.
 
-memory = Memory()                                     # or what the last run returned
-verdict = take_verdict(cluster, memory, window_s=10.0)
-verdict.problems, verdict.not_judged, verdict.memory
+    memory = Memory()                                     # or what the last run returned
+    verdict = take_verdict(cluster, memory, window_s=10.0)
+    verdict.problems, verdict.not_judged, verdict.memory
+
+`bundle_documents` collects what a colleague needs to help, without secrets.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
+from typing import Any
 
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.directory import Cluster, NsqdToAsk
@@ -37,6 +42,8 @@ from nsqtools.protocol.names import parse_address
 PAUSED_LONG_S = 3600.0
 CLOCK_S = 2.0
 """Clocks are read to a second."""
+SECRET_KEY = re.compile(r"secret|password|passwd|token|auth_identity_url|private", re.IGNORECASE)
+USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class Verdict:
     problems: tuple[Problem, ...]
     not_judged: tuple[str, ...]
     sample: Sample
+    nodes: tuple[NodeStatus, ...]
     memory: Memory
 
 
@@ -124,7 +132,7 @@ def take_verdict(
         ]
     found += _since(memory, sample, found) if memory is not None else ()
     memory = _next(memory or Memory(), sample, found)
-    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, memory)
+    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), memory)
 
 
 def _clocks(cluster: Cluster, nsqds: Iterable[NsqdToAsk]) -> Iterator[Problem]:
@@ -253,3 +261,42 @@ def _next(before: Memory, sample: Sample, found: Iterable[Problem]) -> Memory:
     started = {report.address: report.stats.start_time for report in sample.reports}
     problems = {each.key: before.problems.get(each.key, now_s) for each in found}
     return Memory({**before.nsqds, **started}, problems, now_s, before.counts)
+
+
+# -- a bundle for a colleague ---------------------------------------------------------------------
+
+
+def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, Any]]:
+    """Yield (name, document): what every daemon says of itself, without secrets."""
+    from nsqtools.http.http_api import NsqdHTTPClient
+
+    questions = {
+        "info": NsqdHTTPClient.info,
+        "stats": lambda client: client.stats(clients=True, memory=True),
+    }
+    for name, question in questions.items():
+        answers, failures = cluster.ask_nsqds(question, required=False)
+        for address, answer in answers.items():
+            yield f"nsqd/{_file_name(address)}/{name}.json", without_secrets(answer)
+        for failure in failures:
+            yield f"nsqd/{_file_name(failure.address)}/{name}.error", str(failure.error)
+    lookups, _ = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
+    for address, answer in lookups.items():
+        yield f"nsqlookupd/{_file_name(address)}/nodes.json", without_secrets(answer)
+    yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_ns / 1e9))
+
+
+def without_secrets(document: Any) -> Any:
+    """Return a copy without passwords, tokens, and what addresses have before an ``@``."""
+    if isinstance(document, dict):
+        return {
+            key: "***" if SECRET_KEY.search(str(key)) else without_secrets(value)
+            for key, value in document.items()
+        }
+    if isinstance(document, list):
+        return [without_secrets(value) for value in document]
+    return USER_INFO.sub("***@", document) if isinstance(document, str) else document
+
+
+def _file_name(address: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", address)

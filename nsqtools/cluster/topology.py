@@ -14,8 +14,10 @@ is there is lost to that channel. A topology names them beforehand, in TOML:
 Each topic is registered with every nsqlookupd, where an nsqd that gets a topic later finds its
 channels. Ephemeral topics and channels come and go with their consumers, and are not part of it.
 
-    plan = plan_topology(cluster, read(Path("topology.toml")))
+    plan = plan_topology(cluster, parse(text, "topology.toml"))
     apply(cluster, plan)                     # of `admin`; the steps create, pause and unpause
+
+Nothing is deleted unless `idle_steps` of two inventories are added to the plan.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nsqtools.cluster.admin import (
@@ -32,12 +33,15 @@ from nsqtools.cluster.admin import (
     DaemonKind,
     Step,
     at_lookupds,
+    channel_step,
     in_order,
+    topic_step,
 )
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import Inventory, registered_channels, take_inventory
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
+from nsqtools.protocol.stats import TopicStats
 
 Registered = Mapping[str, Collection[tuple[str, str]]]
 
@@ -63,17 +67,14 @@ class Topology:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def read(name: Path) -> Topology:
-    """Read a file. Raises `ConfigurationError`."""
+def parse(text: str, name: str) -> Topology:
+    """Read a topology; ``name`` is that of its file. Raises `ConfigurationError`."""
     import tomllib
 
     try:
-        document = tomllib.loads(name.read_text("utf-8"))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise ConfigurationError(f"{name}: {exc}") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigurationError(f"cannot read {name} ({why})") from exc
     nsqds = _names(document.pop("nsqds", []), f"{name}: nsqds")
     topics = document.pop("topics", {})
     if document or not isinstance(topics, dict):
@@ -84,7 +85,7 @@ def read(name: Path) -> Topology:
     return Topology({topic: _topic(name, topic, each) for topic, each in topics.items()}, nsqds)
 
 
-def _topic(name: Path, topic: str, fields: Any) -> WantedTopic:
+def _topic(name: str, topic: str, fields: Any) -> WantedTopic:
     where = f"{name}: topic {check_topic(topic)}"
     known = {"channels", "everywhere", "paused", "paused_channels"}
     if not isinstance(fields, dict) or not fields.keys() <= known:
@@ -204,3 +205,56 @@ def _notes(inventory: Inventory, wanted: Topology) -> Iterator[str]:
         for name, topic in wanted.topics.items():
             if not topic.everywhere and not any(inventory.where(name)):
                 yield f"topic {name} is on no nsqd, and there is no nsqlookupd to register it with"
+
+
+# -- what is there and ought not to be ------------------------------------------------------------
+
+
+def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[Step]:
+    """Plan to delete what is not part of a topology and was idle since ``before`` was taken.
+
+    Idle is what had neither a client nor a new message on any nsqd. Raises the error of a daemon
+    that did not answer then or now: what it has cannot be judged.
+    """
+    now = take_inventory(cluster)
+    for failure in (*before.failures, *now.failures):
+        raise failure.error
+    registered = registered_channels(cluster, now, now.topics)
+    steps: list[Step] = []
+    for name in sorted(now.topics):
+        was, stats = dict(before.where(name)), dict(now.where(name))
+        if is_ephemeral(name):
+            continue
+        if name not in wanted.topics:
+            if all(_is_idle(was.get(at), each, None) for at, each in stats.items()):
+                steps += at_lookupds(now.lookupds_that_know(name), Action.DELETE, name)
+                steps += [topic_step(at, Action.DELETE, each) for at, each in stats.items()]
+            continue
+        found = {each.channel_name for there in stats.values() for each in there.channels}
+        found |= {channel for pairs in registered.values() for of, channel in pairs if of == name}
+        for channel in sorted(found - wanted.topics[name].channels):
+            if is_ephemeral(channel) or not all(
+                _is_idle(was.get(at), each, channel) for at, each in stats.items()
+            ):
+                continue
+            knowing = [at for at, pairs in registered.items() if (name, channel) in pairs]
+            steps += at_lookupds(knowing, Action.DELETE, name, channel)
+            steps += [
+                channel_step(at, Action.DELETE, each, one)
+                for at, each in stats.items()
+                for one in each.channels
+                if one.channel_name == channel
+            ]
+    return steps
+
+
+def _is_idle(was: TopicStats | None, stats: TopicStats, channel: str | None) -> bool:
+    """Whether a topic of one nsqd, or one channel of it, had no client and no message."""
+    if was is None or was.message_count != stats.message_count:
+        return False
+    return not any(
+        each.client_count
+        for topic in (was, stats)
+        for each in topic.channels
+        if channel in (None, each.channel_name)
+    )

@@ -29,7 +29,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -137,7 +138,7 @@ class AuditLog:
             log.error("%s", exc)
 
     def note(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
-        """Write of what is no `TopicChange`: messages that were read."""
+        """Write of what is no `TopicChange`: a drain, messages that were read."""
         self._write(_document_line(state, action, origin, **more))
 
     def _write(self, line: str) -> None:
@@ -191,7 +192,7 @@ def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str
 
 
 class Notifier:
-    """Sends notifications to an endpoint, "" for none, while it is entered."""
+    """Sends notifications to an endpoint, "" for none, between `start` and `stop`."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -199,11 +200,12 @@ class Notifier:
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
+        """Begin to send."""
         if self._endpoint:
             self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         """Send what waits, for as long as one exchange may take."""
         if self._thread.is_alive():
             self._put(None)
@@ -262,6 +264,11 @@ class WebContext:
     audit: AuditLog
     notifier: Notifier
     options: ClientOptions
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """Closed when nothing is served any more, while the cluster can still be asked."""
+
+    def __post_init__(self) -> None:
+        self.at_end.callback(self.notifier.stop)
 
     @property
     def history(self) -> History:

@@ -75,19 +75,21 @@ LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 def create_context(
     settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
 ) -> WebContext:
-    """Return what the application needs; the caller starts the watcher and enters the notifier.
+    """Return what the application needs; the caller starts the watcher, and closes ``at_end``.
 
-    ``options`` are those of connections to nsqd, for the page that shows messages.
+    ``options`` are those of connections to nsqd, for the pages that show or move messages.
 
     Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
     """
+    notifier = Notifier(settings.notification_http_endpoint)
+    notifier.start()
     return WebContext(
         settings,
         cluster,
         watcher,
         Identities(settings),
         AuditLog(settings.audit_log),
-        Notifier(settings.notification_http_endpoint),
+        notifier,
         options,
     )
 

@@ -158,7 +158,7 @@ def serve_pages() -> Iterator[ServePages]:
             watcher = Watcher(cluster, history, refresh_s=given.refresh_s)
             context = create_context(given, cluster, watcher, ClientOptions())
             server = WebServer(create_app(context), given, watcher, listener)
-            stack.enter_context(context.notifier)
+            stack.enter_context(context.at_end)
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)

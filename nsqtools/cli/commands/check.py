@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import threading
 from collections import Counter
 from enum import Enum
@@ -10,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.commands.topology import read_topology
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import (
     LIMITS,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.cluster.check import Memory, Verdict
+    from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.problems import Problem
 
 BOUNDS = "Bounds"
@@ -42,6 +46,7 @@ class CheckFormat(Enum):
     text = "text"
     json = "json"
     nagios = "nagios"
+    prometheus = "prometheus"
 
 
 WINDOW_S = 10.0
@@ -72,7 +77,12 @@ def check(
     state: Path | None = opt(
         "FILE", "Compare with the last run, which left FILE; write it again.", BOUNDS
     ),
-    format: CheckFormat = opt("text|json|nagios", "Who reads it.", OUTPUT, CheckFormat.text),
+    bundle: Path | None = opt(
+        "FILE.tar.gz", "Write what a colleague needs to help, without secrets.", OUTPUT
+    ),
+    format: CheckFormat = opt(
+        "text|json|nagios|prometheus", "Who reads it.", OUTPUT, CheckFormat.text
+    ),
     as_json: Json = False,
     *,
     cluster: ClusterConnection,
@@ -90,14 +100,14 @@ def check(
         nsq check --lookupd-http-address lookup:4161
         nsq check --max-depth 100000 --state /var/lib/nsq/check.json --format nagios
         nsq check --ignore paused --ignore 'no consumers test*' --json | jq '.problems[].kind'
+        nsq check --bundle cluster.tar.gz
     """
     from nsqtools.cluster.check import take_verdict
     from nsqtools.cluster.problems import Bounds
     from nsqtools.cluster.sampling import SampleFilter
-    from nsqtools.cluster.topology import read
 
     memory = _load(state) if state is not None else None
-    expected = read(expect) if expect is not None else None
+    expected = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
     with cluster.open() as opened, stopping(stopped.set) as signals:
         verdict = take_verdict(
@@ -109,6 +119,8 @@ def check(
             expected=expected,
             stopped=stopped,
         )
+        if bundle is not None:
+            _write_bundle(bundle, opened, verdict)
     if signals.received is not None:
         return signals.status()
     if state is not None:
@@ -119,7 +131,11 @@ def check(
     if form is CheckFormat.json:
         write_json(runtime, check_document(verdict, shown, status), indent=2)
     else:
-        lines = (_nagios if form is CheckFormat.nagios else _text)(verdict, shown, status)
+        lines = {
+            CheckFormat.text: _text,
+            CheckFormat.nagios: _nagios,
+            CheckFormat.prometheus: _prometheus,
+        }[form](verdict, shown, status)
         ByteWriter(runtime.stdout.fileno()).write("".join(f"{each}\n" for each in lines).encode())
     return status
 
@@ -177,6 +193,17 @@ def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator
         yield f"{_line(problem, verdict)} {problem.what.remedy}".replace("|", "/")
     for line in verdict.not_judged:
         yield f"not judged: {line}"
+
+
+def _prometheus(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
+    yield "# TYPE nsq_check_status gauge"
+    yield f"nsq_check_status {status}"
+    yield "# TYPE nsq_check_problems gauge"
+    counts = Counter((each.severity.word, each.kind) for each in shown)
+    for (severity, kind), count in counts.items():
+        yield f'nsq_check_problems{{severity="{severity}",kind="{kind}"}} {count}'
+    yield "# TYPE nsq_check_time_seconds gauge"
+    yield f"nsq_check_time_seconds {verdict.memory.time_s:.3f}"
 
 
 def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> dict[str, Any]:
@@ -242,5 +269,30 @@ def _save(path: Path, memory: Memory) -> None:
     content = json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode()
     try:
         replace_file(path, content)
+    except OSError as exc:
+        raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
+
+
+def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
+    from nsqtools import __version__
+    from nsqtools.cluster.check import bundle_documents, without_secrets
+    from nsqtools.files.durable import replace_file
+
+    problems = verdict.problems
+    documents = [
+        ("nsqtools", f"nsq {__version__}"),
+        ("check.json", without_secrets(check_document(verdict, problems, status_of(problems)))),
+        *bundle_documents(cluster, verdict),
+    ]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, document in documents:
+            text = document if isinstance(document, str) else json.dumps(document, indent=1)
+            entry = tarfile.TarInfo(f"nsq-check/{name}")
+            entry.size = len(content := f"{text}\n".encode())
+            entry.mtime = int(verdict.memory.time_s)
+            archive.addfile(entry, io.BytesIO(content))
+    try:
+        replace_file(path, packed.getvalue(), 0o600)
     except OSError as exc:
         raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc

@@ -37,7 +37,9 @@ def top(
     filter: list[str] | None = opt(
         "COLUMN>N", "Only lines that match: depth>0, clients=0, paused=yes.", VIEW
     ),
-    allow_changes: bool = opt("", "Let keys pause, unpause, empty and delete.", SAFETY),
+    allow_changes: bool = opt(
+        "", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY
+    ),
     *,
     cluster: ClusterConnection,
     runtime: Session,
@@ -50,7 +52,8 @@ def top(
 
     Keys change nothing unless --allow-changes is given. Then p and u pause and unpause the selected
     topic or channel, e empties and d deletes it: the plan is shown first, and what destroys is
-    confirmed by typing the name. nsq tail and nsq peek show messages.
+    confirmed by typing the name. t tails a topic on an ephemeral channel of its own, v shows some
+    messages of a channel and gives them back.
 
     Needs a terminal that can move its cursor, of 40 columns and 6 lines; the exit status is 2
     otherwise. On a pipe use nsq stat --interval.

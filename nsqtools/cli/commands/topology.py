@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import TopicPatterns
+from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_text
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT, AdminChange, Changing
-from nsqtools.cli.running.runtime import ExitStatus, Session
+from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.errors import ConfigurationError, NsqError
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.topology import Topology
+
+WATCH_S = 15.0
+IDLE_S = 60.0
 
 TopologyFile = Annotated[Path, Argument(metavar="FILE", help="What ought to be there, in TOML.")]
 
@@ -50,9 +59,9 @@ def plan(
     Examples:
         nsq topology plan topology.toml --lookupd-http-address lookup:4161
     """
-    from nsqtools.cluster.topology import plan_topology, read
+    from nsqtools.cluster.topology import plan_topology
 
-    wanted = read(file)
+    wanted = read_topology(file)
     with cluster.open() as opened:
         found = plan_topology(opened, wanted)
         change = AdminChange(dry_run=True, form=form, cluster=cluster, runtime=runtime)
@@ -62,23 +71,77 @@ def plan(
 
 def apply(
     file: TopologyFile,
+    prune: bool = opt(
+        "", "Delete what is not in FILE and had no client and no message for --idle.", SAFETY
+    ),
+    idle: float | None = opt(
+        "DURATION", "How long --prune watches first.", SAFETY, show_default="1m"
+    ),
+    watch: bool = opt("", "Go on, for nsqd that join or come back later, until interrupted."),
+    yes: Yes = False,
     *,
     change: Changing,
 ) -> int:
     """Create what a topology has and the cluster lacks, and pause and unpause as it says.
 
     Topics and channels are created on every nsqd and with every nsqlookupd, before the first
-    message that they would miss. Nothing is deleted.
+    message that they would miss. Nothing is deleted without --prune, which shows its plan and
+    asks.
 
     Examples:
         nsq topology apply topology.toml --lookupd-http-address lookup:4161
-        nsq topology apply topology.toml --dry-run
+        nsq topology apply topology.toml --prune --idle 10m --dry-run
     """
-    from nsqtools.cluster.topology import plan_topology, read
+    from nsqtools.cluster.admin import AdminPlan, in_order
+    from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.topology import idle_steps, plan_topology
 
-    wanted = read(file)
-    with change.cluster.open(CHANGE_TIMEOUT) as cluster:
-        found = plan_topology(cluster, wanted)
-        if not found.steps:
-            change.runtime.tell("nsq: nothing is lacking")
-        return change.carry_out(cluster, found, yes=False)
+    if prune and watch:
+        raise ConfigurationError("--prune asks once: leave out --watch")
+    wanted = read_topology(file)
+    ended = threading.Event()
+    with stopping(ended.set) as signals:
+        if watch:
+            return keep(wanted, change, ended) or signals.status()
+        with change.cluster.open(CHANGE_TIMEOUT) as cluster:
+            before = take_inventory(cluster) if prune else None
+            if before is not None and ended.wait(IDLE_S if idle is None else idle):
+                return signals.status()
+            found = plan_topology(cluster, wanted)
+            if before is not None:
+                steps = (*found.steps, *idle_steps(cluster, before, wanted))
+                found = AdminPlan(in_order(steps), found.failures, found.notes)
+            if not found.steps:
+                change.runtime.tell("nsq: nothing is lacking")
+            return change.carry_out(cluster, found, yes=yes)
+
+
+def keep(wanted: Topology, change: AdminChange, ended: threading.Event) -> int:
+    """Apply a topology again and again; a cluster that cannot be asked is tried again."""
+    from nsqtools.cluster.topology import plan_topology
+
+    trouble = ""
+    while not ended.is_set():
+        try:
+            with change.cluster.open(CHANGE_TIMEOUT) as cluster:
+                found = plan_topology(cluster, wanted)
+                if found.steps:
+                    change.carry_out(cluster, found, yes=False)
+            trouble = ""
+        except NsqError as exc:
+            if str(exc) != trouble:
+                change.runtime.tell(f"nsq: {exc}; trying again")
+            trouble = str(exc)
+        ended.wait(WATCH_S)
+    return 0
+
+
+def read_topology(path: Path) -> Topology:
+    """Read a file. Raises `ConfigurationError`."""
+    from nsqtools.cluster.topology import parse
+
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise ConfigurationError(f"cannot read {path} ({why})") from exc

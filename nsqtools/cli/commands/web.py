@@ -125,7 +125,7 @@ def web(
             with (
                 service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
                 stopping(server.stop) as signals,
-                context.notifier,
+                context.at_end,
             ):
                 watcher.start()
                 runtime.tell(f"nsq: serving {url_of(listener, settings)}")

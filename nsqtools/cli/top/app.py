@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 import termios
+import textwrap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -24,18 +26,20 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Key, MouseDown, Paste
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.screen import Screen
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.administering import lines as plan_lines
 from nsqtools.cli.running.administering import summary
-from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, plain, problem_page
+from nsqtools.cli.top.columns import VIEWS
+from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain, problem_page
 from nsqtools.cli.top.view import TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Question, Sampler
@@ -45,15 +49,17 @@ from nsqtools.protocol.text import escape_line
 SHARE = 0.05
 LONGEST_PACE_S = 5.0
 """A sample waits until those of `nsq top` take this share of a core, but not longer."""
+MOST_MESSAGE_LINES = 2000
+END_WAIT_S = 2.0
 
 RESTORE = (
     b"\x1b[<u\x1b[?2004l\x1b[?1006l\x1b[?1003l\x1b[?1000l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
 )
 MOUSE = "\x1b[?1000{0}\x1b[?1003{0}\x1b[?1006{0}"
 HINTS = "|↑↓ select|⏎ open|Esc back|s sort|r reverse|/ filter|space freeze|Tab nsqd, consumers"
-CHANGE_HINTS = "|p u pause|e empty|d delete"
+CHANGE_HINTS = "|p u pause|e empty|d delete|t tail|v view"
 TYPING_HINT = "words or depth>1000  Enter keep  Esc clear"
-READ_ONLY = "read-only: start nsq top with --allow-changes for p u e d"
+READ_ONLY = "read-only: start nsq top with --allow-changes for p u e d t v"
 ACTIONS = {"p": Action.PAUSE, "u": Action.UNPAUSE, "e": Action.EMPTY, "d": Action.DELETE}
 HELP = """\
 Keys
@@ -66,6 +72,7 @@ Keys
   s S                            sort by the next column, by the one before
   r                              reverse the order
   /                              filter: words to find, and conditions: depth>1000 clients=0
+  c                              choose the columns
   space                          freeze the screen; selecting still works
   m                              leave the mouse to the terminal, to select text; again: take it
   Ctrl-Z, q                      suspend, quit
@@ -73,6 +80,8 @@ Keys
 Changes (with --allow-changes; a plan is shown first)
   p u                            pause, unpause the selected topic or channel
   e d                            empty, delete it; the name is to be typed
+  t                              tail the topic; takes nothing from its channels
+  v                              view some messages of a channel; the attempts of each grow by one
 
 Columns
   depth                          messages that wait in the queue; of a topic, before its channels
@@ -153,12 +162,15 @@ class Page(Sheet):
     closing: Sequence[str] = ("escape", "q", "left", "backspace", "enter", "question_mark")
     hint = "↑↓ scroll  Esc back"
 
-    def __init__(self, top: Top, title: str, lines: Iterable[str]) -> None:
+    def __init__(self, top: Top, title: str, lines: Iterable[str] = ()) -> None:
         super().__init__(top)
         self._title = Static(top.text(title), classes="title", markup=False)
         self._hint = Static(top.text(self.hint), classes="hint", markup=False)
-        text = "\n".join(map(top.text, lines))
-        self.pane = VerticalScroll(Static(text, markup=False), can_focus=False)
+        self.pane = self._pane(lines)
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        text = "\n".join(map(self.top.text, lines))
+        return VerticalScroll(Static(text, markup=False), can_focus=False)
 
     def compose(self) -> ComposeResult:
         yield from (self._title, self.pane, self._hint)
@@ -212,6 +224,116 @@ class Confirmation(Page):
     def _type(self, text: str) -> None:
         self._typed = text
         self.say(self._asked())
+
+
+class ColumnChooser(Page):
+    """The columns of a view, each shown or not; the first one, the name, is always."""
+
+    closing = ("escape", "enter", "q", "c")
+    hint = "↑↓ select  space show or hide  Enter done"
+
+    def __init__(self, top: Top) -> None:
+        self._names = list(VIEWS[top.view.kind].columns)[1:]
+        super().__init__(top, "columns")
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        self._options = OptionList(*map(self._prompt, self._names), markup=False, compact=True)
+        self._options.highlighted, self._options.can_focus = 0, False
+        return self._options
+
+    def _prompt(self, name: str) -> str:
+        return f"[{'x' if name in self.top.view.look.columns else ' '}] {name}"
+
+    def press(self, key: str, character: str | None) -> None:
+        if key == "space":
+            self._switch()
+        elif key in ("up", "k"):
+            self._options.action_cursor_up()
+        elif key in ("down", "j"):
+            self._options.action_cursor_down()
+        elif key in self.closing:
+            self.dismiss(False)
+
+    def _switch(self) -> None:
+        number = self._options.highlighted or 0
+        self.top.view.switch_column(self._names[number])
+        self._options.replace_option_prompt_at_index(number, self._prompt(self._names[number]))
+
+    def on_option_list_option_selected(self) -> None:
+        self._switch()
+
+
+class MessageList(ScrollView, can_focus=False):
+    """The last lines of messages: it follows them, unless one has scrolled up."""
+
+    def __init__(self, top: Top) -> None:
+        super().__init__()
+        self._unicode = top.unicode
+        self.lines: deque[str] = deque(maxlen=MOST_MESSAGE_LINES)
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Add lines; what is read stays where it is."""
+        follows = self.is_vertical_scroll_end
+        dropped = max(0, len(self.lines) + len(lines) - MOST_MESSAGE_LINES)
+        self.lines.extend(lines)
+        self.virtual_size = Size(self.size.width, len(self.lines))
+        place = self.max_scroll_y if follows else max(0, self.scroll_offset.y - dropped)
+        self.scroll_to(y=place, animate=False, force=True)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        number, width = self.scroll_offset.y + y, self.size.width
+        text = self.lines[number] if number < len(self.lines) else ""
+        return Strip([Segment(fit(text, width, unicode=self._unicode))], width)
+
+
+class Messages(Page):
+    """Messages as they come. What comes while it is frozen is counted, and not shown."""
+
+    closing = ("escape", "q", "left")
+
+    def __init__(self, top: Top, title: str, *, folds: bool) -> None:
+        super().__init__(top, title)
+        self._folds = folds
+        self._missed: int | None = None  # while it is frozen
+        self._state = ""
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        self._list = MessageList(self.top)
+        return self._list
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Show messages, each in a line or more."""
+        if self._missed is not None:
+            self._missed += len(lines)
+        else:
+            self._list.add([*map(self.top.text, self._folded(lines) if self._folds else lines)])
+        self.tell(self._state)
+
+    def fail(self, lines: Sequence[str]) -> None:
+        """Show an error."""
+        self._list.add([*map(self.top.text, self._folded(lines))])
+
+    def _folded(self, lines: Sequence[str]) -> Iterable[str]:
+        width = self.top.size.width
+        for line in lines:
+            yield from textwrap.wrap(line, width, subsequent_indent="    ") or [""]
+
+    def tell(self, state: str) -> None:
+        """Show how it goes."""
+        self._state = state
+        frozen = "" if self._missed is None else "[frozen]  "
+        missed = f"{self._missed} not shown  " if self._missed else ""
+        state = f"{state}  " if state else ""
+        keys = "↑↓ scroll  space freeze  Esc back"
+        self.say(frozen + missed + state + keys)
+
+    def press(self, key: str, character: str | None) -> None:
+        if key == "space":
+            self._missed = 0 if self._missed is None else None
+            self.tell(self._state)
+        else:
+            super().press("end" if key == "enter" else key, character)
 
 
 class Rows(Widget):
@@ -284,8 +406,10 @@ class ListScreen(Sheet):
     def press(self, key: str, character: str | None) -> None:
         if self.top.view.press(key, character):
             self._say()
-        elif key in ACTIONS:
+        elif key in ACTIONS or key in ("t", "v"):
             self._act(key)
+        elif key == "c":
+            self.top.push_screen(ColumnChooser(self.top))
         elif key in ("question_mark", "h"):
             self.top.push_screen(Page(self.top, "help", HELP.split("\n")))
         elif key == "exclamation_mark":
@@ -308,7 +432,15 @@ class ListScreen(Sheet):
             self._say(target)
             return
         topic, channel = target
-        self._plan(TopicChange(action=ACTIONS[key], topic=topic, channel=channel))
+        if key == "v" and not channel:
+            self._say("v shows messages of a channel: Enter opens the channels of the topic")
+        elif key in ACTIONS:
+            self._plan(TopicChange(action=ACTIONS[key], topic=topic, channel=channel))
+        elif key == "v":
+            page = Messages(self.top, f"peek {topic}/{channel}", folds=True)
+            self.top.show_messages(page, topic, channel)
+        else:
+            self.top.show_messages(Messages(self.top, f"tail {topic}", folds=False), topic, "")
 
     def _plan(self, change: TopicChange) -> None:
         """Ask for a plan, and show it unless another key was pressed meanwhile."""
@@ -375,9 +507,12 @@ class Top(App[Exception]):
     ]
     CSS = """
     * { scrollbar-size: 0 0; background: ansi_default; color: ansi_default; }
-    Rows, VerticalScroll { height: 1fr; }
+    Rows, VerticalScroll, OptionList, MessageList { height: 1fr; }
     .title { text-style: reverse; height: 1; }
     .hint { text-style: bold; }
+    OptionList > .option-list--option-highlighted {
+        background: ansi_default; color: ansi_default; text-style: reverse;
+    }
     """
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
@@ -410,6 +545,7 @@ class Top(App[Exception]):
         self._asked: Question | None = None
         self._sample_now = threading.Event()
         self._stopped = threading.Event()
+        self._end_messages: Callable[[], None] = lambda: None
 
     def show_cluster(self, stdin: int, stdout: int) -> None:
         """Show the cluster until q is pressed or `stop` is called.
@@ -428,6 +564,7 @@ class Top(App[Exception]):
         self.restore = restore
         error = self.run()
         self.stop()
+        self._end_messages()
         if error is not None:
             raise error
 
@@ -474,7 +611,9 @@ class Top(App[Exception]):
 
     # -- the cluster ------------------------------------------------------------------------------
 
-    def begin(self, work: Callable[[], None], fail: Callable[[list[str]], None]) -> None:
+    def begin(
+        self, work: Callable[[], None], fail: Callable[[list[str]], None]
+    ) -> threading.Thread:
         """Do something that asks the cluster on a thread; ``fail`` gets its error in lines."""
 
         def run() -> None:
@@ -486,7 +625,26 @@ class Top(App[Exception]):
             except Exception as error:
                 self.call(partial(self.exit, error))
 
-        threading.Thread(target=run, name="nsq-top-work", daemon=True).start()
+        thread = threading.Thread(target=run, name="nsq-top-work", daemon=True)
+        thread.start()
+        return thread
+
+    def show_messages(self, page: Messages, topic: str, channel: str) -> None:
+        """Show a tail of a topic, or with a channel a peek, on a page that ends it."""
+        from nsqtools.cli.top.sources import MessageSource
+
+        def told(act: Callable[[Any], None]) -> Callable[[Any], None]:
+            return lambda what: self.call(lambda: act(what) if page.is_current else None)
+
+        source = MessageSource(self.settings, topic, channel, told(page.add), told(page.tell))
+
+        def end() -> None:
+            source.stop()
+            thread.join(END_WAIT_S)
+
+        self.push_screen(page, lambda _: source.stop())
+        thread = self.begin(source.run, page.fail)
+        self._end_messages = end
 
     def ask_now(self) -> None:
         """Take a sample at once."""

@@ -405,6 +405,15 @@ class TopView:
         self.look.set_filter(text)
         self._lines = None
 
+    def switch_column(self, name: str) -> None:
+        """Show a column of this kind of lines, or hide it; the first one, the name, stays."""
+        shown = list(self.look.columns)
+        if name in shown[1:]:
+            shown.remove(name)
+        elif name not in shown:
+            shown.append(name)
+        self.look.columns = shown
+
     # -- where the view is ----------------------------------------------------------------------
 
     def go_to(self, kind: ViewKind) -> None:

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from nsqtools import __version__
 from nsqtools.web.actions import WebContext
-from nsqtools.web.pages.changes import ChangePages
+from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
 from nsqtools.web.pages.messages import MessagePages
 from nsqtools.web.pages.queues import NodePages, QueuePages, overview
@@ -52,7 +52,7 @@ def routes(context: WebContext) -> list[BaseRoute]:
     queues = QueuePages(site, Recent[Connections](keep_s))
     consumers = ConsumerPages(site, queues.connections)
     nodes = NodePages(site, keep_s)
-    changes, messages = ChangePages(site), MessagePages(site)
+    changes, drains, messages = ChangePages(site), DrainPages(site), MessagePages(site)
 
     def series(request: Request) -> Response:
         numbers = site.numbers(request.query_params)
@@ -82,6 +82,9 @@ def routes(context: WebContext) -> list[BaseRoute]:
         site.route("/lookup", nodes.lookup),
         Route("/act", site.guarded(changes.answer), methods=["GET", "POST"]),
         Route("/messages", site.guarded(messages.answer), methods=["GET", "POST"]),
+        Route("/drain", site.guarded(drains.answer), methods=["GET", "POST"]),
+        Route("/draining", site.guarded(drains.stop), methods=["POST"]),
+        site.route("/draining", drains.progress, is_shared=False),
         Route("/series", series),
         Mount("/static", _Versioned(directory=STATIC)),
     ]

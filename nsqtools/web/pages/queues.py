@@ -271,6 +271,7 @@ class NodePages:
             charts=self._site.charts(request, (asked, "", "")),
             lines=lines,
             page_address=lambda page: self._site.to.page("/nodes", node=asked, page=f"{page}"),
+            others=[node.address for node in nodes if node.address != asked and not node.error],
             now_s=time.time(),
         )
 

@@ -139,25 +139,30 @@ class Site:
         channels = snapshot.channels(key[1]) if snapshot and key[1] and not key[2] else []
         return figures_of(key, [row.channel for row in channels], is_split=bool(split))
 
-    def route(self, path: str, make: Make) -> Route:
-        """Return the route of a page that is live. Readers of one role share it."""
+    def route(self, path: str, make: Make, *, is_shared: bool = True) -> Route:
+        """Return the route of a page that is live.
+
+        Readers of one role share it, unless it holds a token or changes between samples.
+        """
 
         async def answer(request: Request) -> Response:
             if "live" in request.query_params:
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-                if is_compressed := takes_gzip(request):
+                if is_compressed := is_shared and takes_gzip(request):
                     headers["Content-Encoding"] = "gzip"
                 return StreamingResponse(
-                    self._events(request, make, is_compressed),
+                    self._events(request, make, is_shared, is_compressed),
                     media_type="text/event-stream",
                     headers=headers,
                 )
-            made = await run_in_threadpool(self._rendering, make, request)
+            made = await run_in_threadpool(self._rendering, make, request, is_shared)
+            if not is_shared:
+                return HTMLResponse(made.page.plain)
             return packed_response(request, [made.page], "text/html")
 
         return Route(path, self.guarded(answer))
 
-    def _rendering(self, make: Make, request: Request) -> Rendering:
+    def _rendering(self, make: Make, request: Request, is_shared: bool) -> Rendering:
         """Return the page as it is at the latest sample."""
         sample = self.context.watcher.latest
 
@@ -168,6 +173,8 @@ class Site:
             page, pieces = render(values["template"], values)
             return Rendering(sample, Packed(page), pieces, values["charts"])
 
+        if not is_shared:
+            return ask(None)
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
         return self._renderings.get((request.url.path, *asked, role, _theme(request)), ask)
@@ -198,7 +205,7 @@ class Site:
         return self.response(values, status)
 
     async def _events(
-        self, request: Request, make: Make, is_compressed: bool
+        self, request: Request, make: Make, is_shared: bool, is_compressed: bool
     ) -> AsyncIterator[bytes]:
 
         def sent(piece: Packed) -> bytes:
@@ -216,7 +223,7 @@ class Site:
                 continue
             seen_ns = sample.time_ns
             try:
-                made = await run_in_threadpool(self._rendering, make, request)
+                made = await run_in_threadpool(self._rendering, make, request, is_shared)
             except NsqError:
                 continue  # what the page was about is gone, or did not answer this time
             yield sent(made.event_since(shown, self.context.history))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,7 +94,7 @@ def test_each_of_twenty_faults_is_named(
 ) -> None:
     cluster, start = three
     a, b, c = cluster.nsqds
-    state = tmp_path / "state.json"
+    state, bundle = tmp_path / "state.json", tmp_path / "bundle.tar.gz"
     killed, started_s = start(), time.time()
     wait_until(
         lambda: all(len(each.json("/nodes")["producers"]) == 4 for each in cluster.lookupds),
@@ -166,7 +167,7 @@ def test_each_of_twenty_faults_is_named(
                     *options,
                     f"--lookupd-http-address={silent}",
                     *("--window", "6s", "--max-depth", "500", "--behind-depth", "20"),
-                    "--json",
+                    *("--bundle", str(bundle), "--json"),
                 ],
                 timeout=patience_s(60),
             )
@@ -211,25 +212,10 @@ def test_each_of_twenty_faults_is_named(
         ("stuck", "uneven"),
     }
     assert all(each["remedy"] for each in verdict["problems"])
-
-
-def test_monitoring_gets_a_status_and_figures_in_its_own_form(
-    run_nsq: RunNsq, quick_nsqd: Nsqd
-) -> None:
-    quick_nsqd.create_channel("clicks", "archive")
-    quick_nsqd.publish("clicks", b"x")
-    at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
-
-    nagios = run_nsq([*at, "--format", "nagios"])
-    ignored = run_nsq([*at, "--ignore", "no consumers click*"])
-    wrong = run_nsq([*at, "--max-depth", "many"])
-    unknown = run_nsq([*at, "-t", "nothing"])
-
-    assert nagios.status == 1
-    first = nagios.out.decode().splitlines()[0]
-    assert first == ("NSQ WARNING - no consumers clicks/archive | critical=0 warning=1 depth=1")
-    assert (ignored.status, b"OK: no problems" in ignored.out) == (0, True)
-    assert (wrong.status, unknown.status) == (3, 3)
+    with tarfile.open(bundle) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"nsqtools", "check.json"} <= names
+    assert sum(name.endswith("stats.json") for name in names) == 4
 
 
 def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
@@ -269,3 +255,17 @@ def test_a_clock_that_is_wrong_is_named(
     monkeypatch.setattr(server, "formatdate", hour_later)
     told = f"clocks differ {quick_nsqd.http_address}: its clock is 3,600 s ahead".encode()
     wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
+
+
+def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
+    from nsqtools.cluster.check import without_secrets
+
+    told = without_secrets(
+        {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t0k"}]}
+    )
+
+    assert told == {
+        "http": "http://***@host:1/x",
+        "auth_secret": "***",
+        "clients": [{"token": "***"}],
+    }

@@ -75,7 +75,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "tombstone": (LOOKUP, ["clicks {node} --yes"]),
     "topology export": (LOOKUP, [""]),
     "topology plan": (LOOKUP, ["{topology}", "{topology} --json"]),
-    "topology apply": (LOOKUP, ["{topology}"]),
+    "topology apply": (LOOKUP, ["{topology}", "{topology} --prune --idle 0s --yes"]),
     "check": (
         LOOKUP,
         ["--window 0s", *(f"--window 0s --format {form}" for form in ("json", "nagios"))],

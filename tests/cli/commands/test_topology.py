@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import RunningCluster, ValidJson
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.raw_client import RawClient
+from plugins.servers import Serve
+from plugins.waiting import wait_until
 
 FILE = """\
 [topics."clicks"]
@@ -62,6 +68,73 @@ def test_what_a_cluster_lacks_is_planned_created_and_exported(
     first.post("/channel/unpause", topic="clicks", channel="billing")
     again = run_nsq(["topology", "plan", str(tmp_path / "exported.toml"), "--json", *options])
     assert [step["action"] for step in json.loads(again.out)] == ["pause"]
+
+
+def test_only_what_nobody_uses_is_pruned_and_after_a_question(
+    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text('topics."clicks".channels = ["archive"]\n')
+    for nsqd in cluster.nsqds:
+        for channel in ("archive", "used", "old", "live#ephemeral"):
+            nsqd.create_channel("clicks", channel)
+        nsqd.create_channel("forgotten", "c")
+        nsqd.create_channel("read", "c")
+        nsqd.publish("forgotten", b"lost with it")
+    cluster.wait_for_topic("clicks", 2)
+    cluster.wait_for_topic("forgotten", 2)
+    cluster.wait_for_topic("read", 2)
+    command = ["topology", "apply", str(file), "--prune", "--idle", "10ms"]
+    command += cluster.lookupd_options
+
+    with (
+        RawClient(cluster.nsqds[0].tcp_address) as one,
+        RawClient(cluster.nsqds[1].tcp_address) as other,
+    ):
+        one.subscribe("clicks", "used")
+        other.subscribe("read", "c")
+        unasked = run_nsq(command)
+        assert (unasked.status, "--yes" in unasked.err) == (2, True)
+        assert "delete topic forgotten" in unasked.err
+        pruned = run_nsq([*command, "--yes"])
+
+    assert pruned.status == 0, pruned.err
+    for found in channels_of(cluster):
+        assert found.keys() == {"clicks", "read"}
+        assert found["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
+
+
+def test_an_nsqd_that_joins_later_gets_everything(
+    spawn_nsq: SpawnNsq,
+    go_nsqd: Callable[..., GoNsqd],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(FILE)
+    lookupd = serve(GoNsqlookupd())
+    command = ["topology", "apply", str(file), "--watch"]
+    command.append(f"--lookupd-http-address={lookupd.http_address}")
+    watcher = spawn_nsq(command)
+    wait_until(
+        lambda: "clicks" in lookupd.json("/topics")["topics"], what="the topics are registered"
+    )
+
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
+    joined = serve(GoNsqd(data_path(), *flags))
+
+    wait_until(
+        lambda: (
+            channels_of(RunningCluster([joined], [lookupd]))[0].get("clicks")
+            == {"archive": False, "billing": True}
+        ),
+        what="the nsqd has its channels",
+        timeout_s=60,
+    )
+    watcher.send_signal(signal.SIGTERM)
+    assert watcher.wait() == 143
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,9 @@ def test_without_unicode_and_colors_it_is_ascii_in_one_color(
     top = nsq_on_a_screen(["top", here, "--columns=depth,trend"], **plain)
 
     top.wait_for("clicks", "topic*", "views (paused)")
-    top.press("?")
+    top.press("c")
+    top.wait_for("[x] depth")
+    top.press("q?")
     top.wait_for("Keys")
     top.press("q")
     top.wait_for("clicks")

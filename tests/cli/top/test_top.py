@@ -164,6 +164,16 @@ def test_columns_order_and_filter_are_chosen_at_the_start(open_top: Open, nsqd: 
     assert not any(line.startswith("views") for line in lines)
 
 
+def test_columns_are_chosen_by_keys(open_top: Open, nsqd: Nsqd) -> None:
+    top = open_top(nsqd)
+    top.press("c")
+    lines = top.wait_for("[x] depth", "[ ] disk")
+    assert (lines[0], lines[-1]) == ("columns", "↑↓ select  space show or hide  Enter done")
+    top.press("space", "down", "j", "space", "enter")
+    lines = top.wait_for("disk", gone="[x]")
+    assert "depth" not in lines[3]
+
+
 def test_the_mouse_selects_opens_and_sorts(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd)
     lines = top.wait_for("clicks", "views")
@@ -245,7 +255,7 @@ def test_an_error_of_ours_ends_it_and_is_raised(open_top: Open, nsqd: Nsqd) -> N
 
 def test_keys_change_nothing_unless_they_may(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, allows_changes=False)
-    for key in "pued":
+    for key in "puedtv":
         top.press(key)
         top.wait_for("read-only: start nsq top with --allow-changes")
         top.press("j")
@@ -322,3 +332,73 @@ def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: Open, nsq
     nsqd.post("/topic/delete", topic="clicks")
     top.press(*"clicks", "enter")
     top.wait_for("delete topic clicks failed: ", "TOPIC_NOT_FOUND")
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def test_peek_shows_messages_and_gives_them_back(open_top: Open, nsqd: Nsqd) -> None:
+    top = open_top(nsqd)
+    top.press("v")
+    top.wait_for("v shows messages of a channel")
+    top.press("enter")
+    top.wait_for("arch")
+    top.press("v")
+    top.wait_for("peek clicks/arch", '{"n": 1}', r"\x1b[31mred", "3 messages shown and given back")
+    top.press("escape")
+    top.wait_for("topics > clicks", gone="peek")
+    wait_until(lambda: nsqd.depth("clicks", "arch") == 3, what="they are given back")
+
+
+def test_tail_follows_a_topic_and_takes_nothing_from_its_channels(
+    open_top: Open, nsqd: Nsqd
+) -> None:
+    def tails() -> list[int]:
+        found = nsqd.topic_stats("clicks")["channels"]
+        return [each["client_count"] for each in found if each["channel_name"].startswith("tail")]
+
+    top = open_top(nsqd)
+    top.press("t")
+    top.wait_for("tail clicks", "waiting on tail")
+    wait_until(lambda: tails() == [1], what="it has subscribed")
+    nsqd.publish("clicks", b"hello\x1b[31m")
+    top.wait_for(r"hello\x1b[31m")
+    top.press("space")
+    top.wait_for("[frozen]")
+    nsqd.publish("clicks", b"unseen")
+    top.wait_for("1 not shown", gone="unseen")
+    top.press("escape")
+    top.wait_for("? help", gone="tail clicks")
+    wait_until(lambda: channels(nsqd) == ["arch", "live"], what="the channel of the tail is gone")
+    assert nsqd.depth("clicks", "arch") == 5
+
+
+def test_a_tail_that_would_destroy_a_backlog_is_refused(open_top: Open, nsqd: Nsqd) -> None:
+    nsqd.publish("alone", b"a")
+    top = open_top(nsqd)
+    top.wait_for("alone")
+    top.press("home", "t")
+    top.wait_for("tail alone", "would be destroyed")
+    top.press("escape")
+    top.wait_for("clicks", gone="destroyed")
+    assert nsqd.depth("alone") == 1
+
+
+def test_messages_are_bounded_and_stay_where_one_reads(
+    open_top: Open, sample_of: Callable[..., Any]
+) -> None:
+    from nsqtools.cli.top.app import MOST_MESSAGE_LINES, Messages
+
+    top = open_top(sample_of({}), height=8)
+    page = Messages(top.app, "tail clicks", folds=False)
+    top.app.call(lambda: top.app.push_screen(page))
+    top.wait_for("tail clicks")
+    top.app.call(lambda: page.add([f"m{n}" for n in range(MOST_MESSAGE_LINES)]))
+    top.wait_for(f"m{MOST_MESSAGE_LINES - 1}")
+    top.press("up")
+    seen = top.wait_for(f"m{MOST_MESSAGE_LINES - 2}", gone=f"m{MOST_MESSAGE_LINES - 1}")
+    top.app.call(lambda: page.add(["next"] * 10))
+    top.press("x")
+    assert top.lines == seen
+    top.press("end")
+    top.wait_for("next", gone=f"m{MOST_MESSAGE_LINES - 3}")
