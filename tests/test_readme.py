@@ -67,7 +67,10 @@ NOT_RUN = {
     "nsq replay s3:": NO_BUCKET,
 }
 
-VERDICT = {"nsq check --lookupd-http-address lookup-1:4161": 1}
+VERDICT = {
+    "nsq check --lookupd-http-address lookup-1:4161": 1,
+    "nsq check --max-depth 10000": 1,
+}
 """Channels here have no consumers, and `nsq check` says so by its exit status."""
 
 INTERRUPTED = {"nsq nsqd": 0}
