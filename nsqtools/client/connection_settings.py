@@ -8,6 +8,7 @@ themselves are imported inside the functions: a help page does not need them.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,19 @@ OPTION_OF_FLAG = {
     "timeout": "lookupd_poll_timeout",
 }
 """go-nsq's names, where the flag has another."""
+
+
+class PublishMode(enum.Enum):
+    """How a job's batches are spread over several nsqd.
+
+    ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
+    does it. ``round-robin``: one of them, in turn. ``failover``: the first, and the next one only
+    while it fails.
+    """
+
+    ALL = "all"
+    ROUND_ROBIN = "round-robin"
+    FAILOVER = "failover"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ the message is alone. It settles when all its parts have, with the outcome of ea
 from __future__ import annotations
 
 import collections
-import enum
 import itertools
 import logging
 import os
@@ -36,19 +35,6 @@ RUNNING, FINISHED = "RUNNING", "FINISHED"  # of concurrent.futures
 
 Mode = Literal["failover", "round-robin"]
 """How a `Producer` chooses among several nsqd."""
-
-
-class PublishMode(enum.Enum):
-    """How a job's batches are spread over several nsqd.
-
-    ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
-    does it. ``round-robin``: one of them, in turn. ``failover``: the first, and the next one only
-    while it fails.
-    """
-
-    ALL = "all"
-    ROUND_ROBIN = "round-robin"
-    FAILOVER = "failover"
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
-import hashlib
 import logging
 import os
 import resource
@@ -214,6 +213,8 @@ class FolderLocks:
 
 def _place(name: str) -> int:
     """Return the byte of a name: two names share one with a probability of 2^-62."""
+    import hashlib  # takes 5 ms, which a command without such files does not pay
+
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
 
 

@@ -15,10 +15,11 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication, PublishMode
+from nsqtools.client.publication import Publication
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
 from nsqtools.records.envelope import MessageLike
 

@@ -15,7 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.publish_job import PublishJob
 from nsqtools.publish.publisher import PublishCounts, PublishOptions

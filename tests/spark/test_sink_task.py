@@ -21,7 +21,7 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode

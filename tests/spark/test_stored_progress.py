@@ -16,7 +16,7 @@ from plugins.servers import Serve
 
 from nsqtools import ClientOptions
 from nsqtools.archive.location import StoredPlace, parse_place
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions

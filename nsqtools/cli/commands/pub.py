@@ -36,8 +36,7 @@ from nsqtools.cli.options.publishing import (
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
-from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.filters import compile_pick

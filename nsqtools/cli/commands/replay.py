@@ -43,7 +43,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_publishing
 from nsqtools.cli.render.output import write_json, write_lines, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted, escape_line
 from nsqtools.records.filters import every

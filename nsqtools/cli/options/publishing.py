@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from nsqtools.cli.options.params import INPUT
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.client.publication import PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.units import argument_bytes, parse_span, unescape
 

@@ -25,9 +25,8 @@ from pathlib import Path
 from nsqtools.archive.location import Location
 from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import PublishMode
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import check_topic, parse_address
