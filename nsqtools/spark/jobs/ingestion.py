@@ -36,7 +36,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
@@ -54,10 +58,6 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
@@ -320,7 +320,6 @@ class IngestCounts:
 
 def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
     """Start it. The places must have been taken."""
-    from pyspark.sql import functions as F
 
     columns = struct_of(source.bodies.message_schema())
     stream = spark.readStream.format(source.format).schema(columns)
@@ -461,7 +460,6 @@ class DeltaSink:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
-        from pyspark.sql import functions as F
 
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
@@ -495,7 +493,6 @@ class DeltaSink:
 
 def _slots(rows: DataFrame) -> list[Row]:
     """The topics and days in a batch, with the range of their times."""
-    from pyspark.sql import functions as F
 
     first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
     return rows.groupBy(*PARTITIONS).agg(first, last).collect()

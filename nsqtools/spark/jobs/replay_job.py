@@ -20,6 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
@@ -43,8 +46,6 @@ from nsqtools.spark.publishing.ledger import (
 from nsqtools.spark.publishing.row_outcomes import PublishReport, total
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
     from nsqtools.spark.spark_settings import SparkSettings
 
 VERSION = 1
@@ -391,7 +392,6 @@ def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> Repla
 
 def target(topics: Mapping[str, str]) -> Column:
     """The topic that a message goes to."""
-    from pyspark.sql import functions as F
 
     column = F.lit(topics[""]) if topics.get("") else F.col("topic")
     for old, new in topics.items():

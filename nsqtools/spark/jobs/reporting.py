@@ -23,15 +23,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F
 
 from nsqtools.archive.catalog import Inputs
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.jobs.inputs import Choice, read_messages
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_ROWS = 100_000
 SIZES = (0.5, 0.95, 0.99)
@@ -68,7 +68,6 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], l
 
     Raises `ConfigurationError` when there are too many intervals to be a report.
     """
-    from pyspark.sql import functions as F
 
     rows = _by_message(messages, step_ns)
     topic, begin = F.col("topic"), F.col("begin_ns")
@@ -90,7 +89,6 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], l
 
 def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
     """A row for each message, with the number of its copies; bare bodies are identified by size."""
-    from pyspark.sql import functions as F
 
     begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))
     rows = messages.select(
@@ -116,7 +114,6 @@ def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
 
 def _aggregates() -> list[Column]:
     """The columns of `Figures`. Spark computes equal percentiles once; half a byte goes to even."""
-    from pyspark.sql import functions as F
 
     copies = F.col("copies")
     sizes = F.percentile("size", list(SIZES), copies)
@@ -137,7 +134,6 @@ def _aggregates() -> list[Column]:
 
 
 def _rounded(name: str, found: Column, shares: Sequence[float]) -> list[Column]:
-    from pyspark.sql import functions as F
 
     return [
         F.bround(found[at]).cast("bigint").alias(f"{name}_p{share * 100:.0f}")
@@ -159,8 +155,6 @@ class Gap:
 
 def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Gap], int]:
     """Return the longest pauses, at most `MOST_GAPS`, in order of time, and how many there are."""
-    from pyspark.sql import Observation, Window
-    from pyspark.sql import functions as F
 
     timed = messages.where(F.col("topic").isNotNull() & F.col("ts_ns").isNotNull())
     slot = F.col("ts_ns") - F.pmod("ts_ns", F.lit(longer_than_ns))
@@ -243,17 +237,6 @@ def _figures_document(figures: Figures, *, is_total: bool) -> dict[str, Any]:
         "first": moment(first_ns),
         "last": moment(last_ns),
     }
-
-
-def require_plotly() -> None:
-    """Raise `NsqError` where the library of the charts is missing."""
-    try:
-        import plotly  # noqa: F401
-    except ImportError as error:
-        raise NsqError(
-            "the HTML page needs the package plotly",
-            hint="Install it with: pip install 'nsqtools[spark]'",
-        ) from error
 
 
 def render_page(document: Mapping[str, Any], made: str) -> str:
