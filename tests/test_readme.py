@@ -107,6 +107,8 @@ def serve(
     certificates: Certificates,
     auth_server: AuthServer,
     http_server: Callable[..., HttpServer],
+    run_nsq: RunNsq,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], Place]]:
     """Make the place for the commands under a heading."""
     with ExitStack() as running:
@@ -125,6 +127,13 @@ def serve(
                 EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,), **options)
             )
             place = make_place(tmp_path, nsqd, lookupd)
+            monkeypatch.chdir(place.directory)
+
+            def run_here(words: list[str]) -> Done:
+                result = run_nsq(words, env=place.environ)
+                return Done(result.status, result.out.decode() + result.err)
+
+            place.in_process["nsq"] = run_here
             if "mirror-1" in commands_under(heading):
                 mirror = running.enter_context(EmbeddedNsqd())
                 place.stands_for |= {"mirror-1:4150": mirror.tcp_address}
@@ -230,7 +239,6 @@ def test_the_guide_for_spark(
 
     place = serve(SPARK_GUIDE)
     place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
-    monkeypatch.chdir(place.directory)
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])
 
@@ -238,7 +246,7 @@ def test_the_guide_for_spark(
         result = run_spark(*words)
         return Done(result.status, result.out.decode() + result.err)
 
-    place.in_process["nsq spark"] = run_here
+    place.in_process = {"nsq spark": run_here, **place.in_process}
     blocks = [block for block in BLOCKS if block.document == SPARK_GUIDE]
     run_all([block for block in blocks if block.language in SHELL], place)
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)

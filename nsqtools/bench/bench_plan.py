@@ -7,19 +7,16 @@ is compared with what went.
 
 A report is what came of it: rates, latencies, whether the counts agree, what was the limit.
 
-Percentiles come from a DDSketch, exact to one percent whatever the number of values. For a picture
-the values are also counted in classes with the bounds 1, 2, 5, 10 ... microseconds.
+Percentiles come from a DDSketch, exact to one percent whatever the number of values.
 """
 
 from __future__ import annotations
 
 import random
 import struct
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ddsketch import DDSketch
@@ -233,20 +230,10 @@ class BenchJob(NamedTuple):
 RELATIVE_ACCURACY = 0.01
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
-BOUNDS_MS = tuple(round(step * 10.0**power, 3) for power in range(-3, 6) for step in (1, 2, 5))
-
 CLIENT_IS_BUSY = 0.9
 """Of a processor: a Python process does not take much more than one, whatever there are."""
 
 BEHIND_SCHEDULE = 0.95
-
-
-class Class(NamedTuple):
-    """How many ``values`` are above ``low_ms`` and up to ``high_ms``; None means unbounded."""
-
-    low_ms: float
-    high_ms: float | None
-    values: int
 
 
 class Latencies:
@@ -254,13 +241,11 @@ class Latencies:
 
     def __init__(self, parts: Iterable[Latencies] = ()) -> None:
         self._sketch = DDSketch(RELATIVE_ACCURACY)
-        self._counts = [0] * (len(BOUNDS_MS) + 1)
         self.count = 0
         self.min_ms = float("inf")
         self.max_ms = 0.0
         for part in parts:
             self._sketch.merge(part._sketch)
-            self._counts = [a + b for a, b in zip(self._counts, part._counts, strict=True)]
             self.count += part.count
             self.min_ms = min(self.min_ms, part.min_ms)
             self.max_ms = max(self.max_ms, part.max_ms)
@@ -269,7 +254,6 @@ class Latencies:
         """Enter a value, once or several times."""
         value_ms = max(0.0, value_ms)
         self._sketch.add(value_ms, count)
-        self._counts[bisect_left(BOUNDS_MS, value_ms)] += count
         self.count += count
         self.min_ms = min(self.min_ms, value_ms)
         self.max_ms = max(self.max_ms, value_ms)
@@ -283,16 +267,6 @@ class Latencies:
             value = float(self._sketch.get_quantile_value(quantile) or 0.0)
             figures[name] = min(max(value, self.min_ms), self.max_ms)
         return {**figures, "max": self.max_ms}
-
-    def classes(self) -> list[Class]:
-        """The classes from the first to the last that has values, empty ones between included."""
-        edges: list[float | None] = [0.0, *BOUNDS_MS, None]
-        classes = [
-            Class(low or 0.0, high, count)
-            for (low, high), count in zip(pairwise(edges), self._counts, strict=True)
-        ]
-        filled = [number for number, each in enumerate(classes) if each.values]
-        return classes[filled[0] : filled[-1] + 1] if filled else []
 
 
 @dataclass(slots=True)
@@ -392,10 +366,6 @@ class BenchReport:
         if self.latencies is not None:
             latency = {"of": self.latency_of, "count": self.latencies.count}
             latency |= {key: round(ms, 4) for key, ms in self.latencies.figures_ms().items()}
-            latency["classes"] = [
-                {"above": each.low_ms, "up_to": each.high_ms, "count": each.values}
-                for each in self.latencies.classes()
-            ]
         return {
             "mode": plan.mode.value,
             "nsqds": list(plan.nsqd_tcp_addresses),

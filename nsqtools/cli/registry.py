@@ -66,6 +66,11 @@ GONE = {
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
     "nsq demo --spark": "nsq spark compact and report",
     "nsq demo --no-spark": "nsq demo",
+    "nsq stat --csv": "-o csv",
+    "nsq stat --max-depth": "nsq check --max-depth",
+    "nsq stat --max-requeue-rate": "nsq check",
+    "nsq stat --min-clients": "nsq check",
+    "nsq stat --prometheus": "/metrics of nsq web",
 }
 """What to use in place of commands and options that there were."""
 

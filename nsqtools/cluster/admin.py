@@ -59,6 +59,11 @@ class Action(enum.Enum):
         return self in (Action.DELETE, Action.EMPTY, Action.TOMBSTONE)
 
 
+def subject_of(topic: str, channel: str) -> str:
+    """A topic or a channel in words: ``topic clicks``, ``channel clicks/archive``."""
+    return f"channel {topic}/{channel}" if channel else f"topic {topic}"
+
+
 class DaemonKind(enum.Enum):
     """Who carries a step out."""
 
@@ -85,8 +90,8 @@ class Step:
 
     @property
     def subject(self) -> str:
-        """What is changed: ``topic clicks``, ``channel clicks/archive``."""
-        return f"channel {self.topic}/{self.channel}" if self.channel else f"topic {self.topic}"
+        """What is changed, as `subject_of` says it."""
+        return subject_of(self.topic, self.channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,57 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     if not there_too:
         raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
     return AdminPlan(in_order([*steps, *there_too]), inventory.failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicChange:
+    """A change to a topic, or to one channel of it.
+
+    ``node`` is the nsqd of a tombstone, and the only one to be emptied, paused or unpaused.
+    ``with_channels``: of all channels of the topic too. Raises `ConfigurationError` for what
+    cannot be a name.
+    """
+
+    action: Action
+    topic: str
+    channel: str = ""
+    node: str = ""
+    with_channels: bool = False
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        if self.channel:
+            check_channel(self.channel)
+        if self.action is Action.TOMBSTONE and not self.node:
+            raise ConfigurationError("a tombstone needs a node")
+        if self.node and self.action in (Action.CREATE, Action.DELETE):
+            raise ConfigurationError(f"{self.action.value} is for all nsqd, and not for one")
+
+    @property
+    def subject(self) -> str:
+        """What is changed: ``topic clicks``, ``channel clicks/archive``."""
+        return subject_of(self.topic, self.channel)
+
+    @property
+    def word(self) -> str:
+        """What is typed to agree to it, "" where that is not needed."""
+        return (self.channel or self.topic) if self.action.is_destructive else ""
+
+    def plan(self, cluster: Cluster) -> AdminPlan:
+        """Plan it. Raises `NotFoundError`, and the first failure when no daemon answers."""
+        if self.action is Action.TOMBSTONE:
+            return plan_tombstone(cluster, self.topic, self.node)
+        if self.channel:
+            plan = plan_channels(cluster, self.action, [self.topic], [self.channel])
+        else:
+            every = self.with_channels
+            plan = plan_topics(cluster, self.action, [self.topic], with_channels=every)
+        if not self.node:
+            return plan
+        steps = tuple(step for step in plan.steps if step.address == self.node)
+        if not steps:
+            raise NotFoundError(f"{self.node} does not have it, or does not answer")
+        return AdminPlan(steps, (), plan.notes)
 
 
 def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:

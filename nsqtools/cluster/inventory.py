@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
 from nsqtools.cluster.topics import missing
@@ -110,23 +110,29 @@ class NodeStatus:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class PingResult:
-    """How long a daemon took to answer /ping, or why it did not (``error``)."""
+class PingResult(NamedTuple):
+    """How long a daemon took to answer /ping, or why it did not."""
 
     daemon: str
     address: str
-    elapsed_s: float | None
-    error: str
+    latency_ms: float | None
+    error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicNodes:
-    """The nsqd that have a topic, each with the nsqlookupd that say so, and its channels."""
+class NodeOfTopic(NamedTuple):
+    """An nsqd that has a topic: its TCP and HTTP address, and the nsqlookupd that say so."""
 
-    channels: tuple[str, ...]
-    nodes: tuple[tuple[str, str, tuple[str, ...]], ...]
-    failures: tuple[DaemonFailure, ...]
+    nsqd: str
+    node: str
+    lookupds: list[str]
+
+
+class TopicNodes(NamedTuple):
+    """The nsqd that have a topic, and its channels."""
+
+    channels: list[str]
+    nodes: list[NodeOfTopic]
+    failures: list[DaemonFailure]
 
 
 def list_nodes(
@@ -205,12 +211,12 @@ def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[Pi
     def measure(client: HTTPAPI) -> float:
         began_s = time.monotonic()
         client.ping()
-        return time.monotonic() - began_s
+        return (time.monotonic() - began_s) * 1000
 
     answers, failures = cluster.ask(clients, measure)
     errors = {failure.address: str(failure.error) for failure in failures}
     return [
-        PingResult(daemon, address, answers.get(address), errors.get(address, ""))
+        PingResult(daemon, address, answers.get(address), errors.get(address))
         for address in clients
     ]
 
@@ -232,8 +238,5 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         for node in answer.nodes:
             nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
     channels = {channel for answer in answers.values() for channel in answer.channels}
-    return TopicNodes(
-        tuple(sorted(channels)),
-        tuple((tcp, http, tuple(lookupds)) for (tcp, http), lookupds in sorted(nodes.items())),
-        tuple(failures),
-    )
+    found = [NodeOfTopic(*addresses, lookupds) for addresses, lookupds in sorted(nodes.items())]
+    return TopicNodes(sorted(channels), found, failures)

@@ -12,7 +12,6 @@ import io
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, rows_of_to
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
-from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.records.prometheus import Metric
 
 LATEST_S = 253_402_300_800  # the year 10000, which no date has
 
@@ -173,11 +172,6 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def prometheus_text(sample: Sample) -> str:
-    """Return every counter of every nsqd in Prometheus' text format."""
-    return encode_metrics(sample_metrics(sample))
-
-
 Value = str | int | float | bool | None
 
 Test = Callable[[QueueRow], bool]
@@ -296,30 +290,6 @@ def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
         return -float(value) if isinstance(value, int | float) else float("inf")
 
     return sorted(ordered, key=size)
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Alert thresholds; None is not watched. ``max_requeue_rate`` is messages a second."""
-
-    max_depth: int | None = None
-    max_requeue_rate: float | None = None
-    min_clients: int | None = None
-
-    def complaints(self, rows: Iterable[QueueRow]) -> list[str]:
-        """Return a line for each threshold passed; clients and requeues are those of channels."""
-        return [line for row in rows for line in self._complaints(row)]
-
-    def _complaints(self, row: QueueRow) -> Iterable[str]:
-        queue = f"{row.topic}/{row.channel}" if row.channel else row.topic
-        where = f"{queue} on {row.node}" if row.node else queue
-        if self.max_depth is not None and row.depth > self.max_depth:
-            yield f"{where}: depth {row.depth} is above {self.max_depth}"
-        rate = row.rates.requeue if row.rates is not None else None
-        if self.max_requeue_rate is not None and rate is not None and rate > self.max_requeue_rate:
-            yield f"{where}: {rate:.1f} requeues a second are above {self.max_requeue_rate:g}"
-        if self.min_clients is not None and row.channel and row.clients < self.min_clients:
-            yield f"{where}: {row.clients} clients are fewer than {self.min_clients}"
 
 
 # name, type, help, what, whether of topics too

@@ -35,6 +35,17 @@ Select = Callable[[bytes], bytes | None]
 """From a body to the one to publish; None leaves the record out."""
 
 
+def allowance(rate: RateLimit | None, wanted: int) -> int:
+    """Return how many messages go now, at least one: waits for it."""
+    if rate is None:
+        return wanted
+    while not (allowed := rate.allowance(now := time.monotonic())):
+        time.sleep(rate.wait_s(now))
+    count = min(wanted, allowed)
+    rate.took(count)
+    return count
+
+
 class InputBatch:
     """The records that were read together, and those of them that were not confirmed.
 
@@ -168,7 +179,7 @@ class PublishJob:
             self._open_batches.append(batch)
         places, bodies = self._publishable(batch)
         while bodies and not self._publisher.has_given_up and not self._is_stopped:
-            count = self._allowance(len(bodies))
+            count = allowance(self._rate, len(bodies))
             self._publish(batch, places[:count], bodies[:count])
             places, bodies = places[count:], bodies[count:]
             self._show(self.counts)
@@ -201,15 +212,6 @@ class PublishJob:
                     self._unsent.write(batch.records[place], batch.lacking[place])
             if self._checkpoint is not None:
                 self._checkpoint.settle(batch.end, is_whole=not batch.retryable)
-
-    def _allowance(self, wanted: int) -> int:
-        if self._rate is None:
-            return wanted
-        while not (allowed := self._rate.allowance(now := time.monotonic())):
-            time.sleep(self._rate.wait_s(now))
-        count = min(wanted, allowed)
-        self._rate.took(count)
-        return count
 
     # -- records that cannot be published -------------------------------------------------------
 

@@ -15,6 +15,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.pacing import RateLimit
+from nsqtools.publish.publish_job import allowance
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
@@ -120,17 +121,12 @@ class Redrive:
 
     def _publish(self, topic: str, letters: list[tuple[bytes, Envelope]]) -> None:
         while letters:
-            count = min(len(letters), BATCH)
             if self._publisher.has_given_up or self._is_stopped:
                 self._keep([record for record, _ in letters])
                 for _ in letters:
                     self._publisher.count_unsendable(PublishOutcome.UNSENT)
                 return
-            if self._rate is not None:
-                while not (allowed := self._rate.allowance(now := time.monotonic())):
-                    time.sleep(self._rate.wait_s(now))
-                count = min(count, allowed)
-                self._rate.took(count)
+            count = allowance(self._rate, min(len(letters), BATCH))
             part, letters = letters[:count], letters[count:]
             records = [record for record, _ in part]
 

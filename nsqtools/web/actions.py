@@ -39,79 +39,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.admin import (
-    Action,
-    AdminPlan,
-    StepResult,
-    apply,
-    plan_channels,
-    plan_tombstone,
-    plan_topics,
-)
+from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
-from nsqtools.protocol.names import Address, check_channel, check_topic, shown_url
+from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import escape_line, go_json
 from nsqtools.web.access import Identities, TooManyFailures, User, WebSettings
 from nsqtools.web.watcher import Watcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicChange:
-    """A change to a topic, or to one channel of it.
-
-    ``node`` is the nsqd of a tombstone, and the only one to be emptied, paused or unpaused.
-    ``with_channels``: of all channels of the topic too. Raises `ConfigurationError` for what
-    cannot be a name.
-    """
-
-    action: Action
-    topic: str
-    channel: str = ""
-    node: str = ""
-    with_channels: bool = False
-
-    def __post_init__(self) -> None:
-        check_topic(self.topic)
-        if self.channel:
-            check_channel(self.channel)
-        if self.action is Action.TOMBSTONE and not self.node:
-            raise ConfigurationError("a tombstone needs a node")
-        if self.node and self.action in (Action.CREATE, Action.DELETE):
-            raise ConfigurationError(f"{self.action.value} is for all nsqd, and not for one")
-
-    @property
-    def name(self) -> str:
-        """What nsqadmin calls it in its notifications."""
-        if self.action is Action.TOMBSTONE:
-            return "tombstone_topic_producer"
-        return f"{self.action.value}_{'channel' if self.channel else 'topic'}"
+def name_of(change: TopicChange) -> str:
+    """What nsqadmin calls a change in its notifications."""
+    if change.action is Action.TOMBSTONE:
+        return "tombstone_topic_producer"
+    return f"{change.action.value}_{'channel' if change.channel else 'topic'}"
 
 
 def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
-    """Plan a change; its notes say what will create again what is deleted.
-
-    Raises `NotFoundError`, and the first failure when no daemon answers.
-    """
-    if change.action is Action.TOMBSTONE:
-        plan = plan_tombstone(cluster, change.topic, change.node)
-    elif change.channel:
-        plan = plan_channels(cluster, change.action, [change.topic], [change.channel])
-    else:
-        plan = plan_topics(
-            cluster, change.action, [change.topic], with_channels=change.with_channels
-        )
-    if change.node and change.action is not Action.TOMBSTONE:
-        steps = tuple(step for step in plan.steps if step.address == change.node)
-        if not steps:
-            raise NotFoundError(f"{change.node} does not have it, or does not answer")
-        plan = replace(plan, steps=steps, failures=())
+    """Plan a change; its notes say what will create again what is deleted. Raises as its plan."""
+    plan = change.plan(cluster)
     if change.action in (Action.DELETE, Action.TOMBSTONE):
-        notes = (*plan.notes, *recreators(cluster, change, plan))
-        return replace(plan, notes=notes)
+        return replace(plan, notes=(*plan.notes, *recreators(cluster, change, plan)))
     return plan
 
 
@@ -206,7 +157,7 @@ def _line(state: str, change: TopicChange, origin: RequestOrigin, **more: Any) -
         "channel": change.channel or None,
         "node": change.node or None,
     }
-    return _document_line(state, change.name, origin, **subject, **more)
+    return _document_line(state, name_of(change), origin, **subject, **more)
 
 
 def _document_line(state: str, action: str, origin: RequestOrigin, **more: Any) -> str:
@@ -225,7 +176,7 @@ def _document_line(state: str, action: str, origin: RequestOrigin, **more: Any) 
 def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str) -> dict[str, Any]:
     """Return nsqadmin's document about a change."""
     document = {
-        "action": change.name,
+        "action": name_of(change),
         "topic": change.topic,
         "channel": change.channel,
         "node": change.node,

@@ -31,14 +31,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from nsqtools.cluster.admin import Action, StepResult
+from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name, shown_url
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
 from nsqtools.web.access import as_ip
-from nsqtools.web.actions import TopicChange, WebContext
+from nsqtools.web.actions import WebContext
 
 HEADERS = {
     "Content-Type": "application/json; charset=utf-8",

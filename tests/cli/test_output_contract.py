@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import jsonschema
-import pytest
 from manual.tree import read_tree
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster, ValidJson
@@ -133,21 +132,6 @@ def test_a_schema_says_what_its_type_says() -> None:
 
 
 # the forms of a listing
-
-
-@pytest.mark.parametrize("form", ["-o json", "--output=json", "--json", "-ojson"])
-def test_an_error_is_a_line_of_json_with_its_address(
-    run_nsq: RunNsq, valid_json: ValidJson, form: str
-) -> None:
-    result = run_nsq(["topic", "list", *form.split(), "--nsqd-http-address", "127.0.0.1:1"])
-
-    error = valid_json("error", result.err.encode())
-    assert (error["code"], error["address"], error["status"]) == (
-        "connect",
-        "http://127.0.0.1:1",
-        4,
-    )
-    assert result.status == 4
 
 
 WITH_JSON = sorted(

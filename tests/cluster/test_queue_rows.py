@@ -19,7 +19,7 @@ from nsqtools.cluster.queue_rows import (
     rows_of_topic,
     totals,
 )
-from nsqtools.cluster.stats_documents import Thresholds, parse_filter, sort_rows
+from nsqtools.cluster.stats_documents import parse_filter, sort_rows
 from nsqtools.cluster.topics import select
 from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
 from nsqtools.protocol.stats import StatsReader, read_stats
@@ -256,18 +256,6 @@ def test_numbers_are_sorted_from_the_top_and_the_unknown_is_last() -> None:
     assert [row.topic for row in sort_rows([ROW, measured, deep], "depth")] == ["c", "b", "clicks"]
     assert sort_rows([ROW, measured, deep], "ingress")[0].topic == "b"
     assert [row.topic for row in sort_rows([deep, ROW, measured], "topic")] == ["b", "c", "clicks"]
-
-
-def test_thresholds_name_the_queue_the_value_and_the_limit() -> None:
-    busy = replace(ROW, rates=rates_between(ROW, replace(ROW, requeued=30), 2.0))
-
-    assert Thresholds(max_depth=9, max_requeue_rate=14.9, min_clients=2).complaints([busy]) == [
-        "clicks/arch on a:1: depth 10 is above 9",
-        "clicks/arch on a:1: 15.0 requeues a second are above 14.9",
-        "clicks/arch on a:1: 1 clients are fewer than 2",
-    ]
-    assert Thresholds(10, 15.0, 1).complaints([busy]) == []
-    assert Thresholds(min_clients=1).complaints([replace(ROW, channel="", clients=0)]) == []
 
 
 def test_patterns_choose_names_and_a_missing_one_is_named_with_its_neighbours() -> None:

@@ -29,6 +29,7 @@ UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
 LET_RUN_S = 1.5
 SILENT = "nsq tail"  # it says nothing while no message comes
 DEADLINE_S = patience_s(90.0)
+FOR_A_SHELL = re.compile(r"[|<>&;$#*~]")
 
 
 class Block(NamedTuple):
@@ -95,7 +96,7 @@ class Place:
     """Where commands run. ``stands_for`` maps what the text says to what is there.
 
     ``in_process`` has the commands that a test runs itself, by their first words, each with a
-    function of the words behind them.
+    function of the words behind them; with what only a shell can do, they are left to one.
     """
 
     directory: Path
@@ -114,7 +115,7 @@ class Place:
         if command.runs_until_interrupted:
             return self._run_and_interrupt(command)
         for words, run in self.in_process.items():
-            if command.text.startswith(f"{words} "):
+            if command.text.startswith(f"{words} ") and not FOR_A_SHELL.search(command.text):
                 return run(shlex.split(self.fit(command.text.removeprefix(words))))
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", self.fit(command.text)],

@@ -241,6 +241,7 @@ def test_failed_logins_and_refusals_have_a_line_of_log(
     running.post("/api/topics", b"{}", headers=basic("ann", "one"))
     running.get("/messages?topic=t", headers=basic("ann", "one"))
 
+    wait_until(lambda: "GET /messages" in running.log, what="the last line of log")
     lines = [
         line.split("warning: ", 1)[1] for line in running.log.splitlines() if "refused" in line
     ]

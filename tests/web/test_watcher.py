@@ -13,12 +13,12 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.producer import Producer
-from nsqtools.cluster.admin import Action
+from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
-from nsqtools.web.actions import TopicChange, plan_change
+from nsqtools.web.actions import plan_change
 from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 

@@ -181,6 +181,24 @@ def _each(flag: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
 
 
+def _same(given: Given, *names: str) -> list[str]:
+    """The flags that are options of the same name; empty ones are left out."""
+    argv = []
+    for name in names:
+        match given[name]:
+            case "" | False:
+                continue
+            case True:
+                argv.append(f"--{name}")
+            case tuple(values):
+                argv += _each(f"--{name}", values)
+            case float(seconds):
+                argv += [f"--{name}", format_duration(seconds)]
+            case value:
+                argv += [f"--{name}", str(value)]
+    return argv
+
+
 def _check_topics(given: Given) -> None:
     if not given["topic"]:
         raise GoFatal("--topic is required")
@@ -194,13 +212,8 @@ def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
 
 
 def _source(given: Given) -> list[str]:
-    return [
-        *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
-        *_each("--lookupd-http-address", given["lookupd-http-address"]),
-        "--max-in-flight",
-        str(given["max-in-flight"]),
-        *_each("-X", given["consumer-opt"]),
-    ]
+    same = _same(given, "nsqd-tcp-address", "lookupd-http-address", "max-in-flight")
+    return [*same, *_each("-X", given["consumer-opt"])]
 
 
 _ATTEMPTS = (
@@ -215,13 +228,10 @@ _STATUS_EVERY = (
 def _tail(given: Given) -> Translation:
     _check_topics(given)
     _check_source(given)
-    argv = ["tail", *_each("--topic", given["topic"])]
-    if given["channel"]:
-        argv += ["--channel", given["channel"]]
+    argv = ["tail", *_same(given, "topic", "channel")]
     if given["n"] > 0:
         argv += ["--count", str(given["n"])]
-    if given["print-topic"]:
-        argv.append("--print-topic")
+    argv += _same(given, "print-topic")
     notes = [
         _ATTEMPTS,
         "a backlog that an ephemeral channel would destroy is not touched without --force",
@@ -238,17 +248,12 @@ def _to_nsq(given: Given) -> Translation:
         raise GoFatal("--nsqd-tcp-address required")
     if len(given["delimiter"].encode("utf-8", "surrogateescape")) != 1:
         raise GoFatal("--delimiter must be a single byte")
-    argv = ["pub", "--topic", given["topic"], "--mode", "all"]
+    argv = ["pub", *_same(given, "topic"), "--mode", "all"]
     if given["delimiter"] != "\n":
         argv += ["--delimiter", given["delimiter"].replace("\\", "\\\\")]
     if given["rate"] > 0:
-        argv += ["--rate", str(given["rate"])]
-    argv += [
-        "--retry-timeout",
-        "0s",
-        *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
-        *_each("--producer-opt", given["producer-opt"]),
-    ]
+        argv += _same(given, "rate")
+    argv += ["--retry-timeout", "0s", *_same(given, "nsqd-tcp-address", "producer-opt")]
     notes = (
         "the last message is published whole when no delimiter follows it (to_nsq drops a byte)",
         "without --retry-timeout 0s an nsqd that is away is tried again for a minute",
@@ -272,16 +277,11 @@ def _stat(given: Given) -> Translation:
         for address in (*given["nsqd-http-address"], *given["lookupd-http-address"])
     ):
         raise GoFatal("address should not contain scheme")
-    argv = ["stat", "--topic", given["topic"], "--channel", given["channel"]]
-    argv += ["--interval", format_duration(given["interval"])]
+    argv = ["stat", *_same(given, "topic", "channel", "interval")]
     if given["count"]:
-        argv += ["--count", str(given["count"])]
-    argv += [
-        *_each("--nsqd-http-address", given["nsqd-http-address"]),
-        *_each("--lookupd-http-address", given["lookupd-http-address"]),
-        "--timeout",
-        format_duration(given["http-client-request-timeout"]),
-    ]
+        argv += _same(given, "count")
+    argv += _same(given, "nsqd-http-address", "lookupd-http-address")
+    argv += ["--timeout", format_duration(given["http-client-request-timeout"])]
     notes = (
         "rates are over the time that passed; egress counts what was sent, never below 0",
         "an nsqd that does not answer is named and left out (nsq_stat ends)",
@@ -330,12 +330,8 @@ def _to_file(given: Given) -> Translation:
     topics, pattern = _chosen_topics(given)
     argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
     if pattern:
-        argv += ["--topic-pattern", pattern]
-        argv += ["--topic-refresh", format_duration(given["topic-refresh"])]
-    argv += ["--channel", given["channel"], "--output-dir", given["output-dir"]]
-    for flag in ("work-dir", "host-identifier"):
-        if given[flag]:
-            argv += [f"--{flag}", given[flag]]
+        argv += _same(given, "topic-pattern", "topic-refresh")
+    argv += _same(given, "channel", "output-dir", "work-dir", "host-identifier")
     is_moved = given["work-dir"] not in ("", given["output-dir"])
     has_rev = given["gzip"] or given["rotate-size"] > 0 or given["rotate-interval"] > 0 or is_moved
     name = given["filename-format"]
@@ -343,14 +339,14 @@ def _to_file(given: Given) -> Translation:
     argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
     argv += ["--file-mode", "666", "--dir-mode", "770"]
     if given["gzip"]:
-        argv += ["--gzip", "--gzip-level", str(given["gzip-level"])]
+        argv += _same(given, "gzip", "gzip-level")
     if not given["skip-empty-files"]:
         argv.append("--no-skip-empty-files")
     if given["rotate-size"] > 0:
         argv += ["--rotate-text-size", str(given["rotate-size"])]
     if given["rotate-interval"] > 0:
         argv += ["--rotate-age", format_duration(given["rotate-interval"])]
-    argv += ["--sync-interval", format_duration(given["sync-interval"]), *_source(given)]
+    argv += [*_same(given, "sync-interval"), *_source(given)]
     timeout = format_duration(given["http-client-request-timeout"])
     argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[given["log-level"].lower()]]
     notes = (
@@ -389,15 +385,10 @@ def _to_nsq_mirror(given: Given) -> Translation:
     _check_source(given)
     if not given["destination-nsqd-tcp-address"]:
         raise GoFatal("--destination-nsqd-tcp-address required")
-    argv = ["to-nsq", *_each("--topic", given["topic"]), "--channel", given["channel"]]
-    if given["destination-topic"]:
-        argv += ["--destination-topic", given["destination-topic"]]
-    argv += _each("--destination-nsqd-tcp-address", given["destination-nsqd-tcp-address"])
-    for flag in ("require-json-field", "require-json-value"):
-        if given[flag]:
-            argv += [f"--{flag}", given[flag]]
-    argv += _each("--whitelist-json-field", given["whitelist-json-field"])
-    argv += [*_source(given), *_each("--producer-opt", given["producer-opt"]), "--create"]
+    destination = ("destination-topic", "destination-nsqd-tcp-address")
+    json_fields = ("require-json-field", "require-json-value", "whitelist-json-field")
+    argv = ["to-nsq", *_same(given, "topic", "channel", *destination, *json_fields)]
+    argv += [*_source(given), *_same(given, "producer-opt"), "--create"]
     notes = [
         _ATTEMPTS,
         _ROUND_ROBIN,
@@ -429,7 +420,7 @@ def _to_http(given: Given) -> Translation:
         raise GoFatal("--content-type requires a value when used")
     if not 0.0 <= given["sample"] <= 1.0:
         raise GoFatal("ERROR: --sample must be between 0.0 and 1.0")
-    argv = ["to-http", "--topic", given["topic"], "--channel", given["channel"]]
+    argv = ["to-http", *_same(given, "topic", "channel")]
     argv += _each("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
     argv += _each("--post", list(map(_template, posts)))
     if given["mode"] not in MODES:
@@ -438,11 +429,10 @@ def _to_http(given: Given) -> Translation:
     if given["sample"] < 1:
         argv += ["--sample", str(given["sample"])]
     if given["content-type"] != usual:
-        argv += ["--content-type", given["content-type"]]
+        argv += _same(given, "content-type")
     for name, value in _headers(given["header"]):
         argv += ["--header", f"{name}: {value}"]
-    for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
-        argv += [f"--{flag}", format_duration(given[flag])]
+    argv += _same(given, "http-client-connect-timeout", "http-client-request-timeout")
     accepted = ["2xx=retry", "200=ok"] if gets else []
     argv += ["--no-metadata", *_each("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
     argv += ["--redirects", "follow", *_source(given), "--create"]

@@ -14,7 +14,7 @@ from nsqtools.cli.options.one_channel import DrainedChannels, OneChannel, stop_b
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
-from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_listing
+from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import resolve_options, texts_of
@@ -22,9 +22,9 @@ from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import LookupDocument, NodeRow
+    from nsqtools.cli.render.documents import NodeRow
     from nsqtools.client.options import ClientOptions
-    from nsqtools.cluster.inventory import NodeStatus, PingResult
+    from nsqtools.cluster.inventory import NodeStatus
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -46,24 +46,8 @@ def nodes(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) ->
     form.check(NODES)
     with cluster.open() as opened:
         found, failures = list_nodes(opened)
-    if form.is_document:
-        write_json(runtime, [node_document(node) for node in found], indent=2)
-    else:
-        rows = [
-            (
-                node.address,
-                node.tcp_address or None,
-                node.hostname or None,
-                node.version or None,
-                node.topics,
-                len(node.tombstoned),
-                len(node.lookupds),
-                node.error or "ok",
-            )
-            for node in found
-        ]
-        optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
-        write_listing(runtime, NODES, rows, form, optional=optional)
+    optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
+    write_records(runtime, NODES, list(map(node_document, found)), form, optional=optional)
     status = tell_left_out(failures, runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
 
@@ -85,19 +69,12 @@ def lookup(
         where = lookup_topic(opened, topic)
     if not where.nodes:
         runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+    nodes = [each._asdict() for each in where.nodes]
     if form.is_document:
-        document: LookupDocument = {
-            "topic": topic,
-            "channels": list(where.channels),
-            "nodes": [
-                {"nsqd": tcp, "node": http, "lookupds": list(lookupds)}
-                for tcp, http, lookupds in where.nodes
-            ],
-        }
+        document = {"topic": topic, "channels": where.channels, "nodes": nodes}
         write_json(runtime, document, indent=2)
     else:
-        rows = [(tcp, http, len(lookupds)) for tcp, http, lookupds in where.nodes]
-        write_listing(runtime, LOOKUP, rows, form)
+        write_records(runtime, LOOKUP, nodes, form)
     return tell_left_out(where.failures, runtime)
 
 
@@ -115,13 +92,7 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     form.check(PING)
     with cluster.open() as opened:
         pongs = ping_all(opened)
-    if form.is_document:
-        write_json(runtime, [ping_document(pong) for pong in pongs], indent=2)
-    else:
-        rows = [
-            (pong.daemon, pong.address, _ms(pong.elapsed_s), pong.error or "ok") for pong in pongs
-        ]
-        write_listing(runtime, PING, rows, form)
+    write_records(runtime, PING, [pong._asdict() for pong in pongs], form)
     if all(not pong.error for pong in pongs):
         return ExitStatus.DONE
     all_dead = all(pong.error for pong in pongs)
@@ -145,12 +116,8 @@ def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
         {"node": address, **answer, "start_time": moment_text(answer.get("start_time"))}
         for address, answer in answers.items()
     ]
-    if form.is_document:
-        write_json(runtime, documents, indent=2)
-    else:
-        rows = [[document.get(column) for column in INFO] for document in documents]
-        optional = ("start_time", "hostname", "broadcast_address")
-        write_listing(runtime, INFO, rows, form, optional=optional)
+    optional = ("start_time", "hostname", "broadcast_address")
+    write_records(runtime, INFO, documents, form, optional=optional)
     return tell_left_out(failures, runtime)
 
 
@@ -166,20 +133,6 @@ def node_document(node: NodeStatus) -> NodeRow:
         "lookupds": list(node.lookupds),
         "error": node.error or None,
     }
-
-
-def ping_document(pong: PingResult) -> dict[str, Any]:
-    """An answer to /ping as JSON."""
-    return {
-        "daemon": pong.daemon,
-        "address": pong.address,
-        "latency_ms": _ms(pong.elapsed_s),
-        "error": pong.error or None,
-    }
-
-
-def _ms(elapsed_s: float | None) -> float | None:
-    return None if elapsed_s is None else elapsed_s * 1000
 
 
 Node = Annotated[

@@ -78,156 +78,68 @@ def parse_mode(text: str) -> int:
     return mode
 
 
-def archive_settings(
-    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
+class ArchiveOptions(OptionSet):
+    """Into what files topics go, and where these go."""
+
+    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
     store: StoreKind = opt(
         "",
         "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
         FILES,
         StoreKind.file,
-    ),
-    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
+    )
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES)
     filename_format: str = opt(
         "NAME",
         "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
         FILES,
         DEFAULT_FORMAT,
-    ),
+    )
     datetime_format: str = opt(
         "STRFTIME", "<DATETIME>: the time of arrival.", FILES, DEFAULT_DATETIME_FORMAT
-    ),
+    )
     partition_format: str = opt(
         "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
-    ),
-    utc: bool = opt("", "Times in names are UTC, not local.", FILES),
-    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, ""),
-    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode),
-    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode),
+    )
+    utc: bool = opt("", "Times in names are UTC, not local.", FILES)
+    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, "")
+    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode)
+    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode)
     format: StoredForm = opt(
         "",
         "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
         FORM,
         StoredForm.jsonl,
-    ),
-    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n"),
-    gzip: bool = opt("", "Short for --compression gzip.", FORM),
+    )
+    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
+    gzip: bool = opt("", "Short for --compression gzip.", FORM)
     compression: Compression | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
-    ),
+    )
     gzip_level: int | None = opt(
         "N", "Level of gzip; by default fast with python-isal, else 6.", FORM, min=1, max=9
-    ),
-    zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19),
-    rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION),
-    rotate_text_size: int | None = opt("SIZE", "Rotate at this size before compression.", ROTATION),
+    )
+    zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19)
+    rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION)
+    rotate_text_size: int | None = opt("SIZE", "Rotate at this size before compression.", ROTATION)
     rotate_interval: float | None = opt(
         "DURATION", "Rotate every DURATION, clock-aligned.", ROTATION
-    ),
-    rotate_age: float | None = opt(
-        "DURATION", "Rotate DURATION after a file was opened.", ROTATION
-    ),
+    )
+    rotate_age: float | None = opt("DURATION", "Rotate DURATION after a file was opened.", ROTATION)
     skip_empty_files: bool = opt(
         "--skip-empty-files/--no-skip-empty-files",
         "Skip files for intervals without messages (default).",
         ROTATION,
         True,
         show_default=False,
-    ),
+    )
     sync_interval: float = opt(
         "DURATION", "Flush and finish messages every DURATION.", FLUSHING, "1s"
-    ),
+    )
     sync_bytes: int = opt(
         "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
-    ),
-    sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1),
-    upload: str | None = opt(
-        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
-    ),
-    *,
-    bodies: BodyChoice,
-) -> ArchiveSettings:
-    """The settings that the options make. Raises `ConfigurationError`."""
-    from datetime import UTC
-
-    from nsqtools.archive import topic_writer as settings
-    from nsqtools.archive.part_file import Directories
-    from nsqtools.records.naming import FileNaming, Rotation
-
-    codec, compressor = _compressor(gzip, compression, gzip_level, zstd_level)
-    output = _absolute(output_dir)
-    work = _absolute(work_dir) if work_dir else output
-    by = set(bodies.partition_by or ())
-    rotation = Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age)
-    if store is not StoreKind.file:
-        if format is StoredForm.raw:
-            raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
-        if rotation == Rotation():
-            rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
-        if upload is None:  # the table is there; its logs are beside it, or where it is said
-            output = work = work if work_dir else output / LOGS
-    elif by - set(WHOSE) or bodies.schema is not None or bodies.body is not Body.string:
-        raise ConfigurationError(
-            "--body, --schema and partitions of bodies are for tables",
-            hint="Give --store parquet or --store delta.",
-        )
-    naming = FileNaming(
-        filename_format,
-        datetime_format,
-        partition_format,
-        host=_host(host_identifier),
-        pid=os.getpid(),
-        extension=codec.value,
     )
-    return settings.ArchiveSettings(
-        Directories(output, work, file_mode, dir_mode),
-        naming,
-        rotation,
-        settings.Flush(sync_interval, sync_bytes, sync_count),
-        settings.RecordFormat(format.value),
-        b"\n" if delimiter is None else delimiter,
-        compressor,
-        settings.PartitionBy("message" if "message" in by else "arrival"),
-        UTC if utc else None,
-        skip_empty_files,
-    )
-
-
-def _compressor(
-    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
-) -> tuple[Codec, CompressorFactory]:
-    """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.codecs import Codec, members_of
-
-    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
-    asked |= {Compression.zstd} if zstd_level is not None else set()
-    asked |= {compression} if compression is not None else set()
-    if len(asked) > 1:
-        raise ConfigurationError(
-            "the options ask for different compressions", hint="Give --compression alone."
-        )
-    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
-    return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
-
-
-ArchiveOptions = Annotated["ArchiveSettings", From(archive_settings)]
-
-
-def _absolute(path: Path) -> Path:
-    """One spelling for each directory: ``./w`` and ``w/`` are the same."""
-    return Path(os.path.abspath(path))
-
-
-def _host(identifier: str) -> str:
-    import socket
-
-    name = socket.gethostname()
-    short = name.partition(".")[0]
-    return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
-
-
-class UploadOptions(OptionSet):
-    """Where finished files go, and when they leave."""
-
+    sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1)
     upload: str | None = opt(
         "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
     )
@@ -243,10 +155,60 @@ class UploadOptions(OptionSet):
     max_local_bytes: int | None = opt(
         "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
     )
-
-    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
-    store: StoreKind = opt("", "", FILES, StoreKind.file)
     bodies: BodyChoice
+
+    def settings(self) -> ArchiveSettings:
+        """The settings that the options make. Raises `ConfigurationError`."""
+        from datetime import UTC
+
+        from nsqtools.archive import topic_writer as settings
+        from nsqtools.archive.part_file import Directories
+        from nsqtools.records.naming import FileNaming, Rotation
+
+        codec, compressor = _compressor(
+            self.gzip, self.compression, self.gzip_level, self.zstd_level
+        )
+        output = _absolute(self.output_dir)
+        work = _absolute(self.work_dir) if self.work_dir else output
+        by = set(self.bodies.partition_by or ())
+        rotation = Rotation(
+            self.rotate_size, self.rotate_text_size, self.rotate_interval, self.rotate_age
+        )
+        if self.store is not StoreKind.file:
+            if self.format is StoredForm.raw:
+                raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
+            if rotation == Rotation():
+                rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
+            # the table is there; its logs are beside it, or where it is said
+            if self.upload is None:
+                output = work = work if self.work_dir else output / LOGS
+        elif (
+            by - set(WHOSE) or self.bodies.schema is not None or self.bodies.body is not Body.string
+        ):
+            raise ConfigurationError(
+                "--body, --schema and partitions of bodies are for tables",
+                hint="Give --store parquet or --store delta.",
+            )
+        naming = FileNaming(
+            self.filename_format,
+            self.datetime_format,
+            self.partition_format,
+            host=_host(self.host_identifier),
+            pid=os.getpid(),
+            extension=codec.value,
+        )
+        return settings.ArchiveSettings(
+            Directories(output, work, self.file_mode, self.dir_mode),
+            naming,
+            rotation,
+            settings.Flush(self.sync_interval, self.sync_bytes, self.sync_count),
+            settings.RecordFormat(self.format.value),
+            b"\n" if self.delimiter is None else self.delimiter,
+            compressor,
+            settings.PartitionBy("message" if "message" in by else "arrival"),
+            UTC if self.utc else None,
+            self.skip_empty_files,
+        )
 
     def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
         """Return what uploads or lands the files of an archiver, if that is wanted.
@@ -302,6 +264,36 @@ class UploadOptions(OptionSet):
         return Uploads(files, self.max_local_bytes)
 
 
+def _compressor(
+    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
+) -> tuple[Codec, CompressorFactory]:
+    """What the options about compression ask for together. Raises `ConfigurationError`."""
+    from nsqtools.archive.codecs import Codec, members_of
+
+    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
+    asked |= {Compression.zstd} if zstd_level is not None else set()
+    asked |= {compression} if compression is not None else set()
+    if len(asked) > 1:
+        raise ConfigurationError(
+            "the options ask for different compressions", hint="Give --compression alone."
+        )
+    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
+    return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
+
+
+def _absolute(path: Path) -> Path:
+    """One spelling for each directory: ``./w`` and ``w/`` are the same."""
+    return Path(os.path.abspath(path))
+
+
+def _host(identifier: str) -> str:
+    import socket
+
+    name = socket.gethostname()
+    short = name.partition(".")[0]
+    return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -311,7 +303,7 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip().lower(), value
 
 
-Upload = Annotated[UploadOptions, From(UploadOptions)]
+Archiving = Annotated[ArchiveOptions, From(ArchiveOptions)]
 
 
 def to_file(
@@ -322,8 +314,7 @@ def to_file(
     ),
     *,
     consuming: Annotated[Consuming, From(Consuming)],
-    settings: ArchiveOptions,
-    upload: Upload,
+    archiving: Archiving,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
@@ -350,12 +341,13 @@ def to_file(
     from nsqtools.cluster.topics import TopicDiscovery
     from nsqtools.files.opening import allow_many
 
+    settings = archiving.settings()
     topics, pattern = consuming.topics, consuming.topic_pattern
     discovery = TopicDiscovery(pattern, connection) if pattern is not None else None
     allow_many()
     hook = FileHook(on_file) if on_file is not None else None
-    uploads = upload.open(settings, hook.put if hook is not None else lambda place: None)
-    is_landing = upload.store is not StoreKind.file
+    uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
+    is_landing = archiving.store is not StoreKind.file
     options = connection.client_options(**THROUGHPUT)
     look_before(topics, channel, connection, runtime, create=consuming.create, force=True)
 

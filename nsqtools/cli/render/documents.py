@@ -495,12 +495,6 @@ class Size(TypedDict):
     max: int
 
 
-class LatencyClass(TypedDict):
-    above: float
-    up_to: Positive | None
-    count: int
-
-
 BenchLatency = TypedDict(
     "BenchLatency",
     {
@@ -513,7 +507,6 @@ BenchLatency = TypedDict(
         "p99": float,
         "p99.9": float,
         "max": float,
-        "classes": list[LatencyClass],
     },
 )
 

@@ -13,7 +13,7 @@ gives its rows to `write_listing` otherwise. What ``--json`` prints is described
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
@@ -130,6 +130,33 @@ def write_listing(
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
         return
     write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
+
+
+def write_records(
+    runtime: Runtime,
+    columns: Sequence[str],
+    documents: Sequence[Mapping[str, Any]],
+    form: Form,
+    *,
+    optional: Sequence[str] = (),
+) -> None:
+    """Write JSON documents as they are, or some of their fields as rows.
+
+    Of a list a row has the length, and as ``state`` the ``error`` or ok.
+    """
+    if form.is_document:
+        write_json(runtime, documents, indent=2)
+        return
+    rows = [[_field(document, name) for name in columns] for document in documents]
+    write_listing(runtime, columns, rows, form, optional=optional)
+
+
+def _field(document: Mapping[str, Any], name: str) -> Cell:
+    value = document["error"] or "ok" if name == "state" else document.get(name)
+    if isinstance(value, list | tuple):
+        return len(value)
+    cell: Cell = None if value == "" else value
+    return cell
 
 
 def _lines(

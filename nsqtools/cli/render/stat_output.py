@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsqtools.cli.render.output import Cell, Form, Kind, write_json, write_listing, write_text
+from nsqtools.cli.render.output import Cell, Form, Kind, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
@@ -14,7 +14,6 @@ from nsqtools.cluster.stats_documents import (
     Test,
     client_documents,
     document,
-    prometheus_text,
     sort_rows,
     time_text,
 )
@@ -83,7 +82,6 @@ class SamplePrinter:
         *,
         tests: Sequence[Test],
         sort: str,
-        prometheus: bool = False,
         timed: bool = False,
     ) -> None:
         self._runtime = runtime
@@ -91,16 +89,12 @@ class SamplePrinter:
         self._form = form
         self._tests = tests
         self._sort = sort
-        self._prometheus = prometheus
         self._timed = timed or form.kind in TIMED or "time" in form.columns
         self._is_first = True
         form.check(("time", *columns_of(view)))
 
     def __call__(self, sample: Sample) -> None:
         """Print a sample."""
-        if self._prometheus:
-            write_text(self._runtime, prometheus_text(sample))
-            return
         rows = sample.rows if self._view == "nodes" else sample.totals
         chosen = (row for row in rows if all(test(row) for test in self._tests))
         queues = sort_rows(chosen, self._sort)

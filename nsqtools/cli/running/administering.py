@@ -16,7 +16,14 @@ from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
 from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import From, OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
+from nsqtools.cli.render.output import (
+    Cell,
+    Form,
+    ListingForm,
+    write_json,
+    write_listing,
+    write_records,
+)
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
 if TYPE_CHECKING:
@@ -223,18 +230,14 @@ class AdminChange(OptionSet):
         tell_problems(plan, runtime)
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
-            if form.is_document:
-                write_json(runtime, [document(step) for step in plan.steps], indent=2)
-            else:
-                write_listing(runtime, COLUMNS, map(row, plan.steps), form)
+            write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
             return partly
         if plan.is_destructive and not runtime.agree(lines(plan.steps), "Go on?", yes=yes):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
-        if form.is_document:
-            write_json(runtime, [outcome_document(outcome) for outcome in outcomes], indent=2)
-        elif form.kind is not None:
-            write_listing(runtime, (*COLUMNS, "error"), map(outcome_row, outcomes), form)
+        if form.kind is not None:
+            documents = list(map(outcome_document, outcomes))
+            write_records(runtime, (*COLUMNS, "error"), documents, form)
         return report(outcomes, runtime, otherwise=partly)
 
 
@@ -291,19 +294,6 @@ def lines(steps: Iterable[Step]) -> list[str]:
     return shown
 
 
-def row(step: Step) -> tuple[str | int, ...]:
-    """A step as a row of `COLUMNS`."""
-    return (
-        step.daemon.value,
-        step.address,
-        step.action.value,
-        step.topic,
-        step.channel or "-",
-        step.messages,
-        len(step.clients),
-    )
-
-
 def document(step: Step) -> ChangeDocument:
     """A step as JSON."""
     return {
@@ -322,8 +312,3 @@ def outcome_document(outcome: StepResult) -> ChangeDocument:
     """A step that was tried, as JSON."""
     error = None if outcome.error is None else str(outcome.error)
     return {**document(outcome.step), "done": error is None, "error": error}
-
-
-def outcome_row(outcome: StepResult) -> tuple[str | int | None, ...]:
-    """A step that was tried, as a row."""
-    return *row(outcome.step), None if outcome.error is None else str(outcome.error)

@@ -57,7 +57,7 @@ class ExitStatus(IntEnum):
         return status
 
     DONE = 0, "done"
-    FAILED = 1, "failed, or a threshold of `nsq stat` was exceeded"
+    FAILED = 1, "failed"
     USAGE = 2, "the command line cannot work"
     NOT_FOUND = 3, "topic, channel or node not found"
     UNREACHABLE = 4, "cannot connect, or no answer in time"

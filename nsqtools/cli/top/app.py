@@ -36,10 +36,12 @@ from textual.widgets import OptionList, Static
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
+from nsqtools.cli.running.administering import lines as plan_lines
+from nsqtools.cli.running.administering import summary
 from nsqtools.cli.top.columns import VIEWS
 from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain, problem_page
-from nsqtools.cli.top.view import Change, TopView
-from nsqtools.cluster.admin import Action, AdminPlan
+from nsqtools.cli.top.view import TopView
+from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Question, Sampler
 from nsqtools.errors import NsqError
 from nsqtools.protocol.text import escape_line
@@ -358,7 +360,7 @@ class ListScreen(Sheet):
         super().__init__(top)
         self.rows = Rows()
         self.notice = ""
-        self._wanted: Change | None = None
+        self._wanted: TopicChange | None = None
 
     def compose(self) -> ComposeResult:
         yield self.rows
@@ -417,7 +419,7 @@ class ListScreen(Sheet):
         elif key == "q":
             self.top.exit()
 
-    def _say(self, notice: str = "", wanted: Change | None = None) -> None:
+    def _say(self, notice: str = "", wanted: TopicChange | None = None) -> None:
         """Draw, with something in the bottom line; no plan but the one wanted is waited for."""
         self.notice, self._wanted = notice, wanted
         self.redraw()
@@ -433,51 +435,60 @@ class ListScreen(Sheet):
         if key == "v" and not channel:
             self._say("v shows messages of a channel: Enter opens the channels of the topic")
         elif key in ACTIONS:
-            self._plan(Change(ACTIONS[key], topic, channel))
+            self._plan(TopicChange(action=ACTIONS[key], topic=topic, channel=channel))
         elif key == "v":
             page = Messages(self.top, f"peek {topic}/{channel}", folds=True)
             self.top.show_messages(page, topic, channel)
         else:
             self.top.show_messages(Messages(self.top, f"tail {topic}", folds=False), topic, "")
 
-    def _plan(self, change: Change) -> None:
+    def _plan(self, change: TopicChange) -> None:
         """Ask for a plan, and show it unless another key was pressed meanwhile."""
         top = self.top
-        self._say(f"planning: {change.title} ...", change)
+        self._say(f"planning: {_title(change)} ...", change)
 
         def work() -> None:
-            from nsqtools.cli.top import sources
+            with top.settings.open() as cluster:
+                plan = change.plan(cluster)
+            left_out = [f"left out: {failure.error}" for failure in plan.failures]
+            shown = [*left_out, *plan.notes, *plan_lines(plan.steps)]
+            top.call(lambda: ask(plan, shown))
 
-            plan = sources.plan(top.settings, change)
-            lines = sources.plan_lines(plan)
-            top.call(lambda: ask(plan, lines))
-
-        def ask(plan: AdminPlan, lines: Sequence[str]) -> None:
+        def ask(plan: AdminPlan, shown: Sequence[str]) -> None:
             if self._wanted is change and self.is_current:
                 self._wanted = None
-                page = Confirmation(top, change.title, lines, change.word)
+                page = Confirmation(top, _title(change), shown, change.word)
                 top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
 
         top.begin(work, lambda lines: self._report(change, lines))
 
-    def _carry_out(self, change: Change, plan: AdminPlan, agreed: bool) -> None:
+    def _carry_out(self, change: TopicChange, plan: AdminPlan, agreed: bool) -> None:
         def work() -> None:
-            from nsqtools.cli.top import sources
-
-            done = sources.carry_out(self.top.settings, plan)
-            self.top.call(lambda: self._report(change, done))
+            with self.top.settings.open() as cluster:
+                outcomes = apply(cluster, plan)
+            failed = [
+                f"{each.step.action.value} {each.step.subject} failed: {each.error}"
+                for each in outcomes
+                if each.error is not None
+            ]
+            done = summary(each.step for each in outcomes if each.error is None)
+            self.top.call(lambda: self._report(change, [*failed, *done]))
             self.top.ask_now()
 
-        self._say(f"{change.title} ..." if agreed else "")
+        self._say(f"{_title(change)} ..." if agreed else "")
         if agreed:
             self.top.begin(work, lambda lines: self._report(change, lines))
 
-    def _report(self, change: Change, lines: Sequence[str]) -> None:
+    def _report(self, change: TopicChange, lines: Sequence[str]) -> None:
         """Say how it ended: in the bottom line, or on a page where that is too little."""
         if self.is_current:
             self._say(lines[0] if len(lines) == 1 else "")
             if len(lines) != 1:
-                self.top.push_screen(Page(self.top, change.title, lines))
+                self.top.push_screen(Page(self.top, _title(change), lines))
+
+
+def _title(change: TopicChange) -> str:
+    return f"{change.action.value} {change.subject}"
 
 
 # -- the app --------------------------------------------------------------------------------------

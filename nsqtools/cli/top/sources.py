@@ -1,11 +1,8 @@
-"""What `nsq top` asks of the cluster besides samples, each on a thread of its own.
+"""The messages that `nsq top` shows, on a thread of their own.
 
-Changes: the plans of `nsq topic` and `nsq channel`, asked for and carried out. They have a cluster
-of their own, so that they share no connection with the sampler.
-
-Messages: those that arrive in a topic, or some of a channel. A tail subscribes with an ephemeral
-channel of its own, as `nsq tail` does, and takes nothing from other channels. A peek shows messages
-of a channel and gives them back, as `nsq peek` does.
+Those that arrive in a topic, or some of a channel. A tail subscribes with an ephemeral channel of
+its own, as `nsq tail` does, and takes nothing from other channels. A peek shows messages of a
+channel and gives them back, as `nsq peek` does.
 """
 
 from __future__ import annotations
@@ -15,10 +12,7 @@ from datetime import datetime
 
 from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
 from nsqtools.cli.options.connection import ClusterSettings
-from nsqtools.cli.running.administering import lines, summary
-from nsqtools.cli.top.view import Change
 from nsqtools.client.message import Message
-from nsqtools.cluster.admin import AdminPlan, apply, plan_channels, plan_topics
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
 from nsqtools.protocol.text import counted, escape_line
@@ -27,33 +21,6 @@ from nsqtools.tail.tail import Tail, peek
 PEEK_COUNT = 10
 PEEK_IDLE_S = 1.0
 MOST_BODY = 16 * 1024
-
-
-def plan(settings: ClusterSettings, change: Change) -> AdminPlan:
-    """Ask the cluster for the plan of a change. Raises `NsqError`."""
-    action, topic, channel = change
-    with settings.open() as cluster:
-        if channel:
-            return plan_channels(cluster, action, [topic], [channel])
-        return plan_topics(cluster, action, [topic])
-
-
-def plan_lines(plan: AdminPlan) -> list[str]:
-    """What is to be read before the plan is agreed to."""
-    left_out = [f"left out: {failure.error}" for failure in plan.failures]
-    return [*left_out, *plan.notes, *lines(plan.steps)]
-
-
-def carry_out(settings: ClusterSettings, plan: AdminPlan) -> list[str]:
-    """Carry a plan out; return what was done and what failed."""
-    with settings.open() as cluster:
-        outcomes = apply(cluster, plan)
-    failed = [
-        f"{each.step.action.value} {each.step.subject} failed: {each.error}"
-        for each in outcomes
-        if each.error is not None
-    ]
-    return [*failed, *summary(each.step for each in outcomes if each.error is None)]
 
 
 class MessageSource:

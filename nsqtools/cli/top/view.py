@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsqtools.cli.top.columns import TEXTS, TREND, VIEWS, Column, Sum, ViewKind, check_column
-from nsqtools.cluster.admin import Action
 from nsqtools.cluster.problems import Past, Problem, problems_of
 from nsqtools.cluster.queue_rows import QueueRow, totals
 from nsqtools.cluster.sampling import Question, Sample
@@ -70,24 +69,6 @@ class Line:
     subject: Any
     is_paused: bool = False
     is_silent: bool = False
-
-
-class Change(NamedTuple):
-    """A change of a topic, or of a channel."""
-
-    action: Action
-    topic: str
-    channel: str
-
-    @property
-    def word(self) -> str:
-        """What is typed to agree to it; "" where y is enough."""
-        return (self.channel or self.topic) if self.action.is_destructive else ""
-
-    @property
-    def title(self) -> str:
-        what = f"channel {self.topic}/{self.channel}" if self.channel else f"topic {self.topic}"
-        return f"{self.action.value} {what}"
 
 
 # -- lines --------------------------------------------------------------------------------------

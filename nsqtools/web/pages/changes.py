@@ -19,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from nsqtools.cluster.admin import Action
+from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.drain import Drain, DrainPlan
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.web.actions import RequestOrigin, TopicChange, WebContext
+from nsqtools.web.actions import RequestOrigin, WebContext
 from nsqtools.web.pages.site import Site, Values
 
 VERBS = {
@@ -33,7 +33,6 @@ VERBS = {
     Action.UNPAUSE: "Unpause",
     Action.TOMBSTONE: "Tombstone",
 }
-TYPED = {Action.DELETE, Action.EMPTY, Action.TOMBSTONE}
 
 
 class ChangePages:
@@ -99,7 +98,7 @@ class ChangePages:
                 kept=self._kept(change),
                 offers_channels=change.action is Action.EMPTY and not change.channel,
                 with_channels=change.with_channels,
-                typed_name=(change.channel or change.topic) if change.action in TYPED else "",
+                typed_name=change.word,
                 verb=VERBS[change.action],
                 action_address=self._address(change),
                 csrf_token=self._site.context.token(request),
@@ -110,8 +109,7 @@ class ChangePages:
 
     def _confirmed(self, request: Request, fields: dict[str, str]) -> Response:
         change = _change(request, with_channels=fields.get("channels") == "1")
-        name = change.channel or change.topic
-        if change.action in TYPED and fields.get("confirm", "").strip() != name:
+        if change.word and fields.get("confirm", "").strip() != change.word:
             return self._plan(request, change, "The name was not typed as it is below.")
         results = self._site.context.act(request, change)
         failed = sum(result.error is not None for result in results)
@@ -174,11 +172,10 @@ def _change(request: Request, *, with_channels: bool) -> TopicChange:
 
 
 def _heading(change: TopicChange) -> str:
-    subject = f"channel {change.topic}/{change.channel}" if change.channel else change.topic
     if change.action is Action.TOMBSTONE:
         return f"Take the topic {change.topic} from {change.node}"
     where = f" on {change.node}" if change.node else ""
-    return f"{VERBS[change.action]} {subject if change.channel else f'topic {subject}'}{where}"
+    return f"{VERBS[change.action]} {change.subject}{where}"
 
 
 log = logging.getLogger("nsqtools")

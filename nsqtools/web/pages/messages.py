@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch
+from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -132,21 +132,10 @@ _listeners = threading.BoundedSemaphore(MAX_LISTENERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A message that came."""
-
-    nsqd: str
-    id: str
-    timestamp_ns: int
-    attempts: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Copies:
     """What came, and why some nsqd were not listened to."""
 
-    messages: tuple[Copy, ...]
+    messages: tuple[Message, ...]
     left_out: tuple[str, ...]
 
 
@@ -225,14 +214,14 @@ def _take(
     channel: str,
     count: int,
     for_s: float,
-) -> tuple[Copy, ...]:
+) -> tuple[Message, ...]:
     consumer = Consumer(
         topic,
         channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
         nsqd_tcp_addresses=addresses,
         options=replace(options, max_in_flight=max(count, len(addresses))),
     )
-    taken: list[Copy] = []
+    taken: list[Message] = []
     held: list[Batch] = []  # a batch that is dropped may be answered
     with consumer:  # which gives back what is unanswered
         consumer.gather(0, count)
@@ -242,16 +231,7 @@ def _take(
             batch = consumer.next_batch(left_s)
             if batch is None:
                 break
-            taken += (
-                Copy(
-                    batch.nsqd,
-                    message.id.decode(),
-                    message.timestamp_ns,
-                    message.attempts,
-                    message.body,
-                )
-                for message in batch
-            )
+            taken += batch
             if channel:
                 held.append(batch)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -66,7 +67,6 @@ def test_e2e_consumes_what_it_published(measure: Measure) -> None:
     latency = document["latency_ms"]
     assert document["messages"] == latency["count"] == 5000
     assert document["published"] == document["consumed"] > 5000  # the warm-up
-    assert sum(each["count"] for each in latency["classes"]) == 5000
     figures = [latency[name] for name in ("min", "p50", "p90", "p99", "max")]
     assert figures == sorted(figures)
 
@@ -218,7 +218,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_on_a_terminal_it_shows_progress_figures_and_bars(
+def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
     nsqd: GoNsqd, nsq_on_a_terminal: TerminalNsq
 ) -> None:
     child = nsq_on_a_terminal(at(nsqd, "e2e", "-n", "3000"), env={"NO_COLOR": "1"})
@@ -226,11 +226,8 @@ def test_on_a_terminal_it_shows_progress_figures_and_bars(
     child.expect(r"publishing and consuming: [\d,]+ messages after \d")
     page = child.read()
 
-    assert "messages/s" in page
-    assert "client CPU" in page
-    assert "latency of a message in ms" in page
-    assert "p99.9" in page
-    assert "█" in page
+    assert re.search(r"mode +e2e", page)
+    assert re.search(r"p99\.9_ms +\d", page)
 
 
 def test_in_a_pipe_it_is_a_line_of_columns(nsqd: GoNsqd, run_nsq: RunNsq) -> None:

@@ -218,27 +218,6 @@ def test_each_of_twenty_faults_is_named(
     assert sum(name.endswith("stats.json") for name in names) == 4
 
 
-def test_monitoring_gets_a_status_and_figures_in_its_own_form(
-    run_nsq: RunNsq, quick_nsqd: Nsqd
-) -> None:
-    quick_nsqd.create_channel("clicks", "archive")
-    quick_nsqd.publish("clicks", b"x")
-    at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
-
-    nagios = run_nsq([*at, "--format", "nagios"])
-    prometheus = run_nsq([*at, "--format", "prometheus"])
-    ignored = run_nsq([*at, "--ignore", "no consumers click*"])
-    wrong = run_nsq([*at, "--max-depth", "many"])
-    unknown = run_nsq([*at, "-t", "nothing"])
-
-    assert nagios.status == 1
-    first = nagios.out.decode().splitlines()[0]
-    assert first == ("NSQ WARNING - no consumers clicks/archive | critical=0 warning=1 depth=1")
-    assert b'nsq_check_problems{severity="warning",kind="no consumers"} 1' in prometheus.out
-    assert (ignored.status, b"OK: no problems" in ignored.out) == (0, True)
-    assert (wrong.status, unknown.status) == (3, 3)
-
-
 def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
     run_nsq: RunNsq, quick_nsqd: Nsqd, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Names for the completion of shells: from the cluster or none, and at once.
+"""What can follow a command line: words that are known before, and names of the cluster, at once.
 
 `test_complete_line` has what bash, zsh and fish make of them.
 """
@@ -13,6 +13,7 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.hostile_cluster import HostileCluster
+from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete
@@ -27,11 +28,80 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offered(run_nsq: RunNsq, line: str) -> list[str]:
     """What can follow ``line`` in bash."""
-    status, out, err = run_nsq(["__complete_line", "bash", line, ""])
-    assert (status, err) == (0, "")
-    head, *words = out.decode().splitlines()
+    head, *words = answer(run_nsq, line)
     assert head == "words 0"
     return words
+
+
+def answer(run_nsq: RunNsq, line: str) -> list[str]:
+    status, out, err = run_nsq(["__complete_line", "bash", line, ""])
+    assert (status, err) == (0, "")
+    return out.decode().splitlines()
+
+
+KNOWN = {
+    "nsq topic cr": {"create"},
+    "nsq t": {
+        *("tail", "to-exec", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"),
+        "topology",
+    },
+    "nsq topic --": {"--help"},
+    "nsq topic create --dry": {"--dry-run"},
+    # options that were given are gone, unless they may be repeated; -t is --topic
+    "nsq tail --js": {"--json"},
+    "nsq tail --json --js": set(),
+    "nsq tail -t clicks --to": {"--topic"},
+    "nsq pub -t clicks --to": set(),
+    "nsq pub -tclicks --to": set(),
+    "nsq tail --tls --no-": {
+        "--no-auth-requires-tls",
+        "--no-deflate",
+        "--no-lookupd-authorization",
+        "--no-profile",
+        "--no-snappy",
+    },
+    "nsq tail -v --verb": {"--verbose"},
+    # values: in the next word, behind letters in one word
+    "nsq pub --mode ": {"all", "failover", "round-robin"},
+    "nsq pub -qvd , --form": {"--format"},
+    "nsq pub --format raw --mode f": {"failover"},
+    "nsq stat --sort in": {"in_flight", "ingress"},
+    "nsq tail --grep --js": set(),
+    # behind -- there are no options
+    "nsq archive cat --bod": {"--bodies"},
+    # the flags of the daemons, with one dash or two
+    "nsq nsqd --data": {"--data-path"},
+    "nsq nsqd -data-path x --data": set(),
+    "nsq nsqd --data-path=x --data": set(),
+    "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
+    "nsq nsqd -deflate -data": {"-data-path"},
+    "nsq nsqd -log-level w": {"warn"},
+    "nsq completion ": {"bash", "zsh", "fish"},
+    # options after an argument
+    "nsq topic create clicks --dry": {"--dry-run"},
+    "nsq topic create clicks --no-such=": set(),
+}
+
+
+def test_words_that_are_known_before(run_nsq: RunNsq) -> None:
+    assert {line: set(offered(run_nsq, line)) for line in KNOWN} == KNOWN
+    assert answer(run_nsq, "nsq nsqlookupd --log-level=w") == ["words 12", "--log-level=warn"]
+    assert answer(run_nsq, "nsq pub --unsent-file archi") == ["files 0"]
+    assert answer(run_nsq, "nsq nsqd -data-path=archi")[0].startswith("dirs ")
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_names_come_from_the_cluster_that_the_line_names(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
+    quick_nsqd.create_channel("views", "live")
+    quick_nsqd.create_channel("clicks", "arch")
+    at = f"--nsqd-http-address={quick_nsqd.http_address}"
+
+    assert offered(run_nsq, f"nsq tail {at.replace('=', ' ')} --topic c") == ["clicks"]
+    assert offered(run_nsq, f"nsq topic pause {at} clicks ") == ["clicks", "views"]
+    assert offered(run_nsq, f"nsq tail {at} --topic=views --channel ") == ["live"]
+    assert offered(run_nsq, f"nsq tail {at} -tclicks -c ") == ["arch"]
+    assert offered(run_nsq, f"nsq channel pause {at} clicks ") == ["arch"]
+    assert offered(run_nsq, "nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == []
 
 
 @pytest.mark.usefixtures("unhurried")

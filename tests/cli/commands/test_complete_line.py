@@ -191,61 +191,20 @@ def shells(nsq_env: Mapping[str, str], tmp_path: Path) -> Iterator[Shells]:
 TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
 
 STATIC = {
-    "nsq topic cr": {"create"},
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
-    "nsq t": {
-        *("tail", "to-exec", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"),
-        "topology",
-    },
     "nsq --": {"--help", "--version"},
-    "nsq topic --": {"--help"},
-    "nsq topic create --dry": {"--dry-run"},
     "nsq no-such-command ": set(),
-    # options that were given are gone, unless they may be repeated; -t is --topic
-    "nsq tail --js": {"--json"},
-    "nsq tail --json --js": set(),
-    "nsq tail -t clicks --to": {"--topic"},
-    "nsq pub -t clicks --to": set(),
-    "nsq pub -tclicks --to": set(),
-    "nsq tail --tls --no-": {
-        "--no-auth-requires-tls",
-        "--no-deflate",
-        "--no-lookupd-authorization",
-        "--no-profile",
-        "--no-snappy",
-    },
-    "nsq tail -v --verb": {"--verbose"},
-    # values: in the next word, behind =, behind letters in one word
-    "nsq pub --mode ": {"all", "failover", "round-robin"},
+    # values: in the next word, behind =, behind what breaks words in bash
     "nsq pub --mode r": {"round-robin"},
     "nsq pub --mode=": {"all", "failover", "round-robin"},
     "nsq pub --mode=r": {"round-robin"},
-    "nsq pub -qvd , --form": {"--format"},
-    "nsq pub --format raw --mode f": {"failover"},
     "nsq tail -d : --js": {"--json"},
     "nsq tail -d a:b --js": {"--json"},
-    "nsq stat --sort in": {"in_flight", "ingress"},
     "nsq tail --tls-min-version ": {"tls1.2", "tls1.3"},
-    "nsq tail --grep --js": set(),
-    # behind -- there are no options
     "nsq archive cat -- --bod": set(),
-    "nsq archive cat --bod": {"--bodies"},
-    # the flags of the daemons, with one dash or two
-    "nsq nsqd -data": {"-data-path"},
-    "nsq nsqd --data": {"--data-path"},
-    "nsq nsqd -data-path x --data": set(),
-    "nsq nsqd --data-path=x --data": set(),
-    "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
-    "nsq nsqd -deflate=": {"true", "false"},
-    "nsq nsqd -deflate -data": {"-data-path"},
-    "nsq nsqd -log-level w": {"warn"},
-    "nsq nsqlookupd --log-level=w": {"warn"},
-    "nsq completion ": {"bash", "zsh", "fish"},
-    # options after an argument, and after an argument in quotes
-    "nsq topic create clicks --dry": {"--dry-run"},
     "nsq topic create 'cl icks' --dry": {"--dry-run"},
-    "nsq topic create clicks --no-such=": set(),
 }
+"""What a shell may hand over in another way; `test_complete` has the rest."""
 
 
 @pytest.fixture(params=SHELLS)
@@ -278,26 +237,17 @@ def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
 
     assert offered("nsq pub -f archi") == {"archived.log", "archives"}
     assert offered("nsq pub -f ~/here/archi") == {"archived.log", "archives"}
-    assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
     assert offered("nsq to-file --output-dir archi") == {"archives"}
-    assert offered("nsq nsqd -data-path=archi") == {"archives"}
 
 
 def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
     nsqd.create_channel("views", "live")
     nsqd.create_channel("clicks", "arch")
     at = f"--nsqd-http-address={nsqd.http_address}"
-    beside = f"--nsqd-http-address {nsqd.http_address}"
 
     assert shell.candidates(f"nsq tail {at} -t ") == {"clicks", "views"}
-    assert shell.candidates(f"nsq tail {beside} --topic c") == {"clicks"}
-    assert shell.candidates(f"nsq tail {beside} --topic=c") == {"clicks"}
-    assert shell.candidates(f"nsq topic pause {at} clicks ") == {"clicks", "views"}
-    assert shell.candidates(f"nsq tail {at} -t views -c ") == {"live"}
-    assert shell.candidates(f"nsq tail {at} --topic=views --channel ") == {"live"}
-    assert shell.candidates(f"nsq tail {at} -tclicks -c ") == {"arch"}
-    assert shell.candidates(f"nsq channel pause {at} clicks ") == {"arch"}
+    assert shell.candidates(f"nsq tail {at} --topic=c") == {"clicks"}
     assert shell.candidates(f"nsq channel pause {at} 'views' ") == {"live"}
 
 
@@ -327,7 +277,6 @@ def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
     shell.lose_patience()
 
     assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
-    assert shell.candidates("nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == set()
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
 
 
@@ -351,7 +300,7 @@ def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
     )
 
 
-@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub --mode "])
+@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq pub --mode "])
 def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
     command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
 
@@ -363,7 +312,7 @@ def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str)
             before.children_user + before.children_system
         )
 
-    assert min(cpu_s() for _ in range(5)) < patience_s(TAB_LIMIT_S)
+    assert any(cpu_s() < patience_s(TAB_LIMIT_S) for _ in range(5))
 
 
 def test_the_tab_key_itself(shell: Shell) -> None:

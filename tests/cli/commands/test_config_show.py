@@ -47,37 +47,6 @@ def show(run_nsq: RunNsq, valid_json: ValidJson) -> Any:
     return run
 
 
-def test_without_anything_there_are_the_defaults(show: Any) -> None:
-    rows = show()
-
-    assert rows["nsqd-tcp-address"] == (["127.0.0.1:4150"], "default", "")
-    assert rows["tls"] == (False, "default", "")
-    assert rows["tls-min-version"] == ("tls1.2", "default", "")
-    assert rows["max-in-flight"] == (None, "default", "")  # each command has its own
-    assert {origin for _, origin, _ in rows.values()} == {"default"}
-
-
-def test_what_is_weaker_is_shown_as_not_in_force(file: Path, show: Any) -> None:
-    rows = show(
-        "--profile=lab",
-        "--no-tls",
-        "--max-in-flight=3",
-        "--consumer-opt=max_attempts=5",
-        NSQ_NSQD_TCP_ADDRESS="other:4150",
-    )
-
-    assert rows["nsqd-tcp-address"] == (["other:4150"], "environment", "NSQ_NSQD_TCP_ADDRESS")
-    value, origin, place = rows["lookupd-http-address"]
-    assert (value, origin) == (None, "file")
-    assert place.startswith(f"not in force: lookupd-http-address in {file}, and a stronger origin")
-    assert rows["tls"] == (False, "flag", "--tls")
-    assert rows["max-in-flight"] == ("3", "flag", "--max-in-flight")
-    assert rows["consumer-opt max_attempts"] == ("5", "flag", "--consumer-opt")
-    overruled = show("--consumer-opt=max_in_flight=3")["max-in-flight"]
-    assert overruled[0] is None
-    assert "--consumer-opt max_in_flight is stronger" in overruled[2]
-
-
 def test_secrets_are_masked_wherever_they_stand(
     file: Path, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
@@ -92,12 +61,3 @@ def test_secrets_are_masked_wherever_they_stand(
             assert b"***" in result.out
             assert b"sesame" not in result.out
             assert b"hush" not in result.out
-
-
-def test_a_client_option_is_shown_once_with_its_default_or_what_was_said(show: Any) -> None:
-    rows = show("--consumer-opt=max_attempts=9")
-
-    assert rows["consumer-opt max_attempts"] == ("9", "flag", "--consumer-opt")
-    assert "max_attempts" not in rows
-    assert rows["msg_timeout"] == ("0s", "default", "")
-    assert rows["timeout"] == ("5s", "default", "")

@@ -68,14 +68,6 @@ def test_values_may_begin_with_a_dash(line: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("Usage: nsq ")
 
 
-@pytest.mark.parametrize("command", ["tail", "to-http", "stat"])
-def test_a_topic_without_its_option_is_recognized(command: str, run_nsq: RunNsq) -> None:
-    result = run_nsq([command, "clicks"])
-
-    assert result.status == 2
-    assert result.err.endswith(f"hint: Write nsq {command} -t clicks\n")
-
-
 def test_ls_is_list_and_json_has_one_spelling_more(run_nsq: RunNsq, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\n")
 
