@@ -73,7 +73,7 @@ VERDICT = {"nsq check --lookupd-http-address lookup-1:4161": 1}
 INTERRUPTED = {"nsq nsqd": 0}
 """Commands that end with another status than 130 when they are interrupted: nsqd's own."""
 
-MESSAGES, OLD = 200, 50
+MESSAGES, OLD = 60, 50  # each is a process of nsq to-exec, and a request of nsq to-http
 INSTALL = "Install"
 TLS_AND_AUTH = "TLS and auth"
 REPLAY = "Replaying an archive"

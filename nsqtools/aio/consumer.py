@@ -314,10 +314,10 @@ class _LoopBacklog(Backlog):
     def serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def put(self, entry: object) -> None:
+    def put(self, entry: object, *, is_first: bool = False) -> None:
         if isinstance(entry, client.Stopped):
             self.has_stopped = True  # before it wakes a task: what came earlier is taken first
-        super().put(entry)
+        super().put(entry, is_first=is_first)
 
     def _wake(self) -> None:
         with self._wakes:

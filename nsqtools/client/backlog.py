@@ -81,20 +81,12 @@ class Backlog:
 
     # -- adding (any thread) --------------------------------------------------------------------
 
-    def put(self, entry: object) -> None:
-        """Add an entry at the end."""
+    def put(self, entry: object, *, is_first: bool = False) -> None:
+        """Add an entry at the end, or before all others."""
         with self._lock:
-            self._entries.append(entry)
-            _note(entry)
-        self._tokens.put(None)
-        if self._on_entry is not None:
-            self._on_entry()
-
-    def put_first(self, entry: object) -> None:
-        """Add an entry before all others."""
-        with self._lock:
-            self._entries.appendleft(entry)
-            _note(entry)
+            (self._entries.appendleft if is_first else self._entries.append)(entry)
+            if isinstance(entry, Arrival):
+                entry.owner.waiting[entry] = None
         self._tokens.put(None)
         if self._on_entry is not None:
             self._on_entry()
@@ -117,14 +109,14 @@ class Backlog:
 
         None when ``timeout_s`` passed first.
         """
-        taken = self._get(timeout_s, most, several=False)
+        taken = self.get_some(timeout_s, most, several=False)
         return taken[0] if isinstance(taken, list) else taken
 
-    def get_some(self, timeout_s: float | None = None, *, most: int | None = None) -> object:
-        """Like `get`, but return a list of batches of one consumer, ``most`` messages together."""
-        return self._get(timeout_s, most, several=True)
-
-    def _get(self, timeout_s: float | None, most: int | None, *, several: bool) -> object:
+    def get_some(
+        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = True
+    ) -> object:
+        """Like `get`, but return a list: of a batch, or of ``several`` of one consumer, ``most``
+        messages together."""
         thread, drive = threading.get_ident(), self.drive
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -232,11 +224,6 @@ class Backlog:
                         del owner.waiting[entry]
             self._drop_withdrawn()
         return dropped
-
-
-def _note(entry: object) -> None:
-    if isinstance(entry, Arrival):
-        entry.owner.waiting[entry] = None
 
 
 def _move(source: list[Batch], to: list[Batch], room: int | None, *, several: bool) -> int | None:

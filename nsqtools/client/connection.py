@@ -253,11 +253,6 @@ class Connection:
         return bool(self._committed or self._pending)
 
     @property
-    def is_jammed(self) -> bool:
-        """Tell whether the socket did not take everything."""
-        return self._watches_writes
-
-    @property
     def untouched(self) -> list[bytes]:
         """The commands of which certainly no byte has reached the peer."""
         return list(self._pending)
@@ -363,7 +358,7 @@ def open_connection(
     address: Address,
     options: ClientOptions,
     tls: ssl.SSLContext | None,
-    subscribe: commands.Subscribe | None = None,
+    subscribe: bytes | None = None,
     *,
     is_announced: bool = False,
 ) -> Connection:
@@ -391,7 +386,7 @@ def open_connection(
 def open_in_background(
     address: Address,
     options: ClientOptions,
-    subscribe: commands.Subscribe | None,
+    subscribe: bytes | None,
     done: Callable[[Connection | NsqError], None],
     *,
     is_announced: bool = False,
@@ -489,16 +484,16 @@ class _Handshake:
         self._frames = FrameBuffer(limit and limit + MIN_MESSAGE_SIZE + 4)
         self._max_inflated = options.max_inflated_read
 
-    def run(self, tls: ssl.SSLContext | None, subscribe: commands.Subscribe | None) -> Connection:
-        request = commands.Identify(identify_request(self._options).encode())
-        self._send(commands.MAGIC_V2 + request.encode())
+    def run(self, tls: ssl.SSLContext | None, subscribe: bytes | None) -> Connection:
+        request = commands.identify(identify_request(self._options).encode())
+        self._send(commands.MAGIC_V2 + request)
         reply = decode_identify_reply(self._answer())
         self._upgrade_to_tls(tls, reply)
         self._start_compression(reply)
         if reply.auth_required:
             self._authenticate()
         if subscribe is not None:
-            self._send(subscribe.encode())
+            self._send(subscribe)
             self._expect_ok("SUB")
         return Connection(self._stream, reply, self._codec, self._frames, self._options)
 
@@ -537,7 +532,7 @@ class _Handshake:
             )
         if not self._options.tls_v1:
             self._expose_secret()
-        self._send(commands.Auth(secret.encode()).encode())
+        self._send(commands.auth(secret.encode()))
         self._answer()  # the identity, as JSON; a refusal raises
 
     def _expose_secret(self) -> None:

@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Self
+from typing import NamedTuple, Self
 
 from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
 from nsqtools.client.connection import longest_try_s, tls_context
@@ -72,13 +72,10 @@ class ConsumerHealth:
     idle_s: float | None
 
 
-class Stopped:
+class Stopped(NamedTuple):
     """Put in the backlog when a consumer will deliver no more."""
 
-    __slots__ = ("consumer",)
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
+    consumer: Consumer
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
@@ -315,10 +312,7 @@ class Consumer:
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            if several:
-                entry = self.backlog.get_some(left_s, most=most)
-            else:
-                entry = self.backlog.get(left_s, most=most)
+            entry = self.backlog.get_some(left_s, most, several=several)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
@@ -327,10 +321,9 @@ class Consumer:
                     raise RuntimeError("the I/O thread failed") from self._io.loop.failure
                 return None
             assert isinstance(entry, list)
-            batches = [entry] if isinstance(entry, Batch) else entry
             if self._drains:
-                return batches
-            for batch in batches:
+                return entry
+            for batch in entry:
                 give_back(batch)
 
     def batches(
@@ -475,7 +468,7 @@ class Consumer:
 
     def put_back(self, batches: list[Batch]) -> None:
         """Return to the backlog what was taken and not reached."""
-        self.backlog.put_first(Arrival(self._io.delivery, batches))
+        self.backlog.put(Arrival(self._io.delivery, batches), is_first=True)
 
     def run(
         self,

@@ -129,7 +129,7 @@ class Subscription:
         if delay_s is None:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
-        command = commands.Requeue(message_id, delay_ms).encode()
+        command = commands.requeue(message_id, delay_ms)
         self._answers.append(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
         self._note()
 
@@ -139,13 +139,13 @@ class Subscription:
         self._note()
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(QueuedAnswer(message_id, commands.Touch(message_id).encode()))
+        self._answers.append(QueuedAnswer(message_id, commands.touch(message_id)))
         self._note()
         self._user.loop.drive(0)  # by a handler that is inline, whose return may be far
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
-        command = commands.Finish(message_id).encode()
+        command = commands.finish(message_id)
         self._answers.append(QueuedAnswer(message_id, command, is_final=True))
         self._note()
 
@@ -155,7 +155,7 @@ class Subscription:
         If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
         """
         for message_id in ids:
-            command = commands.Requeue(message_id, 0).encode() if in_time else b""
+            command = commands.requeue(message_id, 0) if in_time else b""
             self._answers.append(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
         self._note()
 
@@ -252,7 +252,7 @@ class Subscription:
         """Write RDY, before the answers of this turn."""
         if not self._is_closing:
             self._most_ready = max(self._most_ready, count)
-            self.connection.write(commands.Ready(count).encode())
+            self.connection.write(commands.ready(count))
 
     def send_close(self) -> None:
         """Write CLS, once: a second one is a fatal error."""
@@ -385,7 +385,7 @@ class ConsumerIO:
                 self.loop,
                 addresses,
                 options,
-                commands.Subscribe(topic, channel),
+                commands.subscribe(topic, channel),
                 partial(self._connected, topic),
             )
             for topic in topics

@@ -20,7 +20,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nsqtools.client.background import run_in_background
 from nsqtools.client.connection import client_tls, client_tls_context
@@ -238,15 +238,15 @@ def _report_failure(url: str, error: NsqError) -> None:
     _said[url] = str(error)
 
 
+@dataclass(slots=True, eq=False)
 class _Round:
     """What came back of one round so far. ``missing`` have not answered."""
 
-    def __init__(self, missing: int) -> None:
-        self.missing = missing
-        self.found: set[Address] = set()
-        self.errors: list[NsqError] = []
-        self.has_answer = False
-        self.timer: Timer | None = None
+    missing: int
+    found: set[Address] = field(default_factory=set)
+    errors: list[NsqError] = field(default_factory=list)
+    has_answer: bool = False
+    timer: Timer | None = None
 
 
 def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:

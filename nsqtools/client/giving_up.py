@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING, Literal
 
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, PublishError
+from nsqtools.errors import ConfigurationError, NsqError, PublishError
 from nsqtools.protocol.names import check_topic
 
 if TYPE_CHECKING:
     from nsqtools.client.producer import Producer
-    from nsqtools.client.publication import Publication
 
 log = logging.getLogger("nsqtools")
 
@@ -112,9 +111,7 @@ class GivingUp:
         self._options = options
         self._on_giving_up = on_giving_up
         self._policy = policy
-        self._dead_letter = check_topic(dead_letter) if dead_letter else ""
-        self._producers: dict[str, Producer] = {}  # by nsqd
-        self._lock = threading.Lock()
+        self._dead_letters = DeadLetters(dead_letter, options) if dead_letter else None
 
     @property
     def max_attempts(self) -> int:
@@ -124,15 +121,15 @@ class GivingUp:
     @property
     def keeps(self) -> bool:
         """Tell whether what is given up is not lost."""
-        return self._on_giving_up is not None or bool(self._dead_letter)
+        return self._on_giving_up is not None or self._dead_letters is not None
 
     def messages(self, batch: Batch) -> None:
         """Give up messages that have no answer yet."""
         for message in batch:
             log.warning("giving up %r", message)
             is_taken = self._is_taken(message)
-            if self._dead_letter:
-                self._publish(message)
+            if self._dead_letters is not None:
+                self._publish(message, self._dead_letters)
             elif is_taken or self._policy == "finish":
                 message.give_up()
             elif message.requeue():
@@ -147,33 +144,48 @@ class GivingUp:
             log.exception("on_giving_up failed for %r", message)
             return False
 
-    def _publish(self, message: Message) -> None:
-        def settled(publication: Publication) -> None:
-            if publication.error is None:
+    def _publish(self, message: Message, letters: DeadLetters) -> None:
+        def ended(error: NsqError | None) -> None:
+            if error is None:
                 message.give_up()
-            else:
-                fail(publication.error)
-
-        def fail(error: PublishError) -> None:
-            log.warning("%r goes back to its queue, not to %s: %s", message, topic, error)
+                return
+            log.warning("%r goes back to its queue, not to %s: %s", message, letters.topic, error)
             message.requeue(backoff=False)
 
-        topic = self._dead_letter
-        try:
-            self._producer(message.nsqd).submit(topic, [message.body], on_settled=settled)
-        except PublishError as exc:
-            fail(exc)
+        letters.publish(message.nsqd, [message.body], ended)
 
-    def _producer(self, nsqd: str) -> Producer:
+    def stop(self) -> None:
+        """Close the connections for dead letters, when what is outstanding has settled."""
+        if self._dead_letters is not None:
+            self._dead_letters.stop()
+
+
+class DeadLetters:
+    """Publishes bodies to a topic, on the nsqd that they came from. Thread-safe."""
+
+    def __init__(self, topic: str, options: ClientOptions) -> None:
+        self.topic = check_topic(topic)
+        self._options = options
+        self._producers: dict[str, Producer] = {}  # by nsqd
+        self._lock = threading.Lock()
+
+    def publish(
+        self, nsqd: str, bodies: list[bytes], ended: Callable[[NsqError | None], None]
+    ) -> None:
+        """Publish; ``ended`` is called with why they are not kept, perhaps on another thread."""
         from nsqtools.client.producer import Producer
 
         with self._lock:
             if nsqd not in self._producers:
                 self._producers[nsqd] = Producer(nsqd, self._options)
-            return self._producers[nsqd]
+            producer = self._producers[nsqd]
+        try:
+            producer.submit(self.topic, bodies, on_settled=lambda sent: ended(sent.error))
+        except (PublishError, ConfigurationError) as exc:  # no room, or too large
+            ended(exc)
 
     def stop(self) -> None:
-        """Close the connections for dead letters, when what is outstanding has settled."""
+        """Close the connections, when what is outstanding has settled."""
         with self._lock:
             for producer in self._producers.values():
                 producer.stop(self._options.publish_timeout_s)

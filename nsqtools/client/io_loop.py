@@ -34,6 +34,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from nsqtools.transport.stream import READ_SIZE
@@ -55,18 +56,14 @@ class Watched(Protocol):
         """Close the descriptor in a forked child; the connection is the parent's."""
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """A call to be made later; `cancel` it from the loop's thread."""
 
-    __slots__ = ("at", "call", "interval_s", "member")
-
-    def __init__(
-        self, member: LoopMember, at: float, call: Callable[[], object], interval_s: float
-    ) -> None:
-        self.member = member
-        self.at = at
-        self.call: Callable[[], object] | None = call
-        self.interval_s = interval_s
+    member: LoopMember
+    at: float
+    call: Callable[[], object] | None
+    interval_s: float
 
     def cancel(self) -> None:
         """The call will not be made."""

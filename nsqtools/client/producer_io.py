@@ -107,10 +107,18 @@ class PublishPolicy:
         check_times(retry_timeout_s=self.retry_timeout_s, linger_s=self.linger_s)
 
 
+def _refuse_message(
+    link: ProducerLink, timestamp_ns: int, attempts: int, id: bytes, body: bytes
+) -> NoReturn:
+    raise ProtocolError("a message on a connection without SUB")
+
+
 class ProducerLink:
     """One nsqd that a producer publishes to, and the commands outstanding there."""
 
-    received_at = 0.0  # of `ConnectionUser`; there are no messages here
+    # of `ConnectionUser`; there are no messages here
+    received_at = 0.0
+    make_message = staticmethod(_refuse_message)
 
     def __init__(
         self,
@@ -232,10 +240,6 @@ class ProducerLink:
 
     # -- the connection -------------------------------------------------------------------------
 
-    @property
-    def make_message(self) -> Callable[..., NoReturn]:
-        return _refuse_message
-
     def on_messages(self, messages: list[NoReturn]) -> None:
         """Never called: `make_message` refuses the first."""
 
@@ -277,12 +281,6 @@ class ProducerLink:
         self._user.unknown(unknown, error)
         self._user.not_sent(not_sent, error)
         self._user.link_changed()
-
-
-def _refuse_message(
-    link: ProducerLink, timestamp_ns: int, attempts: int, id: bytes, body: bytes
-) -> NoReturn:
-    raise ProtocolError("a message on a connection without SUB")
 
 
 class ProducerLinks:
@@ -597,7 +595,7 @@ class ProducerIO:
                 link.send(group[0].encode(), group)
             else:
                 bodies = [publication.bodies[0] for publication in group]
-                link.send(commands.MultiPublish(topic, bodies).encode(), group)
+                link.send(commands.multi_publish(topic, bodies), group)
         return True
 
     def _find_no_link(self) -> None:

@@ -228,10 +228,10 @@ class PendingPublication(Publication):
         """Return the command for nsqd."""
         if self.defer_s is not None:
             defer_ms = round(self.defer_s * 1000)
-            return commands.DeferredPublish(self.topic, defer_ms, self.bodies[0]).encode()
+            return commands.deferred_publish(self.topic, defer_ms, self.bodies[0])
         if len(self.bodies) == 1:
-            return commands.Publish(self.topic, self.bodies[0]).encode()
-        return commands.MultiPublish(self.topic, self.bodies).encode()
+            return commands.publish(self.topic, self.bodies[0])
+        return commands.multi_publish(self.topic, self.bodies)
 
     def settle(self, error: PublishError | None) -> Failure | None:
         """Set the outcome, once, and wake who waits; return the failure."""

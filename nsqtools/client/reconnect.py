@@ -25,32 +25,23 @@ from nsqtools.client.connection import Connection, open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
-from nsqtools.protocol.commands import Subscribe
 from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
 
 DISCOVERED_BASE_S = 1.0
 QUICK_S = 0.1
+JITTER = 0.1  # the largest share taken off a delay
 
 
 class RetryDelays:
-    """The delays of one address: doubling from ``base_s`` to ``maximum_s``, less some jitter.
-
-    ``jitter`` is the largest share taken off a delay.
-    """
+    """The delays of one address: doubling from ``base_s`` to ``maximum_s``, less some jitter."""
 
     def __init__(
-        self,
-        base_s: float,
-        maximum_s: float,
-        *,
-        jitter: float = 0.1,
-        rng: random.Random | None = None,
+        self, base_s: float, maximum_s: float, *, rng: random.Random | None = None
     ) -> None:
         self._base_s = base_s
         self._maximum_s = maximum_s
-        self._jitter = jitter
         self._rng = rng or random.Random()
         self._failures = 0
         self._quick = min(0, math.ceil(math.log2(QUICK_S / base_s)))
@@ -59,7 +50,7 @@ class RetryDelays:
         """Return the seconds to wait after the try or connection that just failed."""
         delay_s = min(self._maximum_s, self._base_s * 2.0 ** min(self._failures, 62))
         self._failures += 1
-        return delay_s * (1 - self._rng.uniform(0, self._jitter))
+        return delay_s * (1 - self._rng.uniform(0, JITTER))
 
     def reset(self, *, quick: bool = False) -> None:
         """The address has proven itself. ``quick``: double from `QUICK_S` first."""
@@ -194,7 +185,7 @@ class Dialer:
         loop: LoopMember,
         addresses: Iterable[Address],
         options: ClientOptions,
-        subscribe: Subscribe,
+        subscribe: bytes,
         done: Callable[[Address, Connection | NsqError], None],
     ) -> None:
         self._loop = loop
@@ -239,7 +230,7 @@ class Dialer:
     def _open(
         self,
         address: Address,
-        subscribe: Subscribe | None,
+        subscribe: bytes | None,
         use: Callable[[Address, Connection | NsqError], None],
     ) -> None:
         def done(result: Connection | NsqError) -> None:  # on the connecting thread

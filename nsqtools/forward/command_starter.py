@@ -30,7 +30,7 @@ STARTED, ENDED, NOT_STARTED = range(3)  # with the process id, the exit status, 
 PATIENCE_S = 5.0  # for a killed process to be gone
 
 
-class End(NamedTuple):
+class EndedCommand(NamedTuple):
     """The end of a command. ``status`` is negative after a signal; ``errno`` is not 0 when it could
     not be started."""
 
@@ -76,7 +76,7 @@ class Starter:
         with contextlib.suppress(OSError):
             self._requests.sendall(REQUEST.pack(number, token, 0, 0))
 
-    def read(self) -> list[End] | None:
+    def read(self) -> list[EndedCommand] | None:
         """Return the commands that ended, or None when the process itself did."""
         data = os.read(self.replies, 65536)
         if not data:
@@ -90,7 +90,7 @@ class Starter:
                 self._pids[token] = number
             else:
                 self._pids.pop(token, None)
-                ends.append(End(token, *((number, 0) if kind == ENDED else (0, number))))
+                ends.append(EndedCommand(token, *((number, 0) if kind == ENDED else (0, number))))
         return ends
 
     def lost(self) -> None:

@@ -36,15 +36,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from nsqtools.client.giving_up import DeadLetters
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication
-from nsqtools.errors import ConfigurationError, OutputError, PublishError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import locked
 from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
-from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
@@ -345,32 +343,22 @@ class DeadLetterTopic:
     """Publishes the raw bodies to a topic, on the nsqd that each came from."""
 
     def __init__(self, topic: str, options: ClientOptions) -> None:
-        self._topic = check_topic(topic)
-        self._options = options
-        self._producers: dict[str, Producer] = {}
+        self._letters = DeadLetters(topic, options)
 
     def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
         """Publish the messages as they came, not as they would have been sent."""
 
-        def settled(publication: Publication) -> None:
-            if publication.error is not None:
-                log.warning("dead letters for %s: %s", self._topic, publication.error)
-            kept(parcel, publication.error is None)
+        def ended(error: NsqError | None) -> None:
+            if error is not None:
+                log.warning("dead letters for %s: %s", self._letters.topic, error)
+            kept(parcel, error is None)
 
-        nsqd = parcel.messages.nsqd
-        if nsqd not in self._producers:
-            self._producers[nsqd] = Producer(nsqd, self._options)
-        bodies = [message.body for message in parcel.messages]
-        try:
-            self._producers[nsqd].submit(self._topic, bodies, on_settled=settled)
-        except (PublishError, ConfigurationError) as exc:  # no room, or too large
-            log.warning("dead letters for %s: %s", self._topic, exc)
-            kept(parcel, False)
+        messages = parcel.messages
+        self._letters.publish(messages.nsqd, [message.body for message in messages], ended)
 
     def close(self) -> None:
         """Wait for what is under way."""
-        for producer in self._producers.values():
-            producer.stop(self._options.publish_timeout_s)
+        self._letters.stop()
 
 
 class DeadLetterFile:

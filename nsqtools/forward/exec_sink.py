@@ -4,7 +4,7 @@ Standard input of a run is a file in memory that holds the bodies, so nothing ha
 persistent command is fed over a pipe, with lines of JSON (as ``nsq tail --json`` prints them), and
 answers a line for each, in their order.
 
-`_Commands` and what it has run on a thread of their own, which never waits for a command.
+Commands are started and read on a thread of its own, which never waits for one.
 
 Traps. A background process that a command left may hold its output open: the end of a command is
 its exit, never the end of its output; what it has printed is in the pipe by then. An answer of a
@@ -34,7 +34,7 @@ from typing import IO, Any
 from nsqtools.client.message import most_attempts
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import OutputError
-from nsqtools.forward.command_starter import End, Starter
+from nsqtools.forward.command_starter import EndedCommand, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.text import escape_line
 from nsqtools.records.envelope import Envelope, encode_many
@@ -87,55 +87,20 @@ class _Work:
 
 
 class ExecSink:
-    """Runs commands. ``write`` is given what they print, line by line."""
+    """Runs commands. ``write`` is given what they print, line by line.
 
-    def __init__(self, settings: ExecSettings, write: Write) -> None:
-        self._settings = settings
-        self._write = write
-        self._commands: _Commands | None = None  # with the first message
-        self._thread: threading.Thread | None = None
+    What is public beside the methods of a sink is for the thread, and what has no value yet begins
+    with the first message, as does the thread.
+    """
 
-    def parts(self, parcel: Parcel) -> list[Parcel]:
-        """A part for each message: the batches are made here."""
-        return [parcel.part(at, at + 1) for at in range(len(parcel))]
-
-    def submit(self, parcel: Parcel, report: Report) -> None:
-        """Have a command run for one part."""
-        if self._commands is None:
-            self._commands = _Commands(self._settings, self._write)
-            self._thread = threading.Thread(target=self._commands.run, name="nsq-exec", daemon=True)
-            self._thread.start()
-        self._commands.submit(_Work((parcel,), (report,)))
-
-    def check(self) -> None:
-        """Raise `OutputError` where output has nowhere to go, ``RuntimeError`` for a defect."""
-        failure = self._commands.failure if self._commands is not None else None
-        if isinstance(failure, OutputError):
-            raise failure
-        if failure is not None:
-            raise RuntimeError("the thread of the commands failed") from failure
-
-    def stop(self, timeout_s: float) -> None:
-        """End the commands that still run; their messages are not reported."""
-        if self._commands is None or self._thread is None:
-            return
-        loop = self._commands.loop
-        loop.call_soon_threadsafe(self._commands.begin_stop)
-        self._thread.join(KILL_AFTER_S)
-        with contextlib.suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
-        self._commands.starter.close()
-
-
-class _Commands:
-    """What waits for a command, and where commands run. All but `submit` is for the thread."""
+    loop: asyncio.AbstractEventLoop
+    starter: Starter
 
     def __init__(self, settings: ExecSettings, write: Write) -> None:
         self.settings = settings
         self.write = write
         self.failure: Exception | None = None
-        self.waiting: collections.deque[_Work] = collections.deque()
+        self.waiting: collections.deque[_Work] = collections.deque()  # for a command
         self.is_stopping = False
         self.running: dict[int, _Worker] = {}  # by token
         self.tokens = itertools.count(1)
@@ -143,14 +108,59 @@ class _Commands:
         self._submitted: collections.deque[_Work] = collections.deque()
         self._is_woken = False
         self._gathered: dict[str, list[_Work]] = {}
+        self._runs: list[_Run] = []
+        self._kept: list[_Kept] = []
+        self._thread: threading.Thread | None = None
+
+    # -- the forwarder's thread
+
+    def parts(self, parcel: Parcel) -> list[Parcel]:
+        """A part for each message: the batches are made here."""
+        return [parcel.part(at, at + 1) for at in range(len(parcel))]
+
+    def submit(self, parcel: Parcel, report: Report) -> None:
+        """Have a command run for one part."""
+        if self._thread is None:
+            self._thread = self._begin()
+        self._submitted.append(_Work((parcel,), (report,)))
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._take)
+
+    def check(self) -> None:
+        """Raise `OutputError` where output has nowhere to go, ``RuntimeError`` for a defect."""
+        if isinstance(self.failure, OutputError):
+            raise self.failure
+        if self.failure is not None:
+            raise RuntimeError("the thread of the commands failed") from self.failure
+
+    def stop(self, timeout_s: float) -> None:
+        """End the commands that still run; their messages are not reported."""
+        if self._thread is None:
+            return
+        self.loop.call_soon_threadsafe(self._begin_stop)
+        self._thread.join(KILL_AFTER_S)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.starter.close()
+
+    def _begin(self) -> threading.Thread:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
         self._begin_starter()
-        each = range(settings.workers)
-        self._runs = [] if settings.is_persistent else [_Run(self) for _ in each]
-        self._kept = [_Kept(self) for _ in each] if settings.is_persistent else []
+        for _ in range(self.settings.workers):
+            if self.settings.is_persistent:
+                self._kept.append(_Kept(self))
+            else:
+                self._runs.append(_Run(self))
+        thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
+        thread.start()
+        return thread
 
-    def run(self) -> None:
+    # -- the thread
+
+    def _run(self) -> None:
         """Until the loop is stopped."""
         try:
             self.loop.run_forever()
@@ -161,13 +171,6 @@ class _Commands:
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failure = context.get("exception") or RuntimeError(context["message"])
-
-    def submit(self, work: _Work) -> None:
-        """Add work, on the forwarder's thread."""
-        self._submitted.append(work)
-        if not self._is_woken:
-            self._is_woken = True
-            self.loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
         self._is_woken = False
@@ -218,7 +221,7 @@ class _Commands:
         for kept in fed:
             kept.write_on()
 
-    def begin_stop(self) -> None:
+    def _begin_stop(self) -> None:
         """End all commands, and the loop after them."""
         self.is_stopping = True
         for worker in self.running.values():
@@ -237,7 +240,7 @@ class _Commands:
             self.loop.remove_reader(self.starter.replies)
             self.starter.lost()
             self._begin_starter()
-            ended = [End(token, -signal.SIGKILL, 0) for token in self.running]
+            ended = [EndedCommand(token, -signal.SIGKILL, 0) for token in self.running]
         for token, status, error in ended:
             if (worker := self.running.pop(token, None)) is not None:
                 worker.has_ended(status, error)
@@ -246,9 +249,9 @@ class _Commands:
 class _Worker(ABC):
     """Where one command runs at a time: its pipes, and the work that it has not answered."""
 
-    def __init__(self, commands: _Commands) -> None:
-        self.commands = commands
-        self.settings = commands.settings
+    def __init__(self, sink: ExecSink) -> None:
+        self.sink = sink
+        self.settings = sink.settings
         self.token = 0  # of the command that runs
         self.work: collections.deque[_Work] = collections.deque()
         self.since = 0.0  # when the first of these began
@@ -270,14 +273,14 @@ class _Worker(ABC):
         for stream in (1, 2):
             self.fds[stream], theirs = os.pipe()
             self.theirs.append(theirs)
-            self.commands.loop.add_reader(self.fds[stream], self._has_printed, stream)
+            self.sink.loop.add_reader(self.fds[stream], self._has_printed, stream)
         for fd in self.fds.values():
             os.set_blocking(fd, False)
 
     def close(self) -> None:
         """Close the pipes."""
         for stream, fd in self.fds.items():
-            loop = self.commands.loop
+            loop = self.sink.loop
             (loop.remove_reader if stream else loop.remove_writer)(fd)
         for fd in (*self.fds.values(), *self.theirs):
             os.close(fd)
@@ -285,11 +288,11 @@ class _Worker(ABC):
 
     def start(self, words: Sequence[bytes], environ: dict[str, str], fds: Sequence[int]) -> None:
         """Have a command started. Raises ``OSError``."""
-        token = next(self.commands.tokens)
+        token = next(self.sink.tokens)
         added = [f"NSQ_{name}={value}".encode() for name, value in environ.items()]
-        self.commands.starter.start(token, words, added, fds)
+        self.sink.starter.start(token, words, added, fds)
         self.token, self.error, self.since = token, "", time.monotonic()
-        self.commands.running[token] = self
+        self.sink.running[token] = self
         self.watch()
 
     def has_ended(self, status: int, error: int) -> None:
@@ -299,9 +302,9 @@ class _Worker(ABC):
             self._lines(stream, is_end=True)
         self.token = 0
         self.settle(status, error)
-        if self.commands.is_stopping and not self.commands.running:
-            self.commands.loop.stop()
-        self.commands.go_on()
+        if self.sink.is_stopping and not self.sink.running:
+            self.sink.loop.stop()
+        self.sink.go_on()
 
     def watch(self) -> None:
         """See that the first work is done in time."""
@@ -316,18 +319,18 @@ class _Worker(ABC):
         if left_s <= 0:
             self.end(f"{self.settings.words[0]} took longer than {self.settings.timeout_s:g} s")
         else:
-            self._timer = self.commands.loop.call_later(left_s, self._check_time)
+            self._timer = self.sink.loop.call_later(left_s, self._check_time)
 
     def end(self, error: str) -> None:
         """End the command; ``error`` says why."""
         self.error = error
-        token, starter = self.token, self.commands.starter
+        token, starter = self.token, self.sink.starter
         starter.signal(token, signal.SIGTERM)
-        self.commands.loop.call_later(KILL_AFTER_S, starter.signal, token, signal.SIGKILL)
+        self.sink.loop.call_later(KILL_AFTER_S, starter.signal, token, signal.SIGKILL)
 
     def begin_stop(self) -> None:
         """End the command because all ends."""
-        self.commands.starter.signal(self.token, signal.SIGTERM)
+        self.sink.starter.signal(self.token, signal.SIGTERM)
 
     def cannot_start(self, error: int | None) -> Outcome:
         reason = os.strerror(error or 0)
@@ -337,7 +340,7 @@ class _Worker(ABC):
 
     def _has_printed(self, stream: int) -> None:
         self._read(stream)
-        self.commands.go_on()  # where it has answered
+        self.sink.go_on()  # where it has answered
 
     def _read(self, stream: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -362,9 +365,9 @@ class _Worker(ABC):
         """Pass on what the command has printed."""
         tag = self._tag()
         try:
-            self.commands.write(stream, b"".join(b"%b%b\n" % (tag, line) for line in lines))
+            self.sink.write(stream, b"".join(b"%b%b\n" % (tag, line) for line in lines))
         except OutputError as exc:
-            self.commands.failure = self.commands.failure or exc
+            self.sink.failure = self.sink.failure or exc
 
     def _tag(self) -> bytes:
         if not self.settings.is_tagged or not self.work:
@@ -383,7 +386,7 @@ class _Run(_Worker):
         if not live:
             work.report(TAKEN_BACK)
             return
-        settings, words = self.settings, self.commands.words
+        settings, words = self.settings, self.sink.words
         bodies = [parcel.bodies[0] for parcel in live]
         messages = [parcel.messages[0] for parcel in live]
         if fault := _fault(settings, bodies):
@@ -411,7 +414,7 @@ class _Run(_Worker):
 
     def settle(self, status: int, error: int) -> None:
         program = self.settings.words[0]
-        if self.commands.is_stopping and (status or error):
+        if self.sink.is_stopping and (status or error):
             return
         if self.error:
             outcome = Outcome(Fate.FAILED, self.error)
@@ -434,7 +437,7 @@ class _Run(_Worker):
         middle = len(work.parcels) // 2
         if outcome.may_split and middle:
             for half in (slice(middle, None), slice(middle)):
-                self.commands.waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
+                self.sink.waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
         else:
             work.report(outcome)
 
@@ -442,8 +445,8 @@ class _Run(_Worker):
 class _Kept(_Worker):
     """A command that keeps running."""
 
-    def __init__(self, commands: _Commands) -> None:
-        super().__init__(commands)
+    def __init__(self, sink: ExecSink) -> None:
+        super().__init__(sink)
         self._unwritten = bytearray()
         self._delays = RetryDelays(RESTART_BASE_S, RESTART_MAX_S)
         self._retry_at = 0.0
@@ -456,10 +459,10 @@ class _Kept(_Worker):
         """Start the command; return False, and report for the message that waits, if not."""
         try:
             self.open(has_stdin=True)
-            self.start(self.commands.words, {"CHANNEL": self.settings.channel}, self.theirs)
+            self.start(self.sink.words, {"CHANNEL": self.settings.channel}, self.theirs)
         except OSError as exc:
             self.close()
-            self.work.append(self.commands.waiting.popleft())
+            self.work.append(self.sink.waiting.popleft())
             self._rest(self.cannot_start(exc.errno))
             return False
         return True
@@ -483,11 +486,11 @@ class _Kept(_Worker):
             while self._unwritten:
                 del self._unwritten[: os.write(fd, self._unwritten)]
         except BlockingIOError:
-            self.commands.loop.add_writer(fd, self.write_on)
+            self.sink.loop.add_writer(fd, self.write_on)
             return
         except OSError:  # it reads no more: its end says why
             self._unwritten.clear()
-        self.commands.loop.remove_writer(fd)
+        self.sink.loop.remove_writer(fd)
 
     def printed(self, stream: int, lines: Sequence[bytes]) -> None:
         """Take answers from standard output."""
@@ -508,7 +511,7 @@ class _Kept(_Worker):
         """The oldest message may have ended it; the others are given to the next one."""
         self.close()
         self._unwritten.clear()
-        if self.commands.is_stopping:
+        if self.sink.is_stopping:
             return
         why = self.error or f"{self.settings.words[0]} {_ended(status)}"
         outcome = Outcome(Fate.BUSY if status == TEMPORARY_FAILURE else Fate.FAILED, why)
@@ -523,19 +526,19 @@ class _Kept(_Worker):
     def _rest(self, outcome: Outcome) -> None:
         delay_s = self._delays.next_delay_s()
         self._retry_at = time.monotonic() + delay_s
-        self.commands.loop.call_later(delay_s, self.commands.go_on)
+        self.sink.loop.call_later(delay_s, self.sink.go_on)
         self.error = ""
         self.work.popleft().report(outcome)
-        self.commands.waiting.extendleft(reversed(self.work))
+        self.sink.waiting.extendleft(reversed(self.work))
         self.work.clear()
 
     def begin_stop(self) -> None:
         if self.work or 0 not in self.fds:
             super().begin_stop()
             return
-        self.commands.loop.remove_writer(self.fds[0])
+        self.sink.loop.remove_writer(self.fds[0])
         os.close(self.fds.pop(0))  # it has a moment to end by itself
-        self.commands.loop.call_later(GRACE_S, super().begin_stop)
+        self.sink.loop.call_later(GRACE_S, super().begin_stop)
 
 
 def _fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:

@@ -211,7 +211,8 @@ class HttpPool:
         self._is_asleep = False
         self._is_stopping = False
         self.failure: Exception | None = None
-        self._tickers: list[Callable[[float], None]] = []
+        self.on_tick: Callable[[float], None] = lambda now: None
+        """Called on the thread ten times a second, with the time."""
         self.after_turn: Callable[[], None] = lambda: None
         """Called on the thread after what has come was read."""
         self._idle: list[_Transfer] = []
@@ -241,10 +242,6 @@ class HttpPool:
                 self._wake_sender.send(b"w")
             except OSError:
                 pass  # full: it is being woken; closed: it has ended
-
-    def each_tick(self, call: Callable[[float], None]) -> None:
-        """Have a call made ten times a second, with the time."""
-        self._tickers.append(call)
 
     def stop(self) -> None:
         """Close everything; from any thread but the pool's."""
@@ -286,8 +283,7 @@ class HttpPool:
                 self.after_turn()
                 if now >= next_tick:
                     next_tick = now + TICK_S
-                    for call in self._tickers:
-                        call(now)
+                    self.on_tick(now)
         except Exception as exc:
             self.failure = exc
         finally:

@@ -17,7 +17,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -63,31 +63,25 @@ class HttpRequest(NamedTuple):
     allows_private: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
     """A URL; what follows the host may be a template. Raises `ConfigurationError`.
 
-    ``is_given`` is False for what a redirect names: no template, and nothing is kept for it.
+    ``is_given`` is False for what a redirect names: it has no template.
     """
 
-    url: str
-    origin: Origin = field(init=False)
-    target: str = field(init=False)
-    template: Encoder | None = field(init=False)
-    allows_private: bool = True
-    is_given: bool = True
-
-    def __post_init__(self) -> None:
-        base, path = _split(self.url)
+    def __init__(self, url: str, *, allows_private: bool = True, is_given: bool = True) -> None:
+        self.url = url
+        self.allows_private = allows_private
+        base, path = _split(url)
         try:
             parts = urlsplit(base)
             port = parts.port
         except ValueError as exc:
-            raise ConfigurationError(f"{self.url!r} is not a URL: {exc}") from None
+            raise ConfigurationError(f"{url!r} is not a URL: {exc}") from None
         is_tls = parts.scheme == "https"
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(
-                f"{self.url!r} is not the URL of an endpoint",
+                f"{url!r} is not the URL of an endpoint",
                 hint="Begin it with http:// or https://.",
             )
         if parts.username is not None:
@@ -95,19 +89,18 @@ class Endpoint:
                 f"the URL for {parts.hostname} has a password in it, where others can see it",
                 hint="Give --basic-auth-file.",
             )
-        if not self.url.isascii() or any(c <= " " for c in self.url):
-            raise ConfigurationError(f"{self.url!r} has characters that a URL must not have")
+        if not url.isascii() or any(c <= " " for c in url):
+            raise ConfigurationError(f"{url!r} has characters that a URL must not have")
         path = path.partition("#")[0]
-        origin = Origin(parts.hostname, port if port is not None else 443 if is_tls else 80, is_tls)
-        object.__setattr__(self, "origin", origin)
-        object.__setattr__(self, "target", _encoded(path.encode()))
-        template = None
-        if "{" in path and self.is_given:
+        port = port if port is not None else 443 if is_tls else 80
+        self.origin = Origin(parts.hostname, port, is_tls)
+        self.target = _encoded(path.encode())
+        self.template: Encoder | None = None
+        if "{" in path and is_given:
             try:
-                template = compile_template(path)
+                self.template = compile_template(path)
             except ValueError as exc:
-                raise ConfigurationError(f"{self.url!r}: {exc}") from None
-        object.__setattr__(self, "template", template)
+                raise ConfigurationError(f"{url!r}: {exc}") from None
 
     def __str__(self) -> str:
         return self.url.partition("?")[0]

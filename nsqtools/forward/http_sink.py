@@ -36,7 +36,7 @@ MAX_KNOWN = 10_000  # messages; the oldest are forgotten, and may be doubled
 _Key = tuple[str, str, bytes]
 
 
-class Action(enum.Enum):
+class StatusAction(enum.Enum):
     """What follows from a status."""
 
     OK = "ok"
@@ -46,23 +46,23 @@ class Action(enum.Enum):
 
 
 DEFAULTS = {
-    "2xx": Action.OK,
-    "3xx": Action.DEAD_LETTER,
-    "4xx": Action.DEAD_LETTER,
-    "5xx": Action.RETRY,
+    "2xx": StatusAction.OK,
+    "3xx": StatusAction.DEAD_LETTER,
+    "4xx": StatusAction.DEAD_LETTER,
+    "5xx": StatusAction.RETRY,
     # the request was fine, the moment was not; and what an operator mends without touching messages
-    "401": Action.RETRY,
-    "403": Action.RETRY,
-    "404": Action.RETRY,
-    "408": Action.RETRY,
-    "425": Action.RETRY,
-    "429": Action.RETRY,
+    "401": StatusAction.RETRY,
+    "403": StatusAction.RETRY,
+    "404": StatusAction.RETRY,
+    "408": StatusAction.RETRY,
+    "425": StatusAction.RETRY,
+    "429": StatusAction.RETRY,
 }
 SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def parse_policy(rules: Iterable[str]) -> dict[str, Action]:
+def parse_policy(rules: Iterable[str]) -> dict[str, StatusAction]:
     """Read ``4xx=drop`` and ``404=retry``, on top of what is usual. Raises `ConfigurationError`."""
     policy = dict(DEFAULTS)
     for rule in rules:
@@ -72,7 +72,7 @@ def parse_policy(rules: Iterable[str]) -> dict[str, Action]:
         if not is_class and not (status.isdigit() and 200 <= int(status) <= 599):
             raise _wrong(rule)
         try:
-            policy[status] = Action(action.strip())
+            policy[status] = StatusAction(action.strip())
         except ValueError:
             raise _wrong(rule) from None
         if is_class:  # more special ones that were not given go with their class
@@ -89,9 +89,9 @@ def _wrong(rule: str) -> ConfigurationError:
     )
 
 
-def action_for(policy: Mapping[str, Action], status: int) -> Action:
+def action_for(policy: Mapping[str, StatusAction], status: int) -> StatusAction:
     """Return what follows from a status: the rule for it, or for its class."""
-    return policy.get(str(status)) or policy.get(f"{status // 100}xx", Action.RETRY)
+    return policy.get(str(status)) or policy.get(f"{status // 100}xx", StatusAction.RETRY)
 
 
 def describe(status: int) -> str:
@@ -122,7 +122,7 @@ class HttpSettings:
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
     concurrency: int = 100
-    policy: Mapping[str, Action] = field(default_factory=lambda: DEFAULTS)
+    policy: Mapping[str, StatusAction] = field(default_factory=lambda: DEFAULTS)
     redirects: Redirects = Redirects.REFUSE
     batch_count: int = 1
     batch_bytes: int = 1 << 20
@@ -188,41 +188,23 @@ class _EndpointCircuit(Circuit):
         self.endpoint = endpoint
 
 
+@dataclass(slots=True, eq=False)
 class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
-    __slots__ = (
-        "hops",
-        "lacking",
-        "last",
-        "parcels",
-        "refusal",
-        "repeated",
-        "reports",
-        "target",
-        "tried",
-    )
-
-    def __init__(self, parcels: Sequence[Parcel], reports: Sequence[Report]) -> None:
-        self.parcels = parcels
-        self.reports = reports
-        self.tried: list[_EndpointCircuit] = []
-        self.lacking: list[_EndpointCircuit] = []  # in mode all: those without it
-        self.refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
-        self.last: Outcome | None = None
-        self.target: Endpoint | None = None  # where a redirect leads
-        self.hops = 0
-        self.repeated = 0
+    parcels: Sequence[Parcel]
+    reports: Sequence[Report]
+    tried: list[_EndpointCircuit] = field(default_factory=list)
+    lacking: list[_EndpointCircuit] = field(default_factory=list)  # in mode all: those without it
+    refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
+    last: Outcome | None = None
+    target: Endpoint | None = None  # where a redirect leads
+    hops: int = 0
+    repeated: int = 0
 
     def report(self, outcome: Outcome) -> None:
         if self.repeated:
-            outcome = Outcome(
-                outcome.fate,
-                outcome.error,
-                outcome.retry_after_s,
-                outcome.may_split,
-                self.repeated,
-            )
+            outcome = replace(outcome, repeated=self.repeated)
         for parcel, report in zip(self.parcels, self.reports, strict=True):
             report(parcel, outcome)
 
@@ -252,7 +234,7 @@ class HttpSink:
         self._gathered_at = 0.0
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
-        pool.each_tick(self._tick)
+        pool.on_tick = self._tick
         pool.after_turn = self._report
         pool.start()
 
@@ -411,10 +393,10 @@ class HttpSink:
         if status < 500 and status != 429:
             circuit.worked()
         error = f"{describe(status)} from {endpoint}"
-        if action is Action.OK:
+        if action is StatusAction.OK:
             self._settle(exchange, circuit, DELIVERED)
-        elif action in (Action.DROP, Action.DEAD_LETTER):
-            fate = Fate.DROPPED if action is Action.DROP else Fate.REFUSED
+        elif action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
+            fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             may_split = status in SPLITTABLE
             self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
         else:
@@ -470,7 +452,7 @@ class HttpSink:
             self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error))
             return
         if is_same:  # what the user gave may be on a private network, what a server says may not
-            target = replace(target, allows_private=endpoint.allows_private)
+            target.allows_private = endpoint.allows_private
         exchange.hops += 1
         exchange.target = target
         self._pending.appendleft(exchange)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 from nsqtools.client.message import Batch
@@ -186,27 +187,23 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._topics: dict[str, ForwardTotals] = {}
+        self._topics: dict[str, Counter[str]] = {}
 
     def add(self, topic: str, **counts: int) -> None:
         """Add to some counts of a topic."""
         with self._lock:
-            totals = self._topics.setdefault(topic, ForwardTotals())
-            for name, count in counts.items():
-                setattr(totals, name, getattr(totals, name) + count)
+            self._topics.setdefault(topic, Counter()).update(counts)
 
     @property
     def totals(self) -> ForwardTotals:
         """All topics together."""
         with self._lock:
-            each = [asdict(totals) for totals in self._topics.values()]
-        names = [field.name for field in fields(ForwardTotals)]
-        return ForwardTotals(**{name: sum(counts[name] for counts in each) for name in names})
+            return ForwardTotals(**sum(self._topics.values(), Counter()))
 
     def metrics(self, held: int, is_failing: bool) -> Iterator[Metric]:
         """The metrics, for /metrics and for a file."""
         with self._lock:
-            topics = {topic: asdict(totals) for topic, totals in self._topics.items()}
+            topics = {topic: counts.copy() for topic, counts in self._topics.items()}
         for name, help in HELP.items():
             what = name if name in ("failures", "bytes") else f"{name}_messages"
             samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -24,7 +24,7 @@ RETRY_S = 5.0  # how often it is asked whether a topic is there again
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """Which topics, from where. Raises `ConfigurationError` for a wrong pattern.
+    """Which topics, from where.
 
     ``pattern`` is searched for in the names of topics; ``refresh_s`` is how often, in seconds.
     ``check`` raises `ConfigurationError` for a topic that must not be forwarded; ``user_agent`` is
@@ -39,20 +39,21 @@ class SourceSettings:
     refresh_s: float = 60.0
     check: Callable[[str], None] = lambda topic: None
     user_agent: Callable[[str], str] | None = None
-    discovery: TopicDiscovery | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.pattern is not None:
-            object.__setattr__(self, "discovery", TopicDiscovery(self.pattern, self.connection))
 
 
 class TopicSources:
-    """The consumers. Its methods are called on one thread, `begin_stop` on any."""
+    """The consumers. Its methods are called on one thread, `begin_stop` on any.
+
+    Raises `ConfigurationError` for a wrong pattern.
+    """
 
     def __init__(self, settings: SourceSettings) -> None:
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
+        self._discovery: TopicDiscovery | None = None
+        if settings.pattern is not None:
+            self._discovery = TopicDiscovery(settings.pattern, settings.connection)
         self._deletions = Deletions(settings.connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
@@ -72,8 +73,8 @@ class TopicSources:
         for topic in self._settings.topics:
             self._begin(topic).start(fail_fast=True)
         self._refresh_at = now + self._settings.refresh_s
-        if self._settings.discovery is not None:
-            self._begin_found(self._settings.discovery.ask())
+        if self._discovery is not None:
+            self._begin_found(self._discovery.ask())
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
@@ -118,8 +119,8 @@ class TopicSources:
             self._refresh_at = now + self._settings.refresh_s
             for topic in self._consumers:
                 self._settings.check(topic)
-            if self._settings.discovery is not None:
-                self._refresh(self._settings.discovery)
+            if self._discovery is not None:
+                self._refresh(self._discovery)
         self._let_deleted_go()
         if self._absent and now >= self._retry_at:
             self._retry_at = now + RETRY_S

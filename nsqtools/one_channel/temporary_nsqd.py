@@ -16,7 +16,6 @@ that finds its nsqd by nsqlookupd asks there when a connection ends, and does no
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,7 +29,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import lookup_topic
 from nsqtools.cluster.topics import missing
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
-from nsqtools.protocol.commands import MAGIC_V2, Identify, IdentifyReply, decode_identify_reply
+from nsqtools.protocol.commands import MAGIC_V2, IdentifyReply, decode_identify_reply, identify
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
 from nsqtools.server.daemon_log import DaemonLog
@@ -365,7 +364,7 @@ def _state(channel: Channel) -> QueueState:
 
 async def _pause_all(daemon: NsqdDaemon) -> None:
     for channel in _channels(daemon):
-        channel.pause()
+        channel.set_paused(True)
 
 
 async def _deregister(daemon: NsqdDaemon) -> list[str]:
@@ -375,9 +374,9 @@ async def _deregister(daemon: NsqdDaemon) -> list[str]:
 
 def _identify(address: Address) -> IdentifyReply:
     """Return what an nsqd offers a client that has no secret. Raises `NsqError`, ``OSError``."""
-    request = Identify(json.dumps({"feature_negotiation": True, "tls_v1": True}).encode())
+    request = identify(b'{"feature_negotiation":true,"tls_v1":true}')
     with socket.create_connection((address.host, address.port), _CONNECT_S) as connection:
-        connection.sendall(MAGIC_V2 + request.encode())
+        connection.sendall(MAGIC_V2 + request)
         with connection.makefile("rb") as stream:
             size = int.from_bytes(stream.read(4), "big")
             return decode_identify_reply(stream.read(min(size, _REPLY_BYTES))[4:])

@@ -1,11 +1,9 @@
-"""The commands of protocol V2, client to nsqd: one frozen value each.
+"""The commands of protocol V2, client to nsqd: one function each, which returns its bytes.
 
-``encode()`` gives the bytes for the wire. A line ends in a newline; bodies have a big-endian int32
-size in front. Names are checked where they enter the program (`names`), sizes by the caller, who
-knows the server's limits.
+A line ends in a newline; bodies have a big-endian int32 size in front. Names are checked where they
+enter the program (`names`), sizes by the caller, who knows the server's limits.
 
-The answers to messages go out by the hundred, so there are also functions that encode a whole
-batch in one join.
+FINs go out by the hundred, so `encode_finishes` encodes a whole batch in one join.
 
 IDENTIFY, for both sides: what a client says of itself, how nsqd reads it, and what it answers.
 
@@ -24,7 +22,7 @@ import json
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.frames import RequestError
@@ -45,127 +43,66 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 
-def pack_size(number: int) -> bytes:
-    """Return a size or count as the int32 of the wire."""
-    return number.to_bytes(4, "big")
-
-
 def sized(body: bytes) -> bytes:
     """Return the body preceded by its size."""
     return len(body).to_bytes(4, "big") + body
 
 
-@dataclass(frozen=True, slots=True)
-class Identify:
+def identify(body: bytes) -> bytes:
     """``IDENTIFY``: who the client is and which features it asks for, as JSON."""
-
-    body: bytes
-
-    def encode(self) -> bytes:
-        return b"IDENTIFY\n" + sized(self.body)
+    return b"IDENTIFY\n" + sized(body)
 
 
-@dataclass(frozen=True, slots=True)
-class Auth:
+def auth(secret: bytes) -> bytes:
     """``AUTH``: the secret that nsqd passes to its auth servers."""
-
-    secret: bytes
-
-    def encode(self) -> bytes:
-        return b"AUTH\n" + sized(self.secret)
+    return b"AUTH\n" + sized(secret)
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+def subscribe(topic: str, channel: str) -> bytes:
     """``SUB``: consume a channel of a topic; both are created when they do not exist."""
-
-    topic: str
-    channel: str
-
-    def encode(self) -> bytes:
-        return b"SUB %b %b\n" % (self.topic.encode(), self.channel.encode())
+    return b"SUB %b %b\n" % (topic.encode(), channel.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+def publish(topic: str, body: bytes) -> bytes:
     """``PUB``: one message."""
-
-    topic: str
-    body: bytes
-
-    def encode(self) -> bytes:
-        return b"PUB %b\n" % self.topic.encode() + sized(self.body)
+    return b"PUB %b\n" % topic.encode() + sized(body)
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredPublish:
+def deferred_publish(topic: str, defer_ms: int, body: bytes) -> bytes:
     """``DPUB``: one message, delivered to channels after ``defer_ms`` milliseconds."""
-
-    topic: str
-    defer_ms: int
-    body: bytes
-
-    def encode(self) -> bytes:
-        return b"DPUB %b %d\n" % (self.topic.encode(), self.defer_ms) + sized(self.body)
+    return b"DPUB %b %d\n" % (topic.encode(), defer_ms) + sized(body)
 
 
-@dataclass(frozen=True, slots=True)
-class MultiPublish:
+def multi_publish(topic: str, bodies: Sequence[bytes]) -> bytes:
     """``MPUB``: several messages, taken all or none."""
-
-    topic: str
-    bodies: Sequence[bytes]
-
-    def encode(self) -> bytes:
-        count = len(self.bodies)
-        lengths = list(map(len, self.bodies))
-        packed = {length: pack_size(length) for length in set(lengths)}  # many have the same
-        parts = [b""] * (2 * count + 1)
-        parts[0] = b"MPUB %b\n" % self.topic.encode() + _COUNTS.pack(mpub_size(lengths), count)
-        parts[1::2] = [packed[length] for length in lengths]
-        parts[2::2] = self.bodies
-        return b"".join(parts)  # a batch is large: one copy of it is enough
+    count = len(bodies)
+    lengths = list(map(len, bodies))
+    packed = {length: length.to_bytes(4, "big") for length in set(lengths)}  # many have the same
+    parts = [b""] * (2 * count + 1)
+    parts[0] = b"MPUB %b\n" % topic.encode() + _COUNTS.pack(mpub_size(lengths), count)
+    parts[1::2] = [packed[length] for length in lengths]
+    parts[2::2] = bodies
+    return b"".join(parts)  # a batch is large: one copy of it is enough
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+def ready(count: int) -> bytes:
     """``RDY``: the most messages that may be in flight to this connection at a time."""
-
-    count: int
-
-    def encode(self) -> bytes:
-        return b"RDY %d\n" % self.count
+    return b"RDY %d\n" % count
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+def finish(message_id: bytes) -> bytes:
     """``FIN``: the message is finished."""
-
-    id: bytes
-
-    def encode(self) -> bytes:
-        return b"FIN %b\n" % self.id
+    return b"FIN %b\n" % message_id
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+def requeue(message_id: bytes, delay_ms: int) -> bytes:
     """``REQ``: deliver the message again, after ``delay_ms`` milliseconds (0: at once)."""
-
-    id: bytes
-    delay_ms: int
-
-    def encode(self) -> bytes:
-        return b"REQ %b %d\n" % (self.id, self.delay_ms)
+    return b"REQ %b %d\n" % (message_id, delay_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Touch:
+def touch(message_id: bytes) -> bytes:
     """``TOUCH``: restart the message's timeout."""
-
-    id: bytes
-
-    def encode(self) -> bytes:
-        return b"TOUCH %b\n" % self.id
+    return b"TOUCH %b\n" % message_id
 
 
 def encode_finishes(ids: Iterable[bytes]) -> bytes:
@@ -305,16 +242,6 @@ class ReceivedIdentify(NamedTuple):
     msg_timeout: int = 0
 
 
-class IdentifyLimits(NamedTuple):
-    """What this nsqd accepts, in milliseconds and bytes."""
-
-    max_heartbeat_interval: int
-    min_output_buffer_timeout: int
-    max_output_buffer_timeout: int
-    max_output_buffer_size: int
-    max_msg_timeout: int
-
-
 _KINDS: dict[str, type | range] = {
     name: INT64 if type(default) is int else type(default)
     for name, default in ReceivedIdentify._field_defaults.items()
@@ -327,26 +254,3 @@ def decode_identify(body: bytes) -> ReceivedIdentify:
         return ReceivedIdentify(**go_members(body, _KINDS))
     except ValueError as exc:
         raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
-
-
-def check_identify(identify: ReceivedIdentify, limits: IdentifyLimits) -> None:
-    """Refuse values out of bounds, in nsqd's order. Raises `RequestError` E_BAD_BODY."""
-    heartbeat = identify.heartbeat_interval
-    timeout = identify.output_buffer_timeout
-    size = identify.output_buffer_size
-    if heartbeat not in (-1, 0) and not 1000 <= heartbeat <= limits.max_heartbeat_interval:
-        _refuse(f"heartbeat interval ({heartbeat})")
-    allowed = range(limits.min_output_buffer_timeout, limits.max_output_buffer_timeout + 1)
-    if timeout not in (-1, 0) and timeout not in allowed:
-        _refuse(f"output buffer timeout ({timeout})")
-    if size not in (-1, 0) and not 64 <= size <= limits.max_output_buffer_size:
-        _refuse(f"output buffer size ({size})")
-    if not 0 <= identify.sample_rate <= 99:
-        _refuse(f"sample rate ({identify.sample_rate})")
-    msg_timeout = identify.msg_timeout
-    if msg_timeout and not 1000 <= msg_timeout <= limits.max_msg_timeout:
-        _refuse(f"msg timeout ({msg_timeout})")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise RequestError("E_BAD_BODY", f"IDENTIFY {what} is invalid")

@@ -20,14 +20,13 @@ quotes, and believes the size of IDENTIFY whatever it is. A size that no nsqd se
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.commands import sized
+from nsqtools.protocol.commands import identify
 from nsqtools.protocol.frames import ID_LENGTH, RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import INT64, go_json, go_members, quote
@@ -85,7 +84,7 @@ def read_request(data: bytes, position: int) -> Request:
     return Request(words, data, after, position)
 
 
-class Answers(NamedTuple):
+class AnswerRun(NamedTuple):
     """A run of one command: FIN, TOUCH or REQ."""
 
     command: bytes
@@ -94,15 +93,15 @@ class Answers(NamedTuple):
     position: int  # after the run
 
 
-def read_answers(data: bytes, position: int) -> Answers | None:
+def read_answers(data: bytes, position: int) -> AnswerRun | None:
     """Take a run of plain FIN, TOUCH or REQ lines at once, up to 500; None if there is none."""
     run = _ANSWERS.match(data, position)
     if run is None:
         return None
     words = run.group().split()
     if words[0] == b"REQ":
-        return Answers(b"REQ", words[1::3], words[2::3], run.end())
-    return Answers(words[0], words[1::2], [], run.end())
+        return AnswerRun(b"REQ", words[1::3], words[2::3], run.end())
+    return AnswerRun(words[0], words[1::2], [], run.end())
 
 
 def read_size(data: bytes, position: int, start: int, unreadable: RequestError) -> tuple[int, int]:
@@ -262,11 +261,11 @@ PING = b"PING\n"
 class PeerInfo:
     """Who a daemon says it is; the fields of the JSON in Go's order."""
 
-    broadcast_address: str
+    broadcast_address: str = ""
     hostname: str = ""
-    http_port: int
-    tcp_port: int
-    version: str
+    http_port: int = 0
+    tcp_port: int = 0
+    version: str = ""
 
     def encode(self) -> bytes:
         """Return the JSON: the body of IDENTIFY, and nsqlookupd's answer to it."""
@@ -274,28 +273,23 @@ class PeerInfo:
 
 
 def decode_peer_info(data: bytes) -> PeerInfo:
-    """Read a daemon's JSON; unknown keys are ignored. Raises `ProtocolError`."""
+    """Read what a daemon says of itself. Raises `ProtocolError`."""
     try:
-        document = json.loads(data)
-        info = PeerInfo(
-            broadcast_address=document.get("broadcast_address") or "",
-            hostname=document.get("hostname") or "",
-            http_port=document.get("http_port") or 0,
-            tcp_port=document.get("tcp_port") or 0,
-            version=document.get("version") or "",
-        )
-    except (ValueError, AttributeError, RecursionError) as exc:
+        return _peer_info(data)
+    except ValueError as exc:
         raise ProtocolError(f"no description of a daemon: {data[:60]!r}") from exc
-    texts = (info.broadcast_address, info.hostname, info.version)
-    ports = (info.http_port, info.tcp_port)
-    if not all(type(text) is str for text in texts) or not all(type(p) is int for p in ports):
-        raise ProtocolError(f"a field has the wrong type: {data[:60]!r}")
-    return info
+
+
+def _peer_info(data: bytes) -> PeerInfo:
+    """Read a daemon's JSON as Go does. Raises ``ValueError``."""
+    members = go_members(data, _KINDS)
+    members.pop("remote_address", None)
+    return PeerInfo(**members)
 
 
 def encode_identify(info: PeerInfo) -> bytes:
     """Return the IDENTIFY command."""
-    return b"IDENTIFY\n" + sized(info.encode())
+    return identify(info.encode())
 
 
 def encode_register(topic: str, channel: str = "") -> bytes:
@@ -306,11 +300,6 @@ def encode_register(topic: str, channel: str = "") -> bytes:
 def encode_unregister(topic: str, channel: str = "") -> bytes:
     """Return the command that withdraws a topic or a channel."""
     return f"UNREGISTER {topic} {channel}".rstrip().encode() + b"\n"
-
-
-def encode_response(data: bytes) -> bytes:
-    """Return the response as nsqlookupd writes it."""
-    return sized(data)
 
 
 MAX_IDENTIFY_SIZE = 1 << 16  # nsqd sends some 150 bytes
@@ -325,47 +314,36 @@ _KINDS: dict[str, type | range] = {
 }
 
 
-def read_words(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Split the command line at ``position`` into words, at least one."""
+def read_trimmed_request(data: bytes, position: int) -> Request:
+    """Read the command line at ``position`` as nsqlookupd does."""
     words, after = read_line(data, position)
-    return b" ".join(words).strip().split(b" "), after
+    return Request(b" ".join(words).strip().split(b" "), data, after, position)
 
 
-def read_identify(data: bytes, position: int, start: int) -> tuple[PeerInfo, int]:
-    """Read the body of IDENTIFY; ``start`` is where the command began."""
+def read_identify(request: Request) -> tuple[PeerInfo, int]:
+    """Read the body of IDENTIFY, and return the position after it."""
+    _, data, position, start = request
     body, position = read_body(
         data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, min_body_size=0
     )
     try:
-        members = go_members(body, _KINDS)
+        info = _peer_info(body)
     except ValueError as exc:
         raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
-    info = PeerInfo(
-        broadcast_address=members.get("broadcast_address", ""),
-        hostname=members.get("hostname", ""),
-        http_port=members.get("http_port", 0),
-        tcp_port=members.get("tcp_port", 0),
-        version=members.get("version", ""),
-    )
     if not (info.broadcast_address and info.http_port and info.tcp_port and info.version):
         raise RequestError("E_BAD_BODY", "IDENTIFY missing fields")
     return info, position
 
 
-def topic_and_channel(words: list[bytes]) -> tuple[str, str]:
+def topic_and_channel(request: Request) -> tuple[str, str]:
     """Check the parameters of REGISTER and UNREGISTER; the channel may be ``""``."""
+    words, *_ = request
     command = words[0]
     if len(words) < 2:
         raise RequestError("E_INVALID", command + b" insufficient number of params")
-    topic = _registered_name("E_BAD_TOPIC", command + b" topic", words[1])
-    channel = words[2] if len(words) > 2 else b""
-    return topic, _registered_name(
-        "E_BAD_CHANNEL", command + b" channel", channel
-    ) if channel else ""
-
-
-def _registered_name(code: str, what: bytes, word: bytes) -> str:
-    name = word.decode("latin-1")
-    if not is_valid_name(name):
-        raise RequestError(code, what + b" name '" + word + b"' is not valid")
-    return name
+    names = [word.decode("latin-1") for word in (*words[1:3], b"")]
+    for kind, name in zip((b"topic", b"channel"), names, strict=False):
+        if not is_valid_name(name) and (name or kind == b"topic"):
+            text = b"%b %b name '%b' is not valid" % (command, kind, name.encode("latin-1"))
+            raise RequestError(f"E_BAD_{kind.decode().upper()}", text)
+    return names[0], names[1]

@@ -71,7 +71,7 @@ class ClientStats:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object; auth and publishing fields are left out when empty."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = _document(self)
         document["pub_counts"] = [
             {"topic": topic, "count": count} for topic, count in self.pub_counts
         ]
@@ -98,25 +98,9 @@ class ChannelStats:
     paused: bool
     e2e_processing_latency: LatencyStats
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.clients is not None:
-            document["clients"] = [client.document() for client in self.clients]
-        document["e2e_processing_latency"] = self.e2e_processing_latency.document()
-        return document
-
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON object, a piece for each client."""
-        document = replace(self, clients=self.clients and ()).document()
-        names = list(document)
-        at = names.index("clients")
-        if document["clients"] is None:
-            yield go_json(document)
-            return
-        yield go_json({name: document[name] for name in names[:at]})[:-1] + b',"clients":['
-        yield from _joined(go_json(client.document()) for client in self.clients or ())
-        yield b"]," + go_json({name: document[name] for name in names[at + 1 :]})[1:]
+        return _in_pieces(_document(self), clients=_clients(self.clients))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,24 +116,9 @@ class TopicStats:
     paused: bool
     e2e_processing_latency: LatencyStats
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
-        document["channels"] = [channel.document() for channel in self.channels]
-        document["e2e_processing_latency"] = self.e2e_processing_latency.document()
-        return document
-
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON object in small pieces."""
-        rest = replace(self, channels=()).document()
-        name = rest.pop("topic_name")
-        del rest["channels"]
-        yield b'{"topic_name":%b,"channels":[' % go_json(name)
-        for index, channel in enumerate(self.channels):
-            if index:
-                yield b","
-            yield from channel.encoded()
-        yield b"]," + go_json(rest)[1:]
+        return _in_pieces(_document(self), channels=(each.encoded() for each in self.channels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,32 +139,41 @@ class NsqdStats:
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
-        head = {"version": self.version, "health": self.health, "start_time": self.start_time}
-        yield go_json(head)[:-1] + b',"topics":'
-        if self.topics is None:
-            yield b"null"
-        else:
-            yield b"["
-            for index, topic in enumerate(self.topics):
-                if index:
-                    yield b","
-                yield from topic.encoded()
-            yield b"]"
-        if self.memory is not None:
-            yield b',"memory":' + go_json(self.memory)
-        yield b',"producers":'
-        if self.producers is None:
-            yield b"null"
-        else:
-            yield b"["
-            yield from _joined(go_json(client.document()) for client in self.producers)
-            yield b"]"
-        yield b"}"
+        document = _document(self)
+        if self.memory is None:
+            del document["memory"]
+        topics = None if self.topics is None else (each.encoded() for each in self.topics)
+        return _in_pieces(document, topics=topics, producers=_clients(self.producers))
 
 
-def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    for index, piece in enumerate(pieces):
-        yield b"," + piece if index else piece
+def _document(stats: Any) -> dict[str, Any]:
+    """Return the values of the fields; what is one of our objects as its own document."""
+    document = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    if isinstance(latency := document.get("e2e_processing_latency"), LatencyStats):
+        document["e2e_processing_latency"] = latency.document()
+    return document
+
+
+def _clients(clients: Iterable[ClientStats] | None) -> Iterator[Iterable[bytes]] | None:
+    return None if clients is None else ((go_json(each.document()),) for each in clients)
+
+
+def _in_pieces(
+    document: dict[str, Any], **lists: Iterable[Iterable[bytes]] | None
+) -> Iterator[bytes]:
+    """Yield the JSON of an object; ``lists`` are members in it, by the pieces of their items."""
+    rest = go_json(document | {name: each and [] for name, each in lists.items()})
+    for name, items in lists.items():
+        if items is None:
+            continue
+        # nowhere else: in a text the quotes are escaped
+        head, mark, rest = rest.partition(b'"%b":[' % name.encode())
+        yield head + mark
+        for index, item in enumerate(items):
+            if index:
+                yield b","
+            yield from item
+    yield rest
 
 
 _EMPTY: dict[str, Any] = {"int": 0, "str": "", "bool": False}  # annotations are text

@@ -9,24 +9,24 @@ Trap: start-up is a feature. The arguments are read before anything that serves 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, usage
+from nsqtools.server.go_flags import (
+    FlagError,
+    HelpAsked,
+    flags_of,
+    parse_flags,
+    read_config,
+    usage,
+)
 
 if TYPE_CHECKING:
+    from nsqtools.server.nsqd_daemon import NsqdDaemon
+    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
     from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
-
-
-class RunnableDaemon(Protocol):
-    """A daemon that can be run."""
-
-    def start(self) -> Coroutine[Any, Any, None]: ...
-    def stop(self) -> Coroutine[Any, Any, None]: ...
-    def owns_process(self) -> None:
-        """Nothing but the daemon runs in this process: it may tune the collector."""
 
 
 O = TypeVar("O", bound="NsqdOptions | NsqlookupdOptions")  # noqa: E741 - the options of a daemon
@@ -35,14 +35,15 @@ O = TypeVar("O", bound="NsqdOptions | NsqlookupdOptions")  # noqa: E741 - the op
 def run_daemon(
     program: str,
     options_class: type[O],
-    load: Callable[[O], Callable[[O, DaemonLog], RunnableDaemon]],
+    load: Callable[[O], Callable[[O, DaemonLog], NsqdDaemon | NsqlookupdDaemon | None]],
     arguments: Sequence[str],
     *,
     deprecated: Mapping[str, str],
 ) -> int:
     """Read the command line, run the daemon, return the exit status.
 
-    ``load`` imports the class of the daemon, and is called only when there is one to run.
+    ``load`` imports the class of the daemon, or a function that does all there is to do, and is
+    called only when there is something to run.
     ``deprecated`` are flags that are accepted and do nothing, with their help.
     """
     flags = flags_of(options_class, deprecated)
@@ -59,17 +60,17 @@ def run_daemon(
         return 0
     log = DaemonLog(sys.stderr, f"[{program}] ")
 
-    def make() -> RunnableDaemon:
+    def make() -> NsqdDaemon | NsqlookupdDaemon | None:
         daemon = load(options)(options, log)  # its first line is the version
         for name in line.without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
         return daemon
 
     try:
-        config = _read_config(line.config, options_class) if line.config else {}
+        config = read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
-        _run(make, serves=not getattr(options, "recover_only", False))
+        _run(make)
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1
@@ -80,13 +81,7 @@ def run_daemon(
     return 0
 
 
-def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
-    from nsqtools.server.go_flags import read_config
-
-    return read_config(path, options_class)
-
-
-def _run(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
+def _run(make_daemon: Callable[[], NsqdDaemon | NsqlookupdDaemon | None]) -> None:
     import asyncio
 
     from nsqtools.files.opening import allow_many
@@ -94,10 +89,10 @@ def _run(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
 
     allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-        runner.run(_serve(make_daemon, serves=serves))
+        runner.run(_serve(make_daemon))
 
 
-async def _serve(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
+async def _serve(make_daemon: Callable[[], NsqdDaemon | NsqlookupdDaemon | None]) -> None:
     import asyncio
     import signal
 
@@ -106,8 +101,8 @@ async def _serve(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
     daemon = make_daemon()
-    await daemon.start()
-    daemon.owns_process()
-    if serves:
+    if daemon is not None:
+        await daemon.start()
+        daemon.owns_process()
         await asked_to_stop.wait()
-    await daemon.stop()
+        await daemon.stop()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.text import go_duration, parse_duration
+from nsqtools.protocol.text import INT64, go_duration, parse_duration
 from nsqtools.server.daemon_log import LEVELS
 
 
@@ -75,8 +75,10 @@ def _text(value: Any) -> str:
     return value
 
 
-_TRUE = {"1", "t", "T", "TRUE", "true", "True"}
-_FALSE = {"0", "f", "F", "FALSE", "false", "False"}
+_BOOLS = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+}
 TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
@@ -101,30 +103,10 @@ def parse_int(text: str) -> int:
     """Read an integer literal of Go: 0x, 0o, 0b and a bare leading 0 for octal, and underscores."""
     digits = text.lstrip("+-")
     is_octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
-    try:
-        value = int(text, 8 if is_octal else 0)
-    except ValueError:
-        raise ValueError("parse error") from None
-    if text != text.strip() or not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("parse error")
+    value = int(text, 8 if is_octal else 0)
+    if text != text.strip() or value not in INT64:
+        raise ValueError
     return value
-
-
-def parse_bool(text: str) -> bool:
-    """Read a Go bool."""
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise ValueError("parse error")
-
-
-def parse_seconds(text: str) -> float:
-    """Read a Go duration as seconds."""
-    try:
-        return parse_duration(text)
-    except ValueError:
-        raise ValueError("parse error") from None
 
 
 def parse_log_level(text: str) -> str:
@@ -139,8 +121,8 @@ def parse_tls_required(text: str) -> int:
     if text.lower() == "tcp-https":
         return 1
     try:
-        return 2 if parse_bool(text.lower()) else 0
-    except ValueError:
+        return 2 if _BOOLS[text.lower()] else 0
+    except KeyError:
         raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax') from None
 
 
@@ -161,18 +143,35 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
     values = tuple(float(word) for word in text.split(","))
     if not all(map(math.isfinite, values)):
-        raise ValueError("parse error")
+        raise ValueError
     return values
 
 
+def _in_go(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that says what is wrong as Go does."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except (ValueError, KeyError):
+            raise ValueError("parse error") from None
+
+    return read
+
+
 STRING = FlagKind("string", lambda text: text, lambda value: f'"{value}"')
-INT = FlagKind("int", parse_int)
-BOOL = FlagKind("", parse_bool, lambda value: str(value).lower(), is_bool=True)
+INT = FlagKind("int", _in_go(parse_int))
+BOOL = FlagKind("", _in_go(_BOOLS.__getitem__), lambda value: str(value).lower(), is_bool=True)
 DURATION = FlagKind(
-    "duration", parse_seconds, lambda value: go_duration(seconds_to_ns(value)), seconds_to_ns
+    "duration",
+    _in_go(parse_duration),
+    lambda value: go_duration(seconds_to_ns(value)),
+    seconds_to_ns,
 )
 STRINGS = FlagKind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
-PERCENTILES = FlagKind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))
+PERCENTILES = FlagKind(
+    "value", _in_go(parse_percentiles), repeatable=True, wire=lambda value: list(value)
+)
 LOG_LEVEL = FlagKind(
     "value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1
 )
@@ -180,15 +179,7 @@ TLS_REQUIRED = FlagKind("", parse_tls_required, lambda value: "", is_bool=True)
 TLS_MIN_VERSION = FlagKind("value", parse_tls_version, _tls_version_word)
 
 
-def parse_float(text: str) -> float:
-    """Read a float."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("parse error") from None
-
-
-FLOAT = FlagKind("float", parse_float, "{:g}".format)
+FLOAT = FlagKind("float", _in_go(float), "{:g}".format)
 KIND_OF = {int: INT, float: DURATION, str: STRING, bool: BOOL, tuple: STRINGS}
 """The kind of a flag by the type of its default."""
 

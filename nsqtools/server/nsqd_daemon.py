@@ -7,6 +7,7 @@ it, and only then accept. Clients that come early wait in the backlog of the ker
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +17,9 @@ from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
+from nsqtools.server.durable.data_path import DurablePath
 from nsqtools.server.http.foundation import Call, HTTPApi, HTTPRefusal, Reply
-from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
+from nsqtools.server.http.nsqd_api import NsqdHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import (
     accept,
@@ -30,9 +32,9 @@ from nsqtools.server.listen import (
 from nsqtools.server.lookup_peers import LookupRegistry
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.options import REQUIRED, NsqdOptions
-from nsqtools.server.queues.data_path import DataPathLock
+from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.stats import StatsdPusher, expand_prefix, gather_stats
+from nsqtools.server.stats import expand_prefix, gather_stats, push_to_statsd
 from nsqtools.server.tcp.auth import AuthServers
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.negotiation import server_context
@@ -54,8 +56,7 @@ class NsqdDaemon:
         log.info(version_line("nsqd"))
         log.info(f"ID: {options.node_id}")
         with ExitStack() as undo:
-            lock = DataPathLock(Path(options.data_path or "."))
-            undo.callback(lock.release)
+            undo.callback(os.close, lock_data_path(Path(options.data_path or ".")))
             self._tls_context = server_context(options)
             if options.tls_key and (problem := exposure_of_secret(Path(options.tls_key))):
                 log.warn(f"TLS: {problem}")
@@ -140,21 +141,20 @@ class NsqdDaemon:
 
     async def _serve_http(self) -> None:
         info = self._own_info()
-        ports = Ports(_port(self._tcp), _port(self._http))
         resolved: dict[str, object] = {
             "broadcast_tcp_port": info.tcp_port,
             "broadcast_http_port": info.http_port,
             "statsd_prefix": self._statsd_prefix(),
         }
-        stats = StatsHTTP(
+        nsqd = NsqdHTTP(
             self.nsqd,
             self._context.clients,
             self._connections,
+            (_port(self._tcp), _port(self._http)),
             resolved,
             self._registry.set_addresses,
         )
-        nsqd = NsqdHTTP(self.nsqd, ports)
-        handlers = {**nsqd.handlers(), **stats.handlers()}
+        handlers = nsqd.handlers()
         if self._refusal:
             handlers = {
                 key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()
@@ -170,7 +170,7 @@ class NsqdDaemon:
                 api = HTTPApi(
                     handlers,
                     self._log,
-                    body_limits={**nsqd.body_limits(), **stats.body_limits()},
+                    body_limits=nsqd.body_limits(),
                     tls_required_port=required_port if context is None else None,
                     foreign=foreign_calls(listener, self._options.broadcast_address),
                 )
@@ -198,8 +198,8 @@ class NsqdDaemon:
                 with_memory=self._options.statsd_mem_stats,
             )
 
-        pusher = StatsdPusher(self._options, self._statsd_prefix(), gather, self._log)
-        self._statsd = asyncio.create_task(pusher.run())
+        pushing = push_to_statsd(self._options, self._statsd_prefix(), gather, self._log)
+        self._statsd = asyncio.create_task(pushing)
 
     def deregister(self) -> None:
         """Leave all nsqlookupd, and go on serving."""
@@ -241,29 +241,17 @@ def _port(listener: socket.socket | None) -> int:
     return real_port(listener) if listener is not None else -1
 
 
-class NsqdRecovery:
-    """Writes what is in the database to the files of Go's nsqd, or the other way with --durable."""
+def recover(options: NsqdOptions, log: DaemonLog) -> None:
+    """Write what is in the database to the files of Go's nsqd, or the other way with --durable.
 
-    def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
-        self._options = options
-        self._log = log
-        self._lock = DataPathLock(Path(options.data_path or "."))
-
-    async def start(self) -> None:
-        """Write the files, or the database. Raises `ConfigurationError`, ``OSError``."""
-        from nsqtools.server.durable.data_path import DurablePath
-
-        path = DurablePath(Path(self._options.data_path or "."), self._log)
-        try:
-            if self._options.durable:
-                path.adopt()
-            else:
-                path.export(self._options.max_bytes_per_file)
-        finally:
-            self._lock.release()
-
-    async def stop(self) -> None:
-        """Do nothing: `start` has done the work."""
-
-    def owns_process(self) -> None:
-        """Do nothing."""
+    Raises `ConfigurationError`, ``OSError``.
+    """
+    data_path = Path(options.data_path or ".")
+    lock = lock_data_path(data_path)
+    try:
+        if options.durable:
+            DurablePath(data_path, log).adopt()
+        else:
+            DurablePath(data_path, log).export(options.max_bytes_per_file)
+    finally:
+        os.close(lock)

@@ -1,7 +1,7 @@
 """nsqlookupd: its TCP protocol V1, its HTTP API, and one daemon from start to stop.
 
-As in `protocol_v2`, a handler of the TCP side gets the words of the line, the buffer, the position
-after the line and the one where the command began, and returns the position after its body.
+As in `protocol_v2`, a handler of the TCP side gets the command line, and returns the position after
+the body.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
+from nsqtools.protocol.commands import sized
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.requests import (
     MAGIC_V1,
     PeerInfo,
-    encode_response,
+    Request,
     read_identify,
-    read_words,
+    read_trimmed_request,
     topic_and_channel,
 )
 from nsqtools.protocol.text import go_duration, go_json
@@ -48,9 +49,9 @@ from nsqtools.server.registrations import RegisteredNsqd, Registration, Registra
 from nsqtools.server.stats import nsqlookupd_metrics
 from nsqtools.server.tcp.client_connection import ClientConnection, ConnectionProtocol
 
-_OK = encode_response(b"OK")
+_OK = sized(b"OK")
 
-Command = Callable[[list[bytes], bytes, int, int], int]
+Command = Callable[[Request], int]
 
 
 class LookupProtocolV1(ConnectionProtocol):
@@ -80,15 +81,15 @@ class LookupProtocolV1(ConnectionProtocol):
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""
-        words, after = read_words(data, position)
-        handler = self._handlers.get(words[0])
+        request = read_trimmed_request(data, position)
+        handler = self._handlers.get(request.words[0])
         if handler is None:
-            raise RequestError("E_INVALID", b"invalid command " + words[0])
-        return handler(words, data, after, position)
+            raise RequestError("E_INVALID", b"invalid command " + request.words[0])
+        return handler(request)
 
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error as a response."""
-        return encode_response(error.data)
+        return sized(error.data)
 
     def closed(self) -> None:
         """Forget the nsqd; the names that it announced stay."""
@@ -99,19 +100,19 @@ class LookupProtocolV1(ConnectionProtocol):
 
     # commands
 
-    def _ping(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _ping(self, request: Request) -> int:
         if self._peer is not None:
             now_ns = steady_ns()
             since = go_duration(now_ns - self._peer.last_update_ns)
             self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
             self._peer.last_update_ns = now_ns
         self._connection.send(_OK)
-        return position
+        return request.position
 
-    def _identify(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _identify(self, request: Request) -> int:
         if self._peer is not None:
             raise RequestError("E_INVALID", "cannot IDENTIFY again")
-        info, position = read_identify(data, position, start)
+        info, position = read_identify(request)
         address = self._connection.remote_address
         self._log.info(
             f"CLIENT({address}): IDENTIFY Address:{info.broadcast_address} TCP:{info.tcp_port} "
@@ -119,22 +120,22 @@ class LookupProtocolV1(ConnectionProtocol):
         )
         self._peer = RegisteredNsqd(address, info, steady_ns())
         self._log_changes("REGISTER", self._registrations.identify(self._peer))
-        self._connection.send(encode_response(self._own_info.encode()))
+        self._connection.send(sized(self._own_info.encode()))
         return position
 
-    def _register(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _register(self, request: Request) -> int:
         peer = self._identified()
-        topic, channel = topic_and_channel(words)
+        topic, channel = topic_and_channel(request)
         self._log_changes("REGISTER", self._registrations.register(peer, topic, channel))
         self._connection.send(_OK)
-        return position
+        return request.position
 
-    def _unregister(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _unregister(self, request: Request) -> int:
         peer = self._identified()
-        topic, channel = topic_and_channel(words)
+        topic, channel = topic_and_channel(request)
         self._log_changes("UNREGISTER", self._registrations.unregister(peer, topic, channel))
         self._connection.send(_OK)
-        return position
+        return request.position
 
     def _identified(self) -> RegisteredNsqd:
         if self._peer is None:
@@ -302,7 +303,7 @@ def _described(peer: RegisteredNsqd) -> bytes:
     return peer.described
 
 
-_REFUSAL = encode_response(b"E_BAD_PROTOCOL")
+_REFUSAL = sized(b"E_BAD_PROTOCOL")
 
 
 class NsqlookupdDaemon:

@@ -482,52 +482,36 @@ def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:
     return [*datagrams, packed] if packed else datagrams
 
 
-class StatsdPusher:
-    """Pushes what ``gather`` returns for as long as `run` runs."""
+async def push_to_statsd(
+    options: NsqdOptions,
+    prefix: str,
+    gather: Callable[[], Awaitable[NsqdStats]],
+    log: DaemonLog,
+) -> None:
+    """Push what ``gather`` returns, until cancelled."""
+    address, interval_s = options.statsd_address, options.statsd_interval
+    before: Counters = {}
+    loop = asyncio.get_running_loop()
+    next_s = loop.time() + interval_s
+    while True:
+        await asyncio.sleep(max(0.0, next_s - loop.time()))
+        next_s += interval_s
+        log.info(f"STATSD: pushing stats to {address}")
+        skips = options.statsd_exclude_ephemeral
+        lines = statsd_lines(await gather(), before, prefix, exclude_ephemeral=skips)
+        datagrams = pack_datagrams(lines, options.statsd_udp_packet_size)
+        try:
+            await _send(datagrams, address, max(0.0, interval_s - _TAIL_S))
+        except OSError as exc:
+            log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
 
-    def __init__(
-        self,
-        options: NsqdOptions,
-        prefix: str,
-        gather: Callable[[], Awaitable[NsqdStats]],
-        log: DaemonLog,
-    ) -> None:
-        self._options = options
-        self._prefix = prefix
-        self._gather = gather
-        self._log = log
-        self._before: Counters = {}
 
-    async def run(self) -> None:
-        """Push until cancelled."""
-        interval_s = self._options.statsd_interval
-        loop = asyncio.get_running_loop()
-        next_s = loop.time() + interval_s
-        while True:
-            await asyncio.sleep(max(0.0, next_s - loop.time()))
-            next_s += interval_s
-            try:
-                await self._push(max(0.0, interval_s - _TAIL_S))
-            except OSError as exc:
-                address = self._options.statsd_address
-                self._log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
-
-    async def _push(self, spread_s: float) -> None:
-        address = self._options.statsd_address
-        self._log.info(f"STATSD: pushing stats to {address}")
-        lines = statsd_lines(
-            await self._gather(),
-            self._before,
-            self._prefix,
-            exclude_ephemeral=self._options.statsd_exclude_ephemeral,
-        )
-        datagrams = pack_datagrams(lines, self._options.statsd_udp_packet_size)
-        loop = asyncio.get_running_loop()
-        host, port = parse_address(address, _STATSD_PORT)
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, target = found[0]
-        with socket.socket(family, kind, protocol) as udp:
-            udp.connect(target)
-            for datagram in datagrams:
-                udp.send(datagram)
-                await asyncio.sleep(spread_s / len(datagrams))
+async def _send(datagrams: list[bytes], address: str, spread_s: float) -> None:
+    host, port = parse_address(address, _STATSD_PORT)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, target = found[0]
+    with socket.socket(family, kind, protocol) as udp:
+        udp.connect(target)
+        for datagram in datagrams:
+            udp.send(datagram)
+            await asyncio.sleep(spread_s / len(datagrams))

@@ -32,7 +32,7 @@ from typing import NamedTuple, Self
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.server.durable.data_path import named_database, times_kept
 from nsqtools.server.durable.database import all_rows, read_queues, wal_damage
-from nsqtools.server.queues.data_path import FILE_NAME, TopicMetadata, decode_metadata
+from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
 from nsqtools.server.queues.queue_files import Positions
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
 from nsqtools.server.queues.salvage import QueueFile, Record
@@ -227,7 +227,7 @@ class StoredQueues:
             except (ValueError, RecursionError) as exc:
                 self._note(name, f"cannot be read ({exc})")
             else:
-                return {each for topic in topics for each in _names(topic)}
+                return {name for topic in topics for name in topic.queues()}
         return None
 
     def _of_files(self, name: str, files: list[tuple[int, bool]], is_listed: bool) -> StoredQueue:
@@ -309,10 +309,6 @@ class StoredQueues:
                 topic, _, channel = name.partition(":")
                 rows = StoredRows(path, copy, number, waiting + deferred)
                 yield StoredQueue(topic, channel, (rows,), problems)
-
-
-def _names(topic: TopicMetadata) -> list[str]:
-    return [topic.name, *(f"{topic.name}:{name}" for name, _ in topic.channels)]
 
 
 def _is_locked(folder: Path) -> bool:

@@ -183,17 +183,16 @@ _IPAddress = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]  # of
 class Deadline:
     """``seconds`` from now. Several steps share one deadline, so their timeouts do not add up."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._at = clock() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
 
     def remaining_s(self) -> float:
         """Return the seconds left, never below 0."""
-        return max(0.0, self._at - self._clock())
+        return max(0.0, self._at - time.monotonic())
 
     @property
     def has_passed(self) -> bool:
-        return self._clock() >= self._at
+        return time.monotonic() >= self._at
 
 
 class Stream:

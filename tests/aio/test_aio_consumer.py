@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from plugins.archives import unfinished
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -32,11 +33,6 @@ def publish(nsqd: Nsqd, count: int) -> list[bytes]:
     return bodies
 
 
-def left_over(nsqd: Nsqd) -> int:
-    stats = nsqd.channel_stats(TOPIC, CHANNEL)
-    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
-
-
 def test_messages_are_iterated_and_finished(nsqd: GoNsqd) -> None:
     bodies = publish(nsqd, 500)
 
@@ -52,7 +48,7 @@ def test_messages_are_iterated_and_finished(nsqd: GoNsqd) -> None:
         return got
 
     assert sorted(asyncio.run(main())) == bodies
-    assert left_over(nsqd) == 0
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
 def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
@@ -104,7 +100,7 @@ def test_tasks_share_the_messages(nsqd: GoNsqd) -> None:
     assert sum(counts) == 40
     assert min(counts) >= 1
     assert took_s < 1.5  # 2 s one by one
-    assert left_over(nsqd) == 0
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
 def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
@@ -153,7 +149,7 @@ def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) 
         task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 15))
-    assert left_over(nsqd) == 0
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
 def test_a_cancelled_task_leaves_its_messages_to_the_queue(nsqd: GoNsqd) -> None:
@@ -180,7 +176,7 @@ def test_a_cancelled_task_leaves_its_messages_to_the_queue(nsqd: GoNsqd) -> None
     wait_until(
         lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the requeues"
     )
-    assert left_over(nsqd) == 20
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
 def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
@@ -205,7 +201,7 @@ def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -
     wait_until(
         lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the requeues"
     )
-    assert left_over(nsqd) == 20
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
 def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
@@ -254,7 +250,7 @@ def test_a_drain_hands_out_what_was_delivered(nsqd: GoNsqd) -> None:
         return count
 
     count = asyncio.run(main())
-    assert count + left_over(nsqd) == 100
+    assert count + unfinished(nsqd, TOPIC, CHANNEL) == 100
     assert nsqd.channel_stats(TOPIC, CHANNEL)["requeue_count"] == 0
 
 
@@ -290,4 +286,6 @@ def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> No
 
     finished, late = asyncio.run(main())
     assert sorted(finished) == bodies
-    assert left_over(nsqd) <= late  # nsqd may have had back what was finished a moment too late
+    assert (
+        unfinished(nsqd, TOPIC, CHANNEL) <= late
+    )  # nsqd may have had back what was finished a moment too late

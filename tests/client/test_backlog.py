@@ -49,12 +49,12 @@ class Source:
     def give_back(self, *arguments: object) -> None: ...
 
 
-@pytest.mark.parametrize("add", ["put", "put_first"])
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("entry", ["other", Arrival(Owner(), [])], ids=["other", "messages"])
-def test_everything_that_is_added_is_announced(add: str, entry: object) -> None:
+def test_everything_that_is_added_is_announced(is_first: bool, entry: object) -> None:
     announced: list[int] = []
     backlog = Backlog(on_entry=lambda: announced.append(1))
-    getattr(backlog, add)(entry)
+    backlog.put(entry, is_first=is_first)
 
     assert announced == [1]
 
@@ -134,7 +134,7 @@ def test_what_was_not_reached_comes_first_again() -> None:
     batches = backlog.get_some(0, most=10)
     assert isinstance(batches, list)
     backlog.put("other")
-    backlog.put_first(Arrival(owner, batches_after(batches, 1)))
+    backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, bodies_in, take
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
@@ -89,11 +90,11 @@ def test_the_poison_alone_reaches_the_dead_letters(
     command = [sys.executable, "-c", WORKER, how, nsqd.tcp_address, str(MAX_ATTEMPTS)]
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     deaths = 0
-    while not is_empty(nsqd):
+    while unfinished(nsqd, TOPIC, CHANNEL):
         worker = subprocess.Popen(command, cwd=tmp_path, env=environment)
         try:
             wait_until(
-                lambda: worker.poll() is not None or is_empty(nsqd),  # noqa: B023
+                lambda: worker.poll() is not None or not unfinished(nsqd, TOPIC, CHANNEL),  # noqa: B023
                 what="a death, or the end",
                 timeout_s=20,
             )
@@ -146,8 +147,3 @@ def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment_only(
         consumer.abort()
         thread.join(patience_s(10))
     assert seen.count(b"came too often") == 1
-
-
-def is_empty(nsqd: GoNsqd) -> bool:
-    channel = nsqd.channel_stats(TOPIC, CHANNEL)
-    return not (channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])

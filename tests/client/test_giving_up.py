@@ -100,7 +100,8 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(
     producer: Producer, answer: str, count: int
 ) -> None:
     source, dead_letters = Source(), giving_up(dead_letter="clicks.dead")
-    dead_letters._producers["nsqd:4150"] = producer  # type: ignore[assignment]
+    assert dead_letters._dead_letters is not None
+    dead_letters._dead_letters._producers["nsqd:4150"] = producer  # type: ignore[assignment]
     dead_letters.messages(source.batch)
     assert source.answers == [answer] * 2
     assert producer.published == [("clicks.dead", [b"x"])] * count

@@ -150,7 +150,7 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     producer.publish(TOPIC, b"x")
     proxy.pause(TO_SERVER)
     sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
-    wait_until(lambda: next(iter(producer._io.links)).connection.is_jammed, what="a jam")
+    wait_until(lambda: next(iter(producer._io.links)).connection.has_unsent, what="a jam")
     sent.append(producer.submit(TOPIC, [b"y" * 1000]))
     wait_until(
         lambda: len(next(iter(producer._io.links)).outstanding) == 2, what="the second to be queued"

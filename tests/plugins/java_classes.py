@@ -2,7 +2,8 @@
 
 A JVM takes most of its start to load and verify some 15,000 classes of Spark. The first worker that
 needs Spark has one JVM write what it loaded to a file (Java's class data sharing), which all others
-map: a session takes half the CPU time. Where that fails, they start as ever.
+map: a session takes half the CPU time. Where that fails, they start as ever. ``tests/run`` has it
+written while types are checked, for the tests with Spark take longest.
 
 The file is kept for later runs in ``~/.cache/nsqtools-tests``, by the Java and the PySpark that it
 is of; a JVM ignores one that does not fit.
@@ -48,16 +49,22 @@ with session.spark_session(settings) as spark:
 @pytest.fixture(scope="session")
 def quick_jvm() -> str:
     """The flags, for ``JAVA_TOOL_OPTIONS`` or ``spark.driver.extraJavaOptions``."""
+    classes = kept_classes()
+    return f"{FLAGS} -XX:SharedArchiveFile={classes}" if classes.exists() else FLAGS
+
+
+def kept_classes() -> Path:
+    """The file, which the first who asks writes."""
     CACHE.mkdir(parents=True, exist_ok=True)
     classes = CACHE / f"classes-{key():08x}.jsa"
     with (CACHE / "classes.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker writes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not classes.exists():
             write_classes(classes)
             by_age = sorted(CACHE.glob("classes-*.jsa"), key=lambda path: path.stat().st_mtime)
             for old in by_age[:-KEPT]:
                 old.unlink()
-    return f"{FLAGS} -XX:SharedArchiveFile={classes}" if classes.exists() else FLAGS
+    return classes
 
 
 def key() -> int:
@@ -93,3 +100,7 @@ def write_classes(classes: Path) -> None:
         if draft.exists():
             whole = shutil.copyfile(draft, classes.with_suffix(".draft"))
             whole.replace(classes)
+
+
+if __name__ == "__main__":
+    kept_classes()

@@ -10,7 +10,8 @@ Where pytest-xdist has several workers (``-n 2``):
 - A test marked ``alone`` measures time or needs the whole machine: while it runs, no other worker
   runs anything. Two locked files see to that. Every test takes ``turn``, then ``machine`` (shared;
   an ``alone`` test exclusively), and gives ``turn`` back at once. An ``alone`` test that waits for
-  the machine keeps the turn, so that others cannot start before it.
+  the machine keeps the turn, so that others cannot start before it. They all come last: each of
+  them would have the other workers wait for the longest test that runs just then.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -29,20 +29,20 @@ bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
         (commands.MAGIC_V2, b"  V2"),
         (commands.NOP, b"NOP\n"),
         (commands.CLS, b"CLS\n"),
-        (commands.Identify(b"{}").encode(), b"IDENTIFY\n\x00\x00\x00\x02{}"),
-        (commands.Auth(b"s3cret").encode(), b"AUTH\n\x00\x00\x00\x06s3cret"),
-        (commands.Subscribe("t", "c#ephemeral").encode(), b"SUB t c#ephemeral\n"),
-        (commands.Publish("t", b"b\n").encode(), b"PUB t\n\x00\x00\x00\x02b\n"),
-        (commands.DeferredPublish("t", 0, b"b").encode(), b"DPUB t 0\n\x00\x00\x00\x01b"),
+        (commands.identify(b"{}"), b"IDENTIFY\n\x00\x00\x00\x02{}"),
+        (commands.auth(b"s3cret"), b"AUTH\n\x00\x00\x00\x06s3cret"),
+        (commands.subscribe("t", "c#ephemeral"), b"SUB t c#ephemeral\n"),
+        (commands.publish("t", b"b\n"), b"PUB t\n\x00\x00\x00\x02b\n"),
+        (commands.deferred_publish("t", 0, b"b"), b"DPUB t 0\n\x00\x00\x00\x01b"),
         (
-            commands.MultiPublish("t", [b"a", b"bc"]).encode(),
+            commands.multi_publish("t", [b"a", b"bc"]),
             b"MPUB t\n\x00\x00\x00\x0f\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc",
         ),
-        (commands.Ready(0).encode(), b"RDY 0\n"),
-        (commands.Ready(2500).encode(), b"RDY 2500\n"),
-        (commands.Finish(ID).encode(), b"FIN 0123456789abcdef\n"),
-        (commands.Requeue(ID, 0).encode(), b"REQ 0123456789abcdef 0\n"),
-        (commands.Touch(ID).encode(), b"TOUCH 0123456789abcdef\n"),
+        (commands.ready(0), b"RDY 0\n"),
+        (commands.ready(2500), b"RDY 2500\n"),
+        (commands.finish(ID), b"FIN 0123456789abcdef\n"),
+        (commands.requeue(ID, 0), b"REQ 0123456789abcdef 0\n"),
+        (commands.touch(ID), b"TOUCH 0123456789abcdef\n"),
     ],
 )
 def test_a_command_has_the_bytes_of_the_protocol_page(encoded: bytes, wire: bytes) -> None:
@@ -52,7 +52,7 @@ def test_a_command_has_the_bytes_of_the_protocol_page(encoded: bytes, wire: byte
 @given(st.lists(st.binary(min_size=16, max_size=16), min_size=1))
 def test_joined_finishes_are_single_ones_in_a_row(ids: list[bytes]) -> None:
     joined = commands.encode_finishes(ids)
-    assert joined == b"".join(commands.Finish(message_id).encode() for message_id in ids)
+    assert joined == b"".join(commands.finish(message_id) for message_id in ids)
 
 
 @given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))
@@ -64,7 +64,7 @@ def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
 
 @given(st.binary(min_size=1, max_size=200))
 def test_nsqd_reads_a_publish_back(body: bytes) -> None:
-    wire = commands.Publish("clicks", body).encode()
+    wire = commands.publish("clicks", body)
     words, position = read_line(wire, 0)
     assert words == [b"PUB", b"clicks"]
     assert read_message(wire, position, 0, "PUB", LIMIT) == (body, len(wire))
@@ -72,7 +72,7 @@ def test_nsqd_reads_a_publish_back(body: bytes) -> None:
 
 @given(bodies)
 def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
-    wire = commands.MultiPublish("clicks", bodies).encode()
+    wire = commands.multi_publish("clicks", bodies)
     words, position = read_line(wire, 0)
     assert words == [b"MPUB", b"clicks"]
     assert int.from_bytes(wire[position : position + 4], "big") == commands.mpub_size(
@@ -88,7 +88,7 @@ def test_nsqd_reads_identify_back() -> None:
     request = IdentifyRequest(
         client_id="me", hostname="here", heartbeat_interval_ms=1000, snappy=True, sample_rate=5
     )
-    wire = commands.Identify(request.encode()).encode()
+    wire = commands.identify(request.encode())
     words, position = read_line(wire, 0)
     body, position = read_body(wire, position, 0, "IDENTIFY", LIMIT)
     received = decode_identify(body)

@@ -15,12 +15,13 @@ from nsqtools.protocol.requests import (
     MAX_IDENTIFY_SIZE,
     Incomplete,
     PeerInfo,
+    Request,
     decode_peer_info,
     encode_identify,
     encode_register,
     encode_unregister,
     read_identify,
-    read_words,
+    read_trimmed_request,
     topic_and_channel,
 )
 
@@ -48,19 +49,19 @@ infos = st.builds(
 def test_what_one_side_encodes_the_other_reads(info: PeerInfo) -> None:
     data = encode_identify(info) + b"PING\n"
 
-    words, after = read_words(data, 0)
-    read, end = read_identify(data, after, 0)
+    request = read_trimmed_request(data, 0)
+    read, end = read_identify(request)
 
-    assert (words, read, data[end:]) == ([b"IDENTIFY"], info, b"PING\n")
+    assert (request.words, read, data[end:]) == ([b"IDENTIFY"], info, b"PING\n")
 
 
 @given(names, st.one_of(st.just(""), names))
 def test_registrations_come_back(topic: str, channel: str) -> None:
     for encoded in (encode_register(topic, channel), encode_unregister(topic, channel)):
-        words, after = read_words(encoded, 0)
+        request = read_trimmed_request(encoded, 0)
 
-        assert topic_and_channel(words) == (topic, channel)
-        assert after == len(encoded)
+        assert topic_and_channel(request) == (topic, channel)
+        assert request.position == len(encoded)
 
 
 @pytest.mark.parametrize("length", range(1, len(encode_identify(INFO)) - HEAD))
@@ -68,7 +69,7 @@ def test_a_body_in_pieces_is_waited_for(length: int) -> None:
     data = encode_identify(INFO)
 
     with pytest.raises(Incomplete) as waiting:
-        read_identify(data[: HEAD + length], HEAD, 0)
+        read_identify(Request([b"IDENTIFY"], data[: HEAD + length], HEAD, 0))
 
     assert waiting.value.position == 0
     assert HEAD + length < waiting.value.wanted <= len(data)
@@ -78,7 +79,7 @@ def test_a_size_above_the_limit_is_refused_before_its_body() -> None:
     data = b"IDENTIFY\n" + (MAX_IDENTIFY_SIZE + 1).to_bytes(4, "big")
 
     with pytest.raises(RequestError) as refused:
-        read_identify(data, HEAD, 0)
+        read_identify(Request([b"IDENTIFY"], data, HEAD, 0))
 
     assert refused.value.data == b"E_BAD_BODY IDENTIFY body too big 65537 > 65536"
 
@@ -91,9 +92,10 @@ NOTHING = PeerInfo(broadcast_address="", hostname="", http_port=0, tcp_port=0, v
     [
         (INFO.encode(), INFO),
         (b"{}", NOTHING),
+        (b"null", NOTHING),
         (b'{"version": null, "http_port": null, "new": [1]}', NOTHING),
         (b'{"http_port": 1, "hostname": "h"}', replace(NOTHING, http_port=1, hostname="h")),
-        *((data, None) for data in (b"", b"[]", b"{", b"null", b'{"tcp_port": "1"}')),
+        *((data, None) for data in (b"", b"[]", b"{", b'{"tcp_port": "1"}')),
         *((data, None) for data in (b'{"http_port": true}', b'{"version": 1}', b"\xff")),
     ],
 )
@@ -116,7 +118,7 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
     data = len(body).to_bytes(4, "big") + body
 
     try:
-        info, end = read_identify(data, 0, 0)
+        info, end = read_identify(Request([b"IDENTIFY"], data, 0, 0))
     except RequestError as error:
         outcome = error.data
     else:

@@ -35,6 +35,16 @@ def channel(clients: tuple[ClientStats, ...] | None) -> ChannelStats:
     return ChannelStats(**values | other)  # type: ignore[arg-type]
 
 
+def document(stats: TopicStats | ChannelStats) -> dict[str, Any]:
+    values = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    values["e2e_processing_latency"] = stats.e2e_processing_latency.document()
+    if isinstance(stats, TopicStats):
+        values["channels"] = [document(each) for each in stats.channels]
+    elif stats.clients is not None:
+        values["clients"] = [each.document() for each in stats.clients]
+    return values
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
 def test_the_pieces_are_the_document_and_small(count: int) -> None:
     clients = [None, (), tuple(map(client, range(50)))]
@@ -44,7 +54,7 @@ def test_the_pieces_are_the_document_and_small(count: int) -> None:
     topic = TopicStats(**values | other)  # type: ignore[arg-type]
     pieces = list(topic.encoded())
 
-    assert b"".join(pieces) == go_json(topic.document())
+    assert b"".join(pieces) == go_json(document(topic))
     assert max(map(len, pieces)) < 1000
 
 

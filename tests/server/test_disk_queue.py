@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.queue_files import Behind, Done, Work
+from nsqtools.server.queues.queue_files import DiskWork, Done, Work
 
 RECORD = b"r" * 26  # the smallest that is allowed
 ON_DISK = len(RECORD) + 4
@@ -29,7 +28,7 @@ def queue(
     *,
     max_bytes: int = 10 * ON_DISK,
     sync_every: int = 2500,
-    behind: Behind | None = None,
+    behind: DiskWork | None = None,
 ) -> DiskQueue:
     return DiskQueue(
         "t:ch",
@@ -42,19 +41,14 @@ def queue(
     )
 
 
-class Later:
+class Later(DiskWork):
     """Does the work of the disk thread when it is told to."""
-
-    is_ending = False
 
     def __init__(self) -> None:
         self._given: list[tuple[Work, Done]] = []
 
     def run(self, work: Work, done: Done) -> None:
         self._given.append((work, done))
-
-    def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
 
     def catch_up(self) -> None:
         while self._given:
@@ -182,7 +176,7 @@ def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
     disk.put([RECORD])
     assert data_files(tmp_path) == ["t:ch.diskqueue.000002.dat"]
     assert disk.get(9, ALL) == [RECORD]
-    disk.delete()
+    disk.empty()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -247,7 +241,7 @@ def test_a_sync_on_a_thread_never_writes_older_positions_over_newer(tmp_path: Pa
     assert meta(tmp_path).startswith("2\n")
 
     disk.syncing.start()
-    disk.delete()
+    disk.empty()
     later.catch_up()
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
-from nsqtools.server.queues.salvage import Gap, QueueFile, Record
+from nsqtools.server.queues.salvage import NoRecord, QueueFile, Record
 
 SENT_NS = 1_795_467_622_068_316_375
 BODIES = st.lists(
@@ -26,7 +26,7 @@ def record(number: int, body: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
 
 
-def scanned(data: bytes) -> tuple[list[Record], list[Gap]]:
+def scanned(data: bytes) -> tuple[list[Record], list[NoRecord]]:
     """What a file of these bytes has; records and gaps cover it."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "t.diskqueue.000000.dat"
@@ -34,7 +34,7 @@ def scanned(data: bytes) -> tuple[list[Record], list[Gap]]:
         with QueueFile(path) as file:
             found = list(file.scan())
     records = [each for each in found if isinstance(each, Record)]
-    gaps = [each for each in found if isinstance(each, Gap)]
+    gaps = [each for each in found if isinstance(each, NoRecord)]
     covered = sorted((each.at, each.end) for each in found)
     assert [0, *(end for _, end in covered)] == [*(at for at, _ in covered), len(data)]
     return records, gaps
@@ -72,4 +72,4 @@ def test_a_wrong_length_does_not_take_the_next_messages_along() -> None:
     records, gaps = scanned(bytes(data))
 
     assert [int(each.id, 16) for each in records] == [0, 2, 3, 4]
-    assert gaps == [Gap(len(written[0]), 2 * len(written[0]))]
+    assert gaps == [NoRecord(len(written[0]), 2 * len(written[0]))]

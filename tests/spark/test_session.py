@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.cli import Result, RunNsq, SpawnNsq
+from plugins.processes import descendants
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
@@ -287,9 +287,12 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
     process = spawn_nsq(
         ["spark", "sql", LONG, "--spark-log", str(log)], env=spark_env | {"TMPDIR": str(temporary)}
     )
-    ready = runs_tasks if when == "running" else is_spark
     [jvm] = wait_until(
-        lambda: [pid for pid in children(process.pid) if ready(pid)],
+        lambda: [
+            each.pid
+            for each in descendants(process.pid, "spark")
+            if each.parent == process.pid and (when == "starting" or runs_tasks(each.pid))
+        ],
         what=when,
         timeout_s=TIMEOUT_S,
     )
@@ -300,18 +303,6 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
     assert (process.returncode, out, err) == (128 + number, b"", b"")
     assert not Path(f"/proc/{jvm}").exists()
     assert os.listdir(temporary) == []
-
-
-def children(pid: int) -> list[int]:
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False)
-    return [int(each) for each in listed.stdout.split()]
-
-
-def is_spark(pid: int) -> bool:
-    """Whether it is Spark that starts, and not Java that is asked for its version."""
-    with suppress(OSError):
-        return b"spark" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def runs_tasks(jvm: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import NsqError
-from nsqtools.records.envelope import decode_body
 from nsqtools.spark.failures import spark_errors
 
 if TYPE_CHECKING:
@@ -115,8 +113,6 @@ def test_an_nsqlookupd_that_knows_nobody_is_named(
     ("mode", "options", "complaint"),
     [
         ("overwrite", {"topic": "clicks"}, "messages in NSQ cannot be overwritten"),
-        ("append", {}, "neither a column nor an option 'topic'"),
-        ("append", {"topic": "clicks", "max_outstandin": "1"}, "no option 'maxoutstandin'"),
         ("append", {"topic": "clicks", "auth_secret": "s"}, "a secret must not be an option"),
     ],
 )
@@ -152,59 +148,6 @@ def test_a_refused_row_fails_the_job_once_with_its_reason(
     # the tasks were not tried again
     assert bodies_in(nsqd, "clicks", 2) == [b"one", b"two"]
     assert nsqd.topic_stats("clicks")["message_count"] == 2
-
-
-def test_a_refused_row_is_put_aside_when_there_is_a_place_for_it(
-    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
-) -> None:
-    frame = rows(spark, [b"one", b"y" * 2_000_000, None])
-
-    save(frame, nsqd, topic="clicks", deadLetterPath=str(tmp_path / "dead"))
-
-    text = b"".join(path.read_bytes() for path in (tmp_path / "dead").glob("dead-*.jsonl"))
-    reasons = sorted(json.loads(line)["reason"] for line in text.splitlines())
-    assert reasons == ["2000000 bytes are above the limit of 1048576", "the body is null"]
-    assert sorted(map(decode_body, text.splitlines())) == [b"", b"y" * 2_000_000]
-    assert bodies_in(nsqd, "clicks", 1) == [b"one"]
-
-
-def test_without_nsqd_the_job_fails_in_time_and_names_the_address(
-    spark: SparkSession, unreachable_address: str, save: Callable[..., None]
-) -> None:
-    began = time.monotonic()
-    options = {
-        "nsqdTcpAddress": unreachable_address,
-        "retryTimeout": "500ms",
-        "dial_timeout": "500ms",
-    }
-
-    with pytest.raises(NsqError, match=unreachable_address) as caught:
-        save(rows(spark, [b"x"]), topic="clicks", **options)
-    assert caught.value.category == "connect"
-    assert time.monotonic() - began < patience_s(20)
-
-
-def test_a_job_that_is_run_again_publishes_nothing_twice_with_a_ledger(
-    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
-) -> None:
-    frame = spark.range(0, 30_000, 1, 2).selectExpr("cast(id as string) as body")
-    options = {"ledgerPath": str(tmp_path / "ledger"), "topic": "clicks"}
-    save(frame, nsqd, **options)
-
-    save(frame, nsqd, **options, outcomePath=str(tmp_path / "outcome.json"))
-
-    document = json.loads((tmp_path / "outcome.json").read_bytes())
-    assert (document["confirmed"], document["before"]) == (30_000, 30_000)
-    assert nsqd.depth("clicks") == 30_000
-
-
-def test_a_ledger_of_another_job_is_refused(
-    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
-) -> None:
-    save(rows(spark, [b"x"]), nsqd, topic="clicks", ledgerPath=str(tmp_path))
-
-    with pytest.raises(NsqError, match="is the ledger of another job"):
-        save(rows(spark, [b"x"]), nsqd, topic="views", ledgerPath=str(tmp_path))
 
 
 def test_a_stream_is_published_batch_after_batch(

@@ -30,10 +30,21 @@ BY_NAME = {
     "profile": "profiles",
     "consumer-opt": CLIENT_OPTIONS,
     "producer-opt": CLIENT_OPTIONS,
+    # of the daemons
+    "config": FILES,
+    "data-path": DIRS,
+    "tls-cert": FILES,
+    "tls-key": FILES,
+    "tls-root-ca-file": FILES,
 }
 BY_METAVAR = {"FILE": FILES, "PATH": FILES, "DIR": DIRS, "NODE": "nodes"}
 
-CHOICES = {"tls-min-version": ("tls1.2", "tls1.3")}
+CHOICES = {
+    "tls-min-version": ("tls1.2", "tls1.3"),
+    # of the daemons
+    "tls-client-auth-policy": ("require", "require-verify"),
+    "tls-required": ("true", "false", "tcp-https"),
+}
 """Values of options whose type does not list them, by name."""
 
 
@@ -45,12 +56,14 @@ class Value(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option with all its spellings; a switch has no value."""
+    """An option with all its spellings, or a flag of a daemon; a switch has no value."""
 
     names: tuple[str, ...]
     help: str
     value: Value | None = None
     is_repeatable: bool = False
+    value_is_optional: bool = False
+    """A bool of Go: a value is written after ``=`` or not at all."""
     panel: str = ""
 
 
@@ -135,10 +148,12 @@ class CommandLine:
         arguments: Sequence[Value],
         *,
         last_is_repeated: bool = False,
+        has_go_flags: bool = False,
     ):
         self.options = {name: option for option in options for name in option.names}
         self.arguments = arguments
         self.last_is_repeated = last_is_repeated
+        self.has_go_flags = has_go_flags
         self.given: list[tuple[str, str | None]] = []
         self.topic = ""
 
@@ -153,6 +168,7 @@ class CommandLine:
                 if self.argument(count).kind == "topics":
                     self.topic = word
                 count += 1
+                only_arguments |= self.has_go_flags
             elif word == "--":
                 only_arguments = True
             else:
@@ -163,19 +179,24 @@ class CommandLine:
             return self.values(self.argument(count), "", current)
         name, equals, value = current.partition("=")
         if not equals:
-            return self.unused_options()
-        option = self.options.get(name)
+            return self.unused_options(current)
+        option = self.options.get(self.spelled(name))
         return self.values(option and option.value, name + "=", value)
+
+    def spelled(self, name: str) -> str:
+        """The name of an option as it is declared; daemons take a flag with one dash or two."""
+        return "-" + name.lstrip("-") if self.has_go_flags else name
 
     def read_option(self, word: str) -> str:
         """Note the options of a word; returns the name of that whose value is the next word."""
         name, equals, rest = word.partition("=")
-        if word[1] != "-":  # letters: -v, -qn 10, -tclicks
+        if word[1] != "-" and not self.has_go_flags:  # letters: -v, -qn 10, -tclicks
             name, equals, rest = word[:2], "", word[2:]
+        name = self.spelled(name)
         option = self.options.get(name)
         if option is None:
             return ""
-        if option.value is None:
+        if option.value is None or option.value_is_optional:
             self.take(name, None)
             return self.read_option(f"-{rest}") if rest and not equals else ""
         if not (equals or rest):
@@ -196,13 +217,14 @@ class CommandLine:
             return self.arguments[count]
         return self.arguments[-1] if self.last_is_repeated else Value()
 
-    def unused_options(self) -> Offer:
-        """Every option that may still be given."""
+    def unused_options(self, current: str) -> Offer:
+        """Every option that may still be given; with two dashes, where a flag began so."""
         given = [self.options[name] for name, _ in self.given]
         used = {option.names for option in given if not option.is_repeatable}
+        dash = "-" if self.has_go_flags and current.startswith("--") else ""
         return Offer(
             [
-                (name, option.help)
+                (dash + name, option.help)
                 for name, option in self.options.items()
                 if option.names not in used
             ]
@@ -259,6 +281,10 @@ def value_of(name: str, metavar: str, choices: tuple[str, ...] = ()) -> Value:
         from nsqtools.cluster.stats_documents import COLUMNS
 
         choices = tuple(COLUMNS)
+    elif name == "log-level":
+        from nsqtools.server.daemon_log import LEVELS
+
+        choices = LEVELS
     if not choices and "|" in metavar:  # hour|day|DURATION: lower-case words are typed literally
         choices = tuple(word for word in metavar.split("|") if not word.isupper())
     kind = BY_METAVAR.get(metavar.rpartition("_")[2])  # ARCHIVE_DIR is a DIR
@@ -305,11 +331,16 @@ def typed_line(command: Any) -> CommandLine:
 
 
 def raw_line(entry: Command) -> CommandLine:
-    """What a command takes that reads its arguments itself; the flags of daemons are Go's."""
+    """What a command takes that reads its arguments itself."""
     from nsqtools.cli.parsing.help import raw_parts
 
     page, flags = raw_parts(entry)
-    if flags is not None:
-        return CommandLine((), ())
-    arguments = [value_of(each.lower(), each) for each, _ in page.sections["Arguments"]]
-    return CommandLine([Option(("-h", "--help"), dict(ROOT_OPTIONS)["-h, --help"])], arguments)
+    if flags is None:
+        arguments = [value_of(each.lower(), each) for each, _ in page.sections["Arguments"]]
+        return CommandLine([Option(("-h", "--help"), dict(ROOT_OPTIONS)["-h, --help"])], arguments)
+    options = []
+    for name, flag in flags.items():
+        is_bool = flag.kind.is_bool
+        value = value_of(name, "true|false" if is_bool else flag.kind.go_name)
+        options.append(Option((f"-{name}",), flag.help, value, flag.kind.repeatable, is_bool))
+    return CommandLine(options, (), has_go_flags=True)

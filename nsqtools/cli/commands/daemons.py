@@ -53,10 +53,10 @@ class Daemon:
 def _nsqd() -> tuple[type, Callable[[Any], Any]]:
     from nsqtools.server.options import NsqdOptions
 
-    def daemon(options: NsqdOptions) -> type:
-        from nsqtools.server.nsqd_daemon import NsqdDaemon, NsqdRecovery
+    def daemon(options: NsqdOptions) -> Callable[..., Any]:
+        from nsqtools.server.nsqd_daemon import NsqdDaemon, recover
 
-        return NsqdRecovery if options.recover_only else NsqdDaemon
+        return recover if options.recover_only else NsqdDaemon
 
     return NsqdOptions, daemon
 

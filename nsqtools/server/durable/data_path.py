@@ -23,7 +23,7 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.database import (
     Database,
-    Queue,
+    DurableQueue,
     Row,
     all_rows,
     create,
@@ -40,10 +40,8 @@ from nsqtools.server.queues.data_path import (
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
-    AtOnce,
-    Positions,
+    DiskWork,
     QueueFiles,
-    QueueSync,
     queues_with_files,
 )
 from nsqtools.server.queues.queued_message import (
@@ -307,14 +305,12 @@ class DurablePath:
         if self.current() is not None:
             self.open().close()
             return
-        topics = self._go_topics()
-        paused = {each.name for each in topics if each.is_paused}
-        for each in topics:
-            paused |= {f"{each.name}:{name}" for name, is_paused in each.channels if is_paused}
-        names = {each.name for each in topics} | queues_with_files(self._path, with_meta=True)
-        names |= {f"{each.name}:{name}" for each in topics for name, _ in each.channels}
+        listed: dict[str, bool] = {}
+        for topic in self._go_topics():
+            listed |= topic.queues()
+        names = listed.keys() | queues_with_files(self._path, with_meta=True)
         queues = [
-            Queue(number, name, name in paused, 0, 0)
+            DurableQueue(number, name, listed.get(name, False), 0, 0)
             for number, name in enumerate(sorted(names), 1)
         ]
         path = self._next()
@@ -323,7 +319,7 @@ class DurablePath:
         self._remove_queue_files()
         self._log.info(f"DURABLE: brought {len(queues)} queues from files into {path}")
 
-    def _rows(self, queue: Queue) -> Iterator[Row]:
+    def _rows(self, queue: DurableQueue) -> Iterator[Row]:
         try:
             due = json.loads((self._path / DUE_FILE).read_bytes()).get(queue.name, {})
         except (OSError, ValueError, AttributeError):
@@ -336,10 +332,8 @@ class DurablePath:
 
     def _records(self, name: str) -> Iterator[bytes]:
         """Yield the unread records of a queue. Nothing is removed."""
-        files = QueueFiles(self._path, name, AtOnce(), self._log)
-        no_positions = Positions(0, 0, 0, 0, 0), -1
-        sync = QueueSync(files, AtOnce(), self._log, 0, lambda: no_positions, lambda: None)
-        positions = sync.read()
+        files = QueueFiles(self._path, name, DiskWork(), self._log)
+        positions = files.positions()
         for number in files.numbers():
             start = 0
             if positions is not None:
@@ -371,13 +365,13 @@ class DurablePath:
 
     def _remove_queue_files(self) -> None:
         for name in queues_with_files(self._path, with_meta=True):
-            files = QueueFiles(self._path, name, AtOnce(), self._log)
+            files = QueueFiles(self._path, name, DiskWork(), self._log)
             files.remove(files.numbers())
             files.meta.unlink(missing_ok=True)
         (self._path / DUE_FILE).unlink(missing_ok=True)
 
 
-def topics_of(queues: Iterable[Queue]) -> list[TopicMetadata]:
+def topics_of(queues: Iterable[DurableQueue]) -> list[TopicMetadata]:
     """Return topics and their channels, from queues with their names."""
     is_paused = {each.name: each.is_paused for each in queues if each.name}
     return [

@@ -93,7 +93,7 @@ class Damaged(Exception):
     """The file does not have what it should."""
 
 
-class Queue(NamedTuple):
+class DurableQueue(NamedTuple):
     """A row of the table of queues; one without a name has been dropped."""
 
     number: int
@@ -362,7 +362,7 @@ def _name_crc(number: int, name: str | None) -> int:
     return crc32((name or "").encode(), number)
 
 
-def _queues_of(connection: sqlite3.Connection) -> list[Queue]:
+def _queues_of(connection: sqlite3.Connection) -> list[DurableQueue]:
     queues = []
     for number, name, is_paused, crc, *counts in connection.execute("SELECT * FROM queue"):
         if crc != _name_crc(number, name):
@@ -376,14 +376,14 @@ def _queues_of(connection: sqlite3.Connection) -> list[Queue]:
             ).fetchone()
         select = "SELECT max(turn) FROM message WHERE queue=? AND due=0"
         last_turn = connection.execute(select, (number,)).fetchone()[0] or 0
-        queues.append(Queue(number, name, bool(is_paused), waiting, deferred, last_turn))
+        queues.append(DurableQueue(number, name, bool(is_paused), waiting, deferred, last_turn))
     return queues
 
 
 # -- all messages ----------------------------------------------------------------------------------
 
 
-def read_queues(path: Path) -> list[Queue]:
+def read_queues(path: Path) -> list[DurableQueue]:
     """Return the queues. Raises ``sqlite3.Error``."""
     with closing(_connect(path)) as connection:
         return _queues_of(connection)
@@ -407,7 +407,7 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
                 continue  # from the other end
 
 
-def create(path: Path, queues: Iterable[Queue], rows: Iterable[Row]) -> None:
+def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
     """Write a new file whole. Raises ``sqlite3.Error``, ``OSError``."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -608,7 +608,7 @@ class DurableBacklog(QueueBacklog):
     def delete(self) -> deque[bytes]:
         """Drop everything, for good."""
         self._store.drop(self)
-        return super().empty()
+        return super().delete()
 
     def recount(self) -> None:
         """Count again what a file that was written anew has."""

@@ -12,7 +12,8 @@ import socket
 import time
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import partial
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
@@ -48,11 +49,18 @@ from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 
 
-class StatsHTTP:
-    """The handlers of /stats and /config.
+_MAX_COUNT_AT_ONCE = 1000  # messages; more are published in steps
+_MAX_BODY_AT_ONCE = 1 << 17
+_PUBLISHED = text_reply("OK")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
-    ``resolved`` are option values that differ from what was given (``statsd_prefix`` expanded, real
-    ports); ``set_lookupds`` connects to another list of nsqlookupd.
+
+class NsqdHTTP:
+    """The handlers; each method is one endpoint.
+
+    ``ports`` are the real ones of TCP and HTTP, -1 for unix sockets. ``resolved`` are option values
+    that differ from what was given (``statsd_prefix`` expanded, real ports); ``set_lookupds``
+    connects to another list of nsqlookupd.
     """
 
     def __init__(
@@ -60,27 +68,72 @@ class StatsHTTP:
         nsqd: NsqdQueues,
         clients: Collection[ProtocolV2],
         connections: Collection[ClientConnection],
+        ports: tuple[int, int],
         resolved: dict[str, object],
         set_lookupds: Callable[[list[str]], None],
     ) -> None:
         self._nsqd = nsqd
+        self._options = nsqd.options
         self._clients = clients
         self._connections = connections
+        self._ports = ports
         self._resolved = resolved
         self._set_lookupds = set_lookupds
 
     def body_limits(self) -> dict[Handler, int]:
-        """Return how much the handler that reads a body reads of it."""
-        return {self.set_config: self._nsqd.options.max_msg_size}
+        """Return how much the handlers that read a body read of it."""
+        options = self._options
+        return {
+            self.publish: options.max_msg_size,
+            self.multi_publish: options.max_body_size,
+            self.set_config: options.max_msg_size,
+        }
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
         """Return the handlers by method and path."""
         return {
+            ("GET", "/ping"): self.ping,
+            ("GET", "/info"): self.info,
             ("GET", "/stats"): self.stats,
             ("GET", "/metrics"): self.metrics,
             ("GET", "/config/:option"): self.config,
             ("PUT", "/config/:option"): self.set_config,
+            ("POST", "/pub"): self.publish,
+            ("POST", "/mpub"): self.multi_publish,
+            ("POST", "/topic/create"): self.create_topic,
+            ("POST", "/topic/delete"): self.delete_topic,
+            ("POST", "/topic/empty"): self.empty_topic,
+            ("POST", "/topic/pause"): partial(self.pause_topic, True),
+            ("POST", "/topic/unpause"): partial(self.pause_topic, False),
+            ("POST", "/channel/create"): self.create_channel,
+            ("POST", "/channel/delete"): self.delete_channel,
+            ("POST", "/channel/empty"): self.empty_channel,
+            ("POST", "/channel/pause"): partial(self.pause_channel, True),
+            ("POST", "/channel/unpause"): partial(self.pause_channel, False),
         }
+
+    # what it is
+
+    def ping(self, call: Call) -> Reply:
+        health = self._nsqd.health
+        return plain_reply(health.text, 200 if health.is_well else 500)
+
+    def info(self, call: Call) -> Reply:
+        options = self._options
+        return json_reply(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": socket.gethostname(),
+                "http_port": self._ports[1],
+                "tcp_port": self._ports[0],
+                "start_time": int(self._nsqd.start_time_s),
+                "max_heartbeat_interval": seconds_to_ns(options.max_heartbeat_interval),
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": seconds_to_ns(options.max_output_buffer_timeout),
+                "max_deflate_level": options.max_deflate_level,
+            }
+        )
 
     async def stats(self, call: Call) -> Reply:
         query = call.query()
@@ -138,93 +191,6 @@ class StatsHTTP:
             raise HTTPRefusal(400, "INVALID_OPTION")
         return self._show(call.option)
 
-
-def _string_list(body: bytes) -> list[str] | None:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise HTTPRefusal(400, "INVALID_VALUE") from None
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(map(_is_address, value)):
-        raise HTTPRefusal(400, "INVALID_VALUE")
-    return value
-
-
-def _is_address(item: object) -> bool:
-    try:
-        return isinstance(item, str) and bool(announced_host(parse_address(item).host))
-    except (ConfigurationError, ValueError):
-        return False
-
-
-_MAX_COUNT_AT_ONCE = 1000  # messages; more are published in steps
-_MAX_BODY_AT_ONCE = 1 << 17
-_PUBLISHED = text_reply("OK")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The real ports, -1 for unix sockets."""
-
-    tcp: int
-    http: int
-
-
-class NsqdHTTP:
-    """The handlers; each method is one endpoint."""
-
-    def __init__(self, nsqd: NsqdQueues, ports: Ports) -> None:
-        self._nsqd = nsqd
-        self._options = nsqd.options
-        self._ports = ports
-
-    def body_limits(self) -> dict[Handler, int]:
-        """Return how much the handlers that publish read of a body."""
-        options = self._options
-        return {self.publish: options.max_msg_size, self.multi_publish: options.max_body_size}
-
-    def handlers(self) -> dict[tuple[str, str], Handler]:
-        """Return the handlers by method and path."""
-        return {
-            ("GET", "/ping"): self.ping,
-            ("GET", "/info"): self.info,
-            ("POST", "/pub"): self.publish,
-            ("POST", "/mpub"): self.multi_publish,
-            ("POST", "/topic/create"): self.create_topic,
-            ("POST", "/topic/delete"): self.delete_topic,
-            ("POST", "/topic/empty"): self.empty_topic,
-            ("POST", "/topic/pause"): self.pause_topic,
-            ("POST", "/topic/unpause"): self.unpause_topic,
-            ("POST", "/channel/create"): self.create_channel,
-            ("POST", "/channel/delete"): self.delete_channel,
-            ("POST", "/channel/empty"): self.empty_channel,
-            ("POST", "/channel/pause"): self.pause_channel,
-            ("POST", "/channel/unpause"): self.unpause_channel,
-        }
-
-    def ping(self, call: Call) -> Reply:
-        health = self._nsqd.health
-        return plain_reply(health.text, 200 if health.is_well else 500)
-
-    def info(self, call: Call) -> Reply:
-        options = self._options
-        return json_reply(
-            {
-                "version": NSQ_VERSION,
-                "broadcast_address": options.broadcast_address,
-                "hostname": socket.gethostname(),
-                "http_port": self._ports.http,
-                "tcp_port": self._ports.tcp,
-                "start_time": int(self._nsqd.start_time_s),
-                "max_heartbeat_interval": seconds_to_ns(options.max_heartbeat_interval),
-                "max_output_buffer_size": options.max_output_buffer_size,
-                "max_output_buffer_timeout": seconds_to_ns(options.max_output_buffer_timeout),
-                "max_deflate_level": options.max_deflate_level,
-            }
-        )
-
     # publishing
 
     def publish(self, call: Call) -> Reply | Awaitable[Reply]:
@@ -260,32 +226,23 @@ class NsqdHTTP:
         messages: list[bytes],
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
-    ) -> Reply | Awaitable[Reply]:
-        try:
-            if topic.store is not None:
-                return self._put_durably(topic, messages, delay_s)
-            if delay_s:
-                topic.put_deferred(messages[0], delay_s)
-            else:
-                topic.put(messages, blocks)
-        except BackendError:
-            raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED
-
-    async def _put_durably(self, topic: Topic, messages: list[bytes], delay_s: float) -> Reply:
-        confirmed: Future[None] = self._nsqd.loop.create_future()
+    ) -> Awaitable[Reply]:
+        stored: Future[None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
-            if confirmed.done():  # the daemon stops
+            if stored.done():  # the daemon stops
                 return
             if error is None:
-                confirmed.set_result(None)
+                stored.set_result(None)
             else:
-                confirmed.set_exception(error)
+                stored.set_exception(error)
 
+        topic.submit(messages, delay_s, blocks, done)
+        return self._reply_when(stored)
+
+    async def _reply_when(self, stored: Future[None]) -> Reply:
         try:
-            topic.put_durably(messages, delay_s, done)
-            await confirmed
+            await stored
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
@@ -316,8 +273,7 @@ class NsqdHTTP:
         messages, blocks = await topic.prepare_in_steps(bodies)
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
             raise HTTPRefusal(503, "EXITING")
-        reply = self._put(topic, messages, blocks=blocks)
-        return reply if isinstance(reply, Reply) else await reply
+        return await self._put(topic, messages, blocks=blocks)
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
@@ -366,15 +322,9 @@ class NsqdHTTP:
         self._existing_topic(name).empty()
         return EMPTY_REPLY
 
-    async def pause_topic(self, call: Call) -> Reply:
+    async def pause_topic(self, is_paused: bool, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
-        topic.pause()
-        await self._nsqd.write_pause(topic.name)
-        return EMPTY_REPLY
-
-    async def unpause_topic(self, call: Call) -> Reply:
-        topic = self._existing_topic(required(call.query(), "topic"))
-        topic.unpause()
+        topic.set_paused(is_paused)
         await self._nsqd.write_pause(topic.name)
         return EMPTY_REPLY
 
@@ -405,14 +355,27 @@ class NsqdHTTP:
         self._existing_channel(call).empty()
         return EMPTY_REPLY
 
-    async def pause_channel(self, call: Call) -> Reply:
+    async def pause_channel(self, is_paused: bool, call: Call) -> Reply:
         channel = self._existing_channel(call)
-        channel.pause()
+        channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY
 
-    async def unpause_channel(self, call: Call) -> Reply:
-        channel = self._existing_channel(call)
-        channel.unpause()
-        await self._nsqd.write_pause(channel.topic_name)
-        return EMPTY_REPLY
+
+def _string_list(body: bytes) -> list[str] | None:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPRefusal(400, "INVALID_VALUE") from None
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(map(_is_address, value)):
+        raise HTTPRefusal(400, "INVALID_VALUE")
+    return value
+
+
+def _is_address(item: object) -> bool:
+    try:
+        return isinstance(item, str) and bool(announced_host(parse_address(item).host))
+    except (ConfigurationError, ValueError):
+        return False

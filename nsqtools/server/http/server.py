@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from email.utils import formatdate
+from http import HTTPStatus
 from ssl import SSLContext
 from typing import cast
 from urllib.parse import unquote, urlsplit
@@ -37,21 +38,8 @@ _MOST_IDLE, _MOST_IDLE_OF_ONE = 8192, 1024
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
 _HOST = re.compile(r"[^\s/@\\]+")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_REASONS = {
-    200: b"OK",
-    301: b"Moved Permanently",
-    307: b"Temporary Redirect",
-    400: b"Bad Request",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    413: b"Request Entity Too Large",
-    417: b"Expectation Failed",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-}
+_REASONS = {int(each): each.phrase.encode() for each in HTTPStatus}
+_REASONS[413] = b"Request Entity Too Large"  # Python has other names for it
 
 
 class _Refused(Exception):

@@ -30,6 +30,7 @@ from nsqtools.server.queues.queued_message import (
     ID_AT,
     DeferredMessages,
     from_record,
+    message_ids,
     to_record,
 )
 
@@ -56,9 +57,6 @@ class LimitedQueue(Protocol):
     def limited_depth(self) -> int:
         """How many messages wait, those that are deferred included."""
 
-    def drop_oldest(self, count: int) -> int:
-        """Drop waiting messages, and return how many there were."""
-
 
 @dataclass(slots=True)
 class Limits:
@@ -84,25 +82,24 @@ class Limits:
         if not max_depth and not max_bytes:
             return
         count, size = len(messages), sum(map(len, messages))
-        full = [
-            queue
-            for queue in queues
-            if 0 < max_depth < queue.limited_depth + count
-            or 0 < max_bytes < queue.backlog.size + size
-        ]
+        full = [queue for queue in queues if self._is_over(queue, count, size)]
         is_too_large = 0 < max_depth < count or 0 < max_bytes < size
         if full and (is_too_large or self.options.overflow_policy != "drop-oldest"):
             self._refuse("the queue is full")
         for queue in full:
             self._drop(queue, count, size)
 
-    def _drop(self, queue: LimitedQueue, count: int, size: int) -> None:
+    def _is_over(self, queue: LimitedQueue, count: int, size: int) -> bool:
         max_depth, max_bytes = self.options.max_depth, self.options.max_queue_bytes
-        while (
+        return (
             0 < max_depth < queue.limited_depth + count or 0 < max_bytes < queue.backlog.size + size
-        ):
+        )
+
+    def _drop(self, queue: LimitedQueue, count: int, size: int) -> None:
+        max_depth = self.options.max_depth
+        while self._is_over(queue, count, size):
             surplus = queue.limited_depth + count - max_depth if max_depth else 1
-            dropped = queue.drop_oldest(max(1, surplus))
+            dropped = queue.backlog.drop_oldest(max(1, surplus))
             if not dropped:  # what is left is deferred
                 self._refuse("the queue is full")
             self.dropped_count += dropped
@@ -127,6 +124,7 @@ class Limits:
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
+_DROP_BYTES = 1 << 20
 
 
 class BackendError(Exception):
@@ -217,15 +215,6 @@ class QueueBacklog:
         fits = len(self._memory) + count <= self.mem_queue_size
         return disk is None or (fits and not disk.has_unread)
 
-    def failed(self, reason: str) -> BackendError:
-        """Note that the disk did not take messages, and return the error for their publisher."""
-        self._health.error = reason
-        return BackendError(reason)
-
-    def succeeded(self) -> None:
-        """Note that the disk takes messages."""
-        self._health.error = ""
-
     def undo(self, put: Undo) -> None:
         """Take back the messages of a `put`, after which nothing else may have happened."""
         for _ in range(put.in_memory):
@@ -263,8 +252,9 @@ class QueueBacklog:
         try:
             mark = disk.put_blocks(blocks)
         except OSError as exc:
-            raise self.failed(disk.describe(exc)) from exc
-        self.succeeded()
+            self._health.error = disk.describe(exc)
+            raise BackendError(self._health.error) from exc
+        self._health.error = ""
         return mark
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
@@ -286,6 +276,12 @@ class QueueBacklog:
         self._memory_bytes -= size
         return messages
 
+    def drop_oldest(self, count: int) -> int:
+        """Drop waiting messages, and return how many there were."""
+        dropped = self.get(count, _DROP_BYTES)
+        self.finished(message_ids(dropped))
+        return len(dropped)
+
     def deferred_of(self, owner: Deliverer) -> DeferredMessages:
         """Return what keeps the deferred messages of a channel."""
         return DeferredMessages()
@@ -304,11 +300,8 @@ class QueueBacklog:
         return dropped
 
     def delete(self) -> deque[bytes]:
-        """Drop everything and leave no file; return as `empty` does."""
-        dropped, self._memory, self._memory_bytes = self._memory, deque(), 0
-        if self.disk is not None:
-            self.disk.delete()
-        return dropped
+        """Drop everything for good; return as `empty` does."""
+        return QueueBacklog.empty(self)
 
     def close(self, delivered: Iterable[bytes] = ()) -> None:
         """Write the memory and the records ``delivered`` to disk. Raises ``OSError``.

@@ -200,18 +200,12 @@ class Channel:
             self._defer(again([message])[0], _BURY_AGAIN_S)
             return
         self.dead_letter_count += 1
-        self.finished([message[18:34]])
+        self.backlog.finished([message[18:34]])
 
     @property
     def limited_depth(self) -> int:
         """How many messages wait, those that are deferred included."""
         return len(self.backlog) + len(self.deferred)
-
-    def drop_oldest(self, count: int) -> int:
-        """Drop waiting messages, and return how many there were."""
-        dropped = self.backlog.get(count, _TURN_BYTES)
-        self.backlog.finished(message_ids(dropped))
-        return len(dropped)
 
     def _defer(self, message: bytes, delay_s: float) -> None:
         due_s = self._loop.time() + delay_s
@@ -248,15 +242,11 @@ class Channel:
         free_in_steps(self.deferred.clear(), self._loop)
         free_in_steps(self.backlog.empty(), self._loop)
 
-    def pause(self) -> None:
-        """Deliver nothing until `unpause`; what is in flight may still be answered."""
-        self.is_paused = True
+    def set_paused(self, is_paused: bool) -> None:
+        """Deliver nothing from now on, or again; what is in flight may still be answered."""
+        self.is_paused = is_paused
         for consumer in self.consumers:
             consumer.flush()
-
-    def unpause(self) -> None:
-        """Deliver again."""
-        self.is_paused = False
         self.wake()
 
     # delivery
@@ -303,14 +293,6 @@ class Channel:
             self.backlog.put_back(
                 [each for each in messages if each[18:34] not in consumer.in_flight]
             )
-
-    def discard(self, messages: list[bytes]) -> None:
-        """Forget messages that were taken and not delivered: those not sampled."""
-        self.backlog.finished(message_ids(messages))
-
-    def finished(self, ids: list[bytes]) -> None:
-        """Note that messages were finished."""
-        self.backlog.finished(ids)
 
     def watch(self, when_s: float) -> None:
         """Have the timer look at deadlines at ``when_s`` or before."""
@@ -418,7 +400,8 @@ class ChannelSubscription:
             given = messages
             messages = [message for message in messages if randrange(100) <= terms.sample_rate]
             sampled = set(messages)
-            self.channel.discard([message for message in given if message not in sampled])
+            left_out = [message for message in given if message not in sampled]
+            self.channel.backlog.finished(message_ids(left_out))
             if not messages:
                 return
         self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
@@ -462,7 +445,7 @@ class ChannelSubscription:
             self.channel.latencies.add(timestamp_ns(done[-1]))
             if self.channel.latency is not None:
                 self.channel.latency.add(map(timestamp_ns, done))
-        self.channel.finished(message_ids(done) if failed else ids)
+        self.channel.backlog.finished(message_ids(done) if failed else ids)
         self.channel.wake()
         return failed
 

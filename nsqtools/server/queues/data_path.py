@@ -169,36 +169,31 @@ class TopicList:
         self._thread.end()
 
 
-class DataPathLock:
-    """An exclusive flock on the directory itself, held until `release`.
+def lock_data_path(data_path: Path) -> int:
+    """Return a descriptor with an exclusive flock on the directory itself, until it is closed.
 
     Raises `ConfigurationError` when the directory is missing or in use.
     """
-
-    def __init__(self, data_path: Path) -> None:
-        try:
-            self._descriptor = os.open(data_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as exc:
-            reason = (exc.strerror or "").lower()
-            raise ConfigurationError(
-                f"failed to lock data-path: open {data_path}: {reason}",
-                hint="--data-path must be a directory that exists.",
-            ) from exc
-        try:
-            reason = "" if try_lock(self._descriptor) else os.strerror(errno.EAGAIN)
-        except OSError as exc:
-            reason = exc.strerror or str(exc)
-        if reason:
-            os.close(self._descriptor)
-            raise ConfigurationError(
-                f"failed to lock data-path: cannot flock directory {data_path} - "
-                f"{reason.lower()} (possibly in use by another instance of nsqd)",
-                hint="Stop the other nsqd, or give this one its own --data-path.",
-            )
-
-    def release(self) -> None:
-        """Release the lock."""
-        os.close(self._descriptor)
+    try:
+        descriptor = os.open(data_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        reason = (exc.strerror or "").lower()
+        raise ConfigurationError(
+            f"failed to lock data-path: open {data_path}: {reason}",
+            hint="--data-path must be a directory that exists.",
+        ) from exc
+    try:
+        reason = "" if try_lock(descriptor) else os.strerror(errno.EAGAIN)
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+    if reason:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"failed to lock data-path: cannot flock directory {data_path} - "
+            f"{reason.lower()} (possibly in use by another instance of nsqd)",
+            hint="Stop the other nsqd, or give this one its own --data-path.",
+        )
+    return descriptor
 
 
 FILE_NAME = "nsqd.dat"
@@ -211,6 +206,11 @@ class TopicMetadata:
     name: str
     is_paused: bool
     channels: tuple[tuple[str, bool], ...]
+
+    def queues(self) -> dict[str, bool]:
+        """Return the names of its queues, and whether each is paused."""
+        channels = {f"{self.name}:{name}": is_paused for name, is_paused in self.channels}
+        return {self.name: self.is_paused, **channels}
 
 
 def encode_topic(topic: TopicMetadata) -> bytes:

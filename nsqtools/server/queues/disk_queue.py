@@ -27,10 +27,9 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.queue_files import (
     LENGTH_SIZE,
-    AtOnce,
-    Behind,
     Block,
     CorruptFile,
+    DiskWork,
     Positions,
     QueueFiles,
     QueueSync,
@@ -60,7 +59,7 @@ class DiskQueue:
         sync_every: int,
         log: DaemonLog,
         may_have_files: bool = True,
-        behind: Behind | None = None,
+        behind: DiskWork | None = None,
         on_dirty: Callable[[DiskQueue], object] = lambda _: None,
     ) -> None:
         self.name = name
@@ -68,7 +67,7 @@ class DiskQueue:
         self._max_bytes_per_file = max_bytes_per_file
         self._max_record = max_msg_size + MIN_MESSAGE_SIZE
         self._log = log
-        behind = behind or AtOnce()
+        behind = behind or DiskWork()
         self._files = QueueFiles(data_path, name, behind, log)
         self._read_file = self._read_position = 0
         self._write_file = self._write_position = 0
@@ -192,14 +191,8 @@ class DiskQueue:
         return records
 
     def empty(self) -> None:
-        """Drop everything and go on in a new file."""
+        """Drop everything and leave no file; what is put next begins a new one."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
-        self._skip_to_new_file()
-        self.syncing.drop()
-
-    def delete(self) -> None:
-        """Close and remove all files."""
-        self._log.info(f"DISKQUEUE({self.name}): deleting")
         self._skip_to_new_file()
         self.syncing.drop()
 
@@ -231,7 +224,7 @@ class DiskQueue:
     # files
 
     def _open(self) -> None:
-        found = self.syncing.read()
+        found = self._files.positions()
         if found is None:
             self._adopt_files()
             return

@@ -11,10 +11,8 @@ import errno
 import gc
 import time
 from asyncio import AbstractEventLoop, Future, Task, sleep
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from nsqtools.files.durable import remove_temporaries
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
@@ -28,38 +26,23 @@ from nsqtools.server.queues.data_path import TopicList, TopicMetadata
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
-from nsqtools.server.queues.topic import Topic
+from nsqtools.server.queues.topic import Done, Topic
 
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Registry(Protocol):
-    """Learns of topics and channels: the side that talks to nsqlookupd."""
+class Registry:
+    """Learns of topics and channels. `LookupRegistry` tells nsqlookupd, this one nobody."""
 
     def topic_created(self, topic: Topic) -> None:
         """A topic is new; it must be started once its channels are known."""
+        topic.start()
 
     def topic_deleted(self, topic: Topic) -> None: ...
     def channel_created(self, channel: Channel) -> None: ...
     def channel_deleted(self, channel: Channel) -> None: ...
-
-
-class Alone:
-    """A registry for an nsqd without nsqlookupd."""
-
-    def topic_created(self, topic: Topic) -> None:
-        topic.start()
-
-    def topic_deleted(self, topic: Topic) -> None:
-        pass
-
-    def channel_created(self, channel: Channel) -> None:
-        pass
-
-    def channel_deleted(self, channel: Channel) -> None:
-        pass
 
 
 class NsqdQueues:
@@ -76,7 +59,7 @@ class NsqdQueues:
         self.latencies = LatencyCounts()
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
-        self.registry: Registry = Alone()
+        self.registry = Registry()
         self._data_path = Path(options.data_path)
         self._queues_with_files: set[str] = set()  # when it was loaded
         self.topic_list = TopicList(self._data_path, self.topics, loop, log)
@@ -150,25 +133,14 @@ class NsqdQueues:
             return topic_name  # a dead letter stays where it is
         return pattern.replace("{topic}", topic_name).replace("{channel}", channel.name)
 
-    def _bury(
-        self, channel: Channel, message: bytes, done: Callable[[BackendError | None], None]
-    ) -> None:
+    def _bury(self, channel: Channel, message: bytes, done: Done) -> None:
         """Publish a message that had its attempts to the dead-letter topic."""
         name = self._dead_letter_topic(channel)
         if not is_valid_name(name):
             done(BackendError(f"{name} is not a valid topic name"))
             return
         topic = self.get_topic(name)
-        copies = topic.new_messages([message[BODY_AT:]])
-        if topic.store is not None:
-            topic.put_durably(copies, 0.0, done)
-            return
-        try:
-            topic.put(copies)
-        except BackendError as exc:
-            done(exc)
-        else:
-            done(None)
+        topic.submit(topic.new_messages([message[BODY_AT:]]), 0.0, (), done)
 
     def _backlog(self, queue_name: str, name: str) -> QueueBacklog:
         options = self.options

@@ -7,8 +7,8 @@ the data, ``NAME.diskqueue.meta.dat`` the positions.
 
 What waits for a disk must not hold up the loop: syncs, renamed files, files to be removed. All such
 work of one daemon runs on one thread, in the order in which it was given, so a removal never
-overtakes the sync that stops needing the file. Without a loop (tests, recovery) `AtOnce` does the
-same work on the spot.
+overtakes the sync that stops needing the file. Without a loop (tests, recovery) `DiskWork` does the
+same on the spot.
 
 The owner of a queue counts its operations in `QueueSync`. After ``sync_every`` of them, and at
 another file, the meta file is overwritten at once, so that a kill finds what had happened, and
@@ -31,11 +31,12 @@ import time
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from nsqtools.files.durable import NewestContent
-from nsqtools.files.opening import descriptor_to_read, open_to_read
+from nsqtools.files.opening import descriptor_to_read
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 
@@ -45,24 +46,13 @@ Work = Callable[[], None]
 Done = Callable[[OSError | None], None]
 
 
-class Behind(Protocol):
-    """Runs work that waits for a disk."""
+class DiskWork:
+    """Runs work that waits for a disk, on the spot."""
 
-    is_ending: bool  # the owner closes: syncs that wait are left to it
+    is_ending = False  # the owner closes: syncs that wait are left to it
 
     def run(self, work: Work, done: Done) -> None:
         """Do ``work``, then call ``done`` on the caller's thread with what it raised."""
-
-    def sync(self, descriptor: int) -> None:
-        """Make the data of an open file durable. Raises ``OSError``."""
-
-
-class AtOnce:
-    """Runs work on the spot."""
-
-    is_ending = False
-
-    def run(self, work: Work, done: Done) -> None:
         try:
             work()
         except OSError as exc:
@@ -71,14 +61,14 @@ class AtOnce:
             done(None)
 
     def sync(self, descriptor: int) -> None:
+        """Make the data of an open file durable. Raises ``OSError``."""
         os.fsync(descriptor)
 
 
-class DiskThread:
+class DiskThread(DiskWork):
     """Runs work on a thread of its own, until `end`."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        self.is_ending = False
         self.sync_count = 0
         self.sync_s = self.longest_sync_s = 0.0
         self._loop = loop
@@ -86,7 +76,7 @@ class DiskThread:
 
     def run(self, work: Work, done: Done) -> None:
         if self.is_ending:
-            AtOnce().run(work, done)
+            super().run(work, done)
             return
 
         def finished(future: Future[None]) -> None:
@@ -103,7 +93,7 @@ class DiskThread:
 
     def sync(self, descriptor: int) -> None:
         started_s = time.monotonic()
-        os.fsync(descriptor)
+        super().sync(descriptor)
         took_s = time.monotonic() - started_s
         self.sync_count += 1
         self.sync_s += took_s
@@ -131,12 +121,21 @@ def queues_with_files(data_path: Path, *, with_meta: bool = False) -> set[str]:
 class QueueFiles:
     """The files of the queue ``name`` in a directory."""
 
-    def __init__(self, data_path: Path, name: str, behind: Behind, log: DaemonLog) -> None:
+    def __init__(self, data_path: Path, name: str, behind: DiskWork, log: DaemonLog) -> None:
         self.name = name
         self.meta = data_path / f"{name}.diskqueue.meta.dat"
         self._path = data_path
         self._behind = behind
         self._log = log
+
+    def positions(self) -> Positions | None:
+        """Return what the meta file holds, None without one that can be read."""
+        try:
+            return Positions.read(self.meta)
+        except (OSError, ValueError) as exc:
+            if not isinstance(exc, FileNotFoundError):
+                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
+            return None
 
     def data(self, number: int) -> Path:
         """Return the path of a data file."""
@@ -234,20 +233,10 @@ def encode_block(records: Iterable[bytes]) -> Block:
 def count_records(path: Path, position: int, max_size: int) -> int:
     """Return how many whole records a file has from a position on; 0 when it cannot be read."""
     count = 0
-    try:
-        with open_to_read(path) as file:
-            end = os.fstat(file.fileno()).st_size
-            file.seek(position)
-            while len(head := file.read(LENGTH_SIZE)) == LENGTH_SIZE:
-                length = _LENGTH.unpack(head)[0]
-                position += LENGTH_SIZE + length
-                if not MIN_MESSAGE_SIZE <= length <= max_size or position > end:
-                    break
-                file.seek(position)
-                count += 1
-    except OSError:
-        pass  # reading the records will fail, too, and say why
-    return count
+    with suppress(OSError, CorruptFile), closing(RecordReader(path, position, max_size)) as reader:
+        while reader.read(None) is not None:
+            count += 1
+    return count  # what fails here fails when it is read, too, and is said then
 
 
 class RecordReader:
@@ -334,7 +323,7 @@ class QueueSync:
     def __init__(
         self,
         files: QueueFiles,
-        behind: Behind,
+        behind: DiskWork,
         log: DaemonLog,
         sync_every: int,
         snapshot: Callable[[], tuple[Positions, int]],
@@ -355,15 +344,6 @@ class QueueSync:
     def is_due(self) -> bool:
         """Whether anything happened since the last sync."""
         return self._operations > 0
-
-    def read(self) -> Positions | None:
-        """Return what the meta file holds, None without one that can be read."""
-        try:
-            return Positions.read(self._files.meta)
-        except (OSError, ValueError) as exc:
-            if not isinstance(exc, FileNotFoundError):
-                self._log.error(f"DISKQUEUE({self._files.name}) failed to retrieveMetaData - {exc}")
-            return None
 
     def count(self, operations: int) -> None:
         """Note that something happened which is not on disk yet."""

@@ -46,7 +46,7 @@ class Record(NamedTuple):
         return self.at + self.size
 
 
-class Gap(NamedTuple):
+class NoRecord(NamedTuple):
     """Bytes that are no record."""
 
     at: int
@@ -67,13 +67,13 @@ class QueueFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def scan(self, start: int = 0) -> Iterator[Record | Gap]:
+    def scan(self, start: int = 0) -> Iterator[Record | NoRecord]:
         """Yield what there is from an offset on."""
         at, record = start, self._record(start, self.size)
         while at < self.size:
             if record is None:
                 found = self._search(at + 1)
-                yield Gap(at, found)
+                yield NoRecord(at, found)
             else:
                 following = self._record(record.end, self.size)
                 if following is not None or record.end == self.size:
@@ -82,17 +82,17 @@ class QueueFile:
                     continue
                 found = self._search(at + 1)
                 if found < record.end:
-                    yield Gap(at, found)
+                    yield NoRecord(at, found)
                 else:
                     yield record
-                    yield Gap(record.end, found)
+                    yield NoRecord(record.end, found)
             at, record = found, self._record(found, self.size)
 
     def content(self, record: Record) -> bytes:
         """Return timestamp, attempts, id and body, as they are in the file."""
         return os.pread(self._descriptor, record.size - LENGTH_SIZE, record.at + LENGTH_SIZE)
 
-    def is_being_written(self, gap: Gap) -> bool:
+    def is_being_written(self, gap: NoRecord) -> bool:
         """Whether it can be the beginning of a record, at the end of the file."""
         is_short = gap.end - gap.at < _HEAD.size
         return gap.end == self.size and (is_short or self._record(gap.at, 1 << 31) is not None)

@@ -11,7 +11,7 @@ import time
 from asyncio import AbstractEventLoop, Event, sleep
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
@@ -22,13 +22,15 @@ from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     MessageIds,
-    message_ids,
     new_messages,
 )
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
 _RETRY_S = 1.0  # after the disk of a channel failed
+
+Done = Callable[[BackendError | None], None]
+"""Called with why messages are not stored."""
 
 
 class Store(Protocol):
@@ -43,7 +45,7 @@ class Store(Protocol):
         backlogs: Sequence[QueueBacklog],
         messages: Sequence[bytes],
         due_ns: int,
-        done: Callable[[BackendError | None], None],
+        done: Done,
     ) -> None:
         """Put messages into queues, and call back."""
 
@@ -56,13 +58,6 @@ class Store(Protocol):
         moved: Callable[[BackendError | None, list[bytes], float, bool], None],
     ) -> bool:
         """Put messages of a topic into its channels; return whether there are any."""
-
-
-class Prepared(NamedTuple):
-    """Many new messages, and their bytes on disk, if these are needed."""
-
-    messages: list[bytes]
-    blocks: list[Block]
 
 
 class Topic:
@@ -116,10 +111,6 @@ class Topic:
 
     # publishing
 
-    def publish(self, bodies: Sequence[bytes]) -> None:
-        """Queue new messages, all or none. Raises `BackendError`."""
-        self.put(self.new_messages(bodies))
-
     def new_messages(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Return the messages that `put` takes."""
         now_ns = time.time_ns()
@@ -136,8 +127,9 @@ class Topic:
         else:
             self.put([message])
 
-    async def prepare_in_steps(self, bodies: Sequence[bytes]) -> Prepared:
-        """Return what `put` takes; other work of the loop gets its turn in between."""
+    async def prepare_in_steps(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[Block]]:
+        """Return what `put` takes, its bytes on disk if these are needed; other work of the loop
+        gets its turn in between."""
         messages: list[bytes] = []
         blocks: list[Block] = []
         stays = all(each.backlog.takes_all_in_memory(len(bodies)) for each in self._targets())
@@ -148,7 +140,25 @@ class Topic:
             if not stays:
                 blocks.append(encoded(step))
                 await sleep(0)
-        return Prepared(messages, blocks)
+        return messages, blocks
+
+    def submit(
+        self, messages: list[bytes], delay_s: float, blocks: Sequence[Block], done: Done
+    ) -> None:
+        """Queue messages, in all channels or in none, and call back when they are stored, or why
+        not: at once, but with the database of ``--durable``."""
+        if self.store is not None:
+            self.put_durably(messages, delay_s, done)
+            return
+        try:
+            if delay_s:
+                self.put_deferred(messages[0], delay_s)
+            else:
+                self.put(messages, blocks)
+        except BackendError as exc:
+            done(exc)
+        else:
+            done(None)
 
     def put(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
         """Queue messages, in all channels or in none. Raises `BackendError`."""
@@ -169,18 +179,7 @@ class Topic:
         """How many messages wait, those that are deferred included."""
         return self.depth
 
-    def drop_oldest(self, count: int) -> int:
-        """Drop waiting messages, and return how many there were."""
-        dropped = self.backlog.get(count, _STEP_BYTES)
-        self.backlog.finished(message_ids(dropped))
-        return len(dropped)
-
-    def put_durably(
-        self,
-        messages: list[bytes],
-        delay_s: float,
-        done: Callable[[BackendError | None], None],
-    ) -> None:
+    def put_durably(self, messages: list[bytes], delay_s: float, done: Done) -> None:
         """Write messages to the database, and call back when they are in their queues."""
         assert self.store is not None
         try:
@@ -334,13 +333,9 @@ class Topic:
         self._deferred.clear()
         free_in_steps(self.backlog.empty(), self._loop)
 
-    def pause(self) -> None:
-        """Keep messages in the topic until `unpause`."""
-        self.is_paused = True
-
-    def unpause(self) -> None:
-        """Copy messages to channels again."""
-        self.is_paused = False
+    def set_paused(self, is_paused: bool) -> None:
+        """Keep messages in the topic from now on, or copy them to channels again."""
+        self.is_paused = is_paused
         self._wake()
 
     # the end

@@ -88,30 +88,6 @@ class AuthState:
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class AuthRequest:
-    """What an auth server learns of a client."""
-
-    secret: str
-    remote_ip: str
-    is_tls: bool
-    common_name: str
-
-    @property
-    def query(self) -> str:
-        """The query string, keys in alphabetical order."""
-        return urlencode(
-            {
-                "auth_secret": self.secret,
-                "common_name": self.common_name,
-                "remote_ip": self.remote_ip,
-                "secret": self.secret,
-                "tls": "true" if self.is_tls else "false",
-            },
-            errors="surrogateescape",
-        )
-
-
 class AuthServers:
     """The servers of ``--auth-http-address``, tried in turn from a random one on.
 
@@ -135,25 +111,25 @@ class AuthServers:
         self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 
-    async def ask(self, request: AuthRequest) -> AuthState:
+    async def ask(self, query: str) -> AuthState:
         """Return what the secret allows. Raises `AuthFailed` when no server answers well."""
         start = random.randrange(len(self._addresses))
         for address in (*self._addresses[start:], *self._addresses[:start]):
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await self._ask(address, request)
+                    return await self._ask(address, query)
             except (AuthFailed, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as exc:
                 reason = str(exc) or "timeout"
                 self._log.error(f"failed auth request to {address} - {reason}")
         raise AuthFailed("Unable to access auth server")
 
-    async def _ask(self, address: str, request: AuthRequest) -> AuthState:
+    async def _ask(self, address: str, query: str) -> AuthState:
         base = address if "://" in address else f"http://{address}/auth"
         headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
         async with httpx.AsyncClient(
             timeout=self._timeout, verify=self._tls, trust_env=False
         ) as client:
-            url = f"{base}?{request.query}"
+            url = f"{base}?{query}"
             status, content = await _get(client, url, headers)
             if status == 403 and url.startswith("http:"):
                 status, content = await _get(client, _on_https(url, content), headers)
@@ -260,7 +236,7 @@ class ClientAuthorization:
         self._log = nsqd.log
         self._max_body_size = nsqd.options.max_body_size
         self._servers = servers
-        self._request: AuthRequest | None = None
+        self._query = ""  # what auth servers learn of the client
 
     @property
     def is_needed(self) -> bool:
@@ -278,16 +254,18 @@ class ClientAuthorization:
         if self._servers is None:
             raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
         tls = self._connection.tls
-        self._request = AuthRequest(
-            secret.decode("utf-8", "surrogateescape"),
-            self._connection.remote_ip,
-            is_tls=tls is not None,
-            common_name=tls.common_name if tls is not None else "",
-        )
-        raise Pause(position, partial(self._introduce, self._request, self._servers))
+        learned = {  # in alphabetical order
+            "auth_secret": secret,
+            "common_name": tls.common_name if tls is not None else "",
+            "remote_ip": self._connection.remote_ip,
+            "secret": secret,
+            "tls": "true" if tls is not None else "false",
+        }
+        self._query = urlencode(learned)
+        raise Pause(position, partial(self._introduce, self._servers))
 
-    async def _introduce(self, request: AuthRequest, servers: AuthServers) -> None:
-        state = await self._ask(request, servers)
+    async def _introduce(self, servers: AuthServers) -> None:
+        state = await self._ask(servers)
         if not state.authorizations:
             raise RequestError("E_UNAUTHORIZED", "AUTH no authorizations found")
         reply = {
@@ -297,9 +275,9 @@ class ClientAuthorization:
         }
         self._connection.send(encode_frame(RESPONSE, go_json(reply)))
 
-    async def _ask(self, request: AuthRequest, servers: AuthServers) -> AuthState:
+    async def _ask(self, servers: AuthServers) -> AuthState:
         try:
-            self.state = await servers.ask(request)
+            self.state = await servers.ask(self._query)
         except AuthFailed as exc:
             # why is for the log only: an untrusted client must not learn of the auth server
             client = self._connection.remote_address
@@ -315,10 +293,10 @@ class ClientAuthorization:
         """
         if self._servers is None:
             return
-        if self.state is None or self._request is None or not self.state.authorizations:
+        if self.state is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if self.state.has_expired:
-            raise Pause(start, partial(self._ask, self._request, self._servers))
+            raise Pause(start, partial(self._ask, self._servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())
             raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)

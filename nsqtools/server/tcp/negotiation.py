@@ -19,12 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
-from nsqtools.protocol.commands import (
-    IdentifyLimits,
-    IdentifyReply,
-    ReceivedIdentify,
-    check_identify,
-)
+from nsqtools.protocol.commands import IdentifyReply, ReceivedIdentify
 from nsqtools.protocol.frames import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
@@ -70,7 +65,7 @@ def negotiate(
     terms: Negotiated, identify: ReceivedIdentify, options: NsqdOptions, *, has_tls: bool
 ) -> Negotiated:
     """Return the new terms. Raises `RequestError` for values out of bounds."""
-    check_identify(identify, _limits(options))
+    _check(identify, options)
     terms = replace(
         terms,
         client_id=identify.client_id,
@@ -110,14 +105,22 @@ def _or_off(asked_s: float, present_s: float) -> float:
     return asked_s or present_s
 
 
-def _limits(options: NsqdOptions) -> IdentifyLimits:
-    return IdentifyLimits(
-        max_heartbeat_interval=_ms(options.max_heartbeat_interval),
-        min_output_buffer_timeout=_ms(options.min_output_buffer_timeout),
-        max_output_buffer_timeout=_ms(options.max_output_buffer_timeout),
-        max_output_buffer_size=options.max_output_buffer_size,
-        max_msg_timeout=_ms(options.max_msg_timeout),
-    )
+def _check(identify: ReceivedIdentify, options: NsqdOptions) -> None:
+    """Refuse values out of bounds, in nsqd's order: 0 always is allowed, -1 turns some off.
+
+    Raises `RequestError` E_BAD_BODY.
+    """
+    heartbeat, timeout = identify.heartbeat_interval, identify.output_buffer_timeout
+    shortest, longest = options.min_output_buffer_timeout, options.max_output_buffer_timeout
+    for what, value, off, low, high in (
+        ("heartbeat interval", heartbeat, -1, 1000, _ms(options.max_heartbeat_interval)),
+        ("output buffer timeout", timeout, -1, _ms(shortest), _ms(longest)),
+        ("output buffer size", identify.output_buffer_size, -1, 64, options.max_output_buffer_size),
+        ("sample rate", identify.sample_rate, 0, 0, 99),
+        ("msg timeout", identify.msg_timeout, 0, 1000, _ms(options.max_msg_timeout)),
+    ):
+        if value not in (0, off) and not low <= value <= high:
+            raise RequestError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
 
 
 def identify_reply(terms: Negotiated, options: NsqdOptions) -> IdentifyReply:
@@ -147,12 +150,6 @@ def _ms(seconds: float) -> int:
 
 HANDSHAKE_TIMEOUT_S = 5.0
 
-_VERSIONS = {
-    0x0301: ssl.TLSVersion.TLSv1,
-    0x0302: ssl.TLSVersion.TLSv1_1,
-    0x0303: ssl.TLSVersion.TLSv1_2,
-    0x0304: ssl.TLSVersion.TLSv1_3,
-}
 _READ_SIZE = 1 << 16
 
 
@@ -172,7 +169,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
         with warnings.catch_warnings():
             # nsqd's default minimum is TLS 1.0, which Python's ssl calls deprecated
             warnings.simplefilter("ignore", DeprecationWarning)
-            context.minimum_version = _VERSIONS[options.tls_min_version]
+            context.minimum_version = ssl.TLSVersion(options.tls_min_version)
         if options.tls_min_version < 0x0303:
             # OpenSSL counts TLS 1.0 and 1.1 as below its level 1
             context.set_ciphers("DEFAULT@SECLEVEL=0")
@@ -269,7 +266,8 @@ class TLSLayer:
         cipher = self._object.cipher()
         if cipher is None:
             return ""
-        return _GO_SUITES.get(cipher[0]) or f"Unknown {_TLS13_SUITES.get(cipher[0], 0)}"
+        numbers = {each["name"]: each["id"] & 0xFFFF for each in self._object.context.get_ciphers()}
+        return _GO_SUITES.get(cipher[0]) or f"Unknown {numbers.get(cipher[0], 0)}"
 
     @property
     def common_name(self) -> str:
@@ -299,13 +297,4 @@ _GO_SUITES = {
     "ECDHE-ECDSA-AES256-SHA": "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
     "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
-}
-_TLS13_SUITES = {
-    "TLS_AES_128_GCM_SHA256": 0x1301,
-    "TLS_AES_256_GCM_SHA384": 0x1302,
-    "TLS_CHACHA20_POLY1305_SHA256": 0x1303,
-    "ECDHE-ECDSA-AES256-GCM-SHA384": 0xC02C,
-    "ECDHE-RSA-AES256-GCM-SHA384": 0xC030,
-    "ECDHE-RSA-CHACHA20-POLY1305": 0xCCA8,
-    "ECDHE-ECDSA-CHACHA20-POLY1305": 0xCCA9,
 }

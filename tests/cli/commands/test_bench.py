@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.processes import descendants, is_alive
 from plugins.waiting import patience_s, wait_until
 
 QUICK = "--warm-up=50ms"
@@ -73,11 +73,11 @@ def test_e2e_consumes_what_it_published(measure: Measure) -> None:
 
 def test_sub_drains_what_it_filled_or_what_the_time_is_enough_for(measure: Measure) -> None:
     whole = measure("sub", "-n", "30000", "--connections=2")
-    part = measure("sub", "-n", "200000", "--for=100ms")
+    part = measure("sub", "-n", "100000", "--for=50ms")
 
     assert whole["published"] == whole["consumed"] == whole["messages"] == 30_000
     assert whole["latency_ms"] is None
-    assert 0 < part["consumed"] < part["published"] == 200_000
+    assert 0 < part["consumed"] < part["published"] == 100_000
 
 
 def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
@@ -144,12 +144,6 @@ def test_messages_that_nsqd_discards_are_missed(
     assert document["missing"] == 1000 - document["consumed"] > 0
 
 
-def test_an_embedded_nsqd_needs_no_other(run_nsq: RunNsq, valid_json: ValidJson) -> None:
-    result = run_nsq(["bench", "e2e", "--embedded", "-n", "2000", "--json"])
-
-    assert (result.status, valid_json("bench", result.out)["messages"]) == (0, 2000)
-
-
 @pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
 def test_an_interrupt_ends_early_with_what_was_measured(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
@@ -157,7 +151,7 @@ def test_an_interrupt_ends_early_with_what_was_measured(
     endless = ["--count=2000000"] if mode == "sub" else ["--for=1h", "--warm-up=0s"]
     process = spawn_nsq(at(nsqd, mode, *endless, "--json", "--size=16"))
     # sub is interrupted while it fills its topic, the others when some answers have come
-    enough = 100 if mode == "sub" else 50_000
+    enough = 100 if mode == "sub" else 10_000
     wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=60)
 
     process.send_signal(signal.SIGINT)
@@ -193,29 +187,13 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
 def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
     process = spawn_nsq(at(nsqd, "pub", "--for=1h"))
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
-    workers = children(process.pid)
+    workers = [each.pid for each in descendants(process.pid)]
     assert workers
 
     process.kill()
     process.wait()
 
-    wait_until(lambda: not any(map(is_running, workers)), what="the workers are gone")
-
-
-def children(pid: int) -> list[int]:
-    listing = subprocess.run(
-        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
-    )
-    pairs = [map(int, line.split()) for line in listing.stdout.splitlines()]
-    return [child for child, parent in pairs if parent == pid]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+    wait_until(lambda: not any(map(is_alive, workers)), what="the workers are gone")
 
 
 def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(

@@ -202,6 +202,8 @@ STATIC = {
     "nsq tail -d a:b --js": {"--json"},
     "nsq tail --tls-min-version ": {"tls1.2", "tls1.3"},
     "nsq archive cat -- --bod": set(),
+    "nsq nsqd -data": {"-data-path"},
+    "nsq nsqd -deflate=": {"true", "false"},
     "nsq topic create 'cl icks' --dry": {"--dry-run"},
 }
 """What a shell may hand over in another way; `test_complete` has the rest."""
@@ -300,7 +302,7 @@ def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
     )
 
 
-@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq pub --mode "])
+@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub --mode "])
 def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
     command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
 

@@ -12,9 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
+from plugins.processes import is_alive
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -51,19 +53,6 @@ def run(run_nsq: RunNsq, source: EmbeddedServer) -> Run:
     return run
 
 
-def left(nsqd: EmbeddedServer) -> int:
-    stats = nsqd.channel_stats(TOPIC, CHANNEL)
-    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 SHOW = """
 import hashlib, json, os, sys
 env = {name: value for name, value in os.environ.items() if name.startswith("NSQ_")}
@@ -88,7 +77,7 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
         assert len(env["NSQ_MESSAGE_ID"]) == 16
         assert int(env["NSQ_TIMESTAMP"]) > 1.6e18
         assert "NSQ_AUTH_SECRET" not in env
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
 def test_a_command_that_does_not_read_its_input_is_done(run: Run, source: EmbeddedServer) -> None:
@@ -126,7 +115,7 @@ def test_status_75_requeues_and_never_makes_a_dead_letter(run: Run, source: Embe
 
     assert result.status == 0
     assert "cannot deliver: sh ended with status 75" in result.err
-    assert left(source) == 1
+    assert unfinished(source, TOPIC, CHANNEL) == 1
 
 
 def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once(
@@ -140,7 +129,7 @@ def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once
     assert Counter(line.split()[-1] for line in result.out.splitlines()) == {b"1": 2, b"2": 1}
     assert "sh ended with status 1, after 2 attempts" in result.err
     assert result.err.endswith("nsq: 0 delivered, 2 dead letters, 1 requeued\n")
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
 def test_a_batch_is_lines_of_one_run_which_answers_for_all(
@@ -153,7 +142,7 @@ def test_a_batch_is_lines_of_one_run_which_answers_for_all(
     runs = [run.split() for run in result.out.split(b".\n")[:-1]]
     assert [line for run in runs for line in run] == [b"%d" % number for number in range(20)]
     assert max(map(len, runs)) == 3
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
 def test_of_a_batch_that_fails_only_the_message_to_blame_is_given_up(
@@ -221,7 +210,7 @@ for line in sys.stdin:
 
     assert result.err.endswith("nsq: 4 delivered, 1 dead letters\n")
     assert set(handled.read_text().split()) >= {"a", "b", "c", "d"}
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
 def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
@@ -237,7 +226,7 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
 
     assert f"sh took longer than {limit} s" in result.err
     assert result.err.endswith("1 dead letters\n")
-    assert not any(is_running(int(pid)) for pid in pids.read_text().split())
+    assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
 
 
 def test_a_message_is_touched_while_its_command_runs(
@@ -266,7 +255,7 @@ def test_no_command_outlives_a_killed_runner(
     process.kill()
 
     started = [int(pid) for pid in pids.read_text().split()]
-    wait_until(lambda: not any(map(is_running, started)), what="the end of the commands")
+    wait_until(lambda: not any(map(is_alive, started)), what="the end of the commands")
 
 
 def test_the_process_that_starts_commands_may_be_killed(
@@ -281,8 +270,8 @@ def test_the_process_that_starts_commands_may_be_killed(
 
     os.kill(starter, signal.SIGKILL)
 
-    wait_until(lambda: left(source) == 0, what="the message's end")
-    assert not is_running(command)
+    wait_until(lambda: unfinished(source, TOPIC, CHANNEL) == 0, what="the message's end")
+    assert not is_alive(command)
 
 
 def test_a_stop_ends_commands_and_gives_their_messages_back(
@@ -297,8 +286,8 @@ def test_a_stop_ends_commands_and_gives_their_messages_back(
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(patience_s(20)) == 143
-    assert not is_running(int(pids.read_text()))
-    assert left(source) == 1  # no dead letter: the message is not to blame
+    assert not is_alive(int(pids.read_text()))
+    assert unfinished(source, TOPIC, CHANNEL) == 1  # no dead letter: the message is not to blame
 
 
 def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
@@ -321,7 +310,7 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     program.chmod(0o755)
     process = spawn_nsq(args(source, "-n", "2", "--", str(program)))
     source.publish(TOPIC, b"one")
-    wait_until(lambda: left(source) == 0, what="the first")
+    wait_until(lambda: unfinished(source, TOPIC, CHANNEL) == 0, what="the first")
     program.rename(tmp_path / "away")
     source.publish(TOPIC, b"two")
     assert process.stderr is not None

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
@@ -54,11 +55,6 @@ def forward(run_nsq: RunNsq, source: EmbeddedServer) -> Forward:
     return lambda *more, **options: run_nsq(args(source, *more), **options)
 
 
-def left(nsqd: EmbeddedServer) -> int:
-    stats = nsqd.channel_stats(TOPIC, CHANNEL)
-    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
-
-
 def test_each_message_is_posted_and_finished(
     forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
@@ -67,7 +63,7 @@ def test_each_message_is_posted_and_finished(
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
     assert server.bodies == sorted(BODIES)
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
     for request in server.requests:
         assert (request.method, request.target) == ("POST", "/hook?a=b")
         headers = request.headers
@@ -185,7 +181,7 @@ def test_a_status_means_what_the_policy_says(
     assert result.err.endswith(f"nsq: {counts}\n")
     assert result.status == (0 if counts == "3 delivered" else 6)
     assert len(server.requests) == 3
-    assert left(source) == 0
+    assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
 def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
@@ -48,8 +49,7 @@ class Pair(NamedTuple):
         ]
 
     def left(self, topic: str = TOPIC) -> int:
-        stats = self.source.channel_stats(topic, CHANNEL)
-        return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+        return unfinished(self.source, topic, CHANNEL)
 
     @staticmethod
     def arrived_in(nsqd: Nsqd, topic: str = TOPIC) -> int:
