@@ -20,13 +20,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import compute, string, types
+from pyarrow import json as arrow_json
 
 from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema, one_array
 from nsqtools.errors import ConfigurationError, OutputError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ERROR = "_error"
 _PLACES = ("file", "pos", "date", "hour")
@@ -58,18 +59,15 @@ class BodyColumns:
     @property
     def fields(self) -> list[pyarrow.Field]:
         """The fields by their names in the body: what to begin with the next time."""
-        import pyarrow
 
         return [pyarrow.field(name, type) for name, type in self._types.items()]
 
     def schema(self) -> pyarrow.Schema:
         """Return the columns that `add` gives a batch now, those of the message included."""
-        import pyarrow
 
         return pyarrow.schema([*message_schema(BodyKind.json), *self._own_fields()])
 
     def _own_fields(self) -> list[pyarrow.Field]:
-        import pyarrow
 
         own = [pyarrow.field(self._columns[name], type) for name, type in self._types.items()]
         return [*own, pyarrow.field(ERROR, pyarrow.string())]
@@ -90,7 +88,6 @@ class BodyColumns:
 
     def add(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return a batch of `message_schema` with the columns of its bodies."""
-        import pyarrow
 
         body = batch["body"]
         read = _read(body, self._types, is_inferring=self.evolves)
@@ -116,7 +113,6 @@ class BodyColumns:
 
     def _evolve(self, read: Mapping[str, Any]) -> bool:
         """Take in new fields; return whether one of them has to be read again, as text."""
-        from pyarrow import string, types
 
         again = False
         for name, array in read.items():
@@ -172,8 +168,6 @@ class BodyColumns:
 
     def _scattered(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
         """Read the bodies that fit, and put nulls where the others are."""
-        import pyarrow
-        from pyarrow import compute
 
         read = _read(bodies, self._types, is_inferring=False)
         if read is None:  # they fit by themselves, and Arrow reads some of them differently
@@ -183,7 +177,6 @@ class BodyColumns:
         return {name: array.take(places) for name, array in read.items()}
 
     def _one_by_one(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
-        import pyarrow
 
         rows = [at for at, fit in enumerate(fits.to_pylist()) if fit]
         parts: dict[str, list[Any]] = {name: [] for name in self._types}
@@ -199,8 +192,6 @@ class BodyColumns:
 
 def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
     """Read JSON objects in the given columns, and in what else is found; None if one is not so."""
-    import pyarrow
-    from pyarrow import compute, json
 
     count = len(body)
     if not count:
@@ -217,10 +208,10 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     ends = memoryview(offsets).cast("b").cast("i")
     text = data.slice(ends[lines.offset], ends[lines.offset + count] - ends[lines.offset])
     try:
-        table = json.read_json(
+        table = arrow_json.read_json(
             pyarrow.BufferReader(text),
-            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=json.ParseOptions(
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_json.ParseOptions(
                 explicit_schema=pyarrow.schema(list(types.items())),
                 unexpected_field_behavior="infer" if is_inferring else "ignore",
             ),
@@ -237,7 +228,6 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
 
 def _found(column: Any) -> Any:
     """A field that was not asked for; of one that becomes no column only its type counts."""
-    import pyarrow
 
     is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
     return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
@@ -245,7 +235,6 @@ def _found(column: Any) -> Any:
 
 def _type_of(value: object) -> Any:
     """Return the type of the column that a plain value makes; None for others."""
-    import pyarrow
 
     if isinstance(value, bool):
         return pyarrow.bool_()
@@ -258,7 +247,6 @@ def _type_of(value: object) -> Any:
 
 def _checker(kind: Any) -> Callable[[object], bool]:
     """Return what tells whether a value of JSON fits a type; asked for every field of a body."""
-    from pyarrow import types
 
     if types.is_struct(kind):
         known = [(field.name, _checker(field.type)) for field in kind]
@@ -287,7 +275,6 @@ def _checker(kind: Any) -> Callable[[object], bool]:
 
 def _is_time(value: object) -> bool:
     """Whether Arrow reads it as a time: it is asked, for it knows more forms than Python."""
-    import pyarrow
 
     if value is None:
         return True
@@ -325,7 +312,6 @@ def load_schema(source: Path | str) -> dict[str, Any]:
 
 def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
     """Return the fields of a schema. Raises ``ValueError`` and others for what is none."""
-    import pyarrow
 
     if "fields" in document:
         return [
@@ -338,7 +324,6 @@ def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
 
 
 def _arrow_type(name: str, schema: Mapping[str, Any]) -> Any:
-    import pyarrow
 
     kinds = schema["type"]
     some = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"]
@@ -373,7 +358,6 @@ def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
 
 
 def _json_type(kind: Any) -> dict[str, Any]:
-    from pyarrow import types
 
     if types.is_struct(kind):
         return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}

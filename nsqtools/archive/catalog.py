@@ -7,14 +7,13 @@ files are there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog, Partition, is_table
 from nsqtools.archive.finding import (
     PARQUET_MAGIC,
@@ -24,12 +23,11 @@ from nsqtools.archive.finding import (
     parquet_entries,
 )
 from nsqtools.archive.layout import PART, is_hidden, partition_of
-from nsqtools.archive.location import Location, StoredPlace, absolute
+from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import LocalStorage, Storage, failure_of
+from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
 
@@ -68,58 +66,39 @@ def find_inputs(paths: Sequence[Location]) -> Inputs:
     """
     found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
     for path in map(absolute, paths):
-        try:
-            kind = _stored_kind(path) if isinstance(path, StoredPlace) else _kind(path)
-        except OSError as exc:
-            raise failure_of(exc, "read", path) from exc
-        found[kind].append(path)
+        with failing("read", path):
+            found[_kind(path)].append(path)
     return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
 
 
-def _kind(path: Path) -> str:
-    if not path.exists():
-        raise NotFoundError(f"there is no {path}")
-    if (path / DELTA_LOG).is_dir():
-        return "delta"
-    return "parquet" if is_parquet(path) else "archives"
-
-
-def _stored_kind(place: StoredPlace) -> str:
-    """What lies in an object store: the first object with data decides, in order of names."""
-    entries = {entry.name: entry for entry in place.below()}
-    if not entries:
+def _kind(place: Location) -> str:
+    """Return of what kind a place is. Raises `NotFoundError`, ``OSError``."""
+    is_file = isinstance(place, Path) and not place.is_dir()
+    storage = open_storage(str(place))
+    found = iter(()) if is_file else storage.list()
+    first = next(found, None)
+    if first is not None:
+        if is_table(storage):
+            return "delta"
+        some = chain([first], found)
+        entries: Iterator[Entry] = filter(lambda each: each.size and _may_be_data(each.name), some)
+    elif isinstance(place, Path) and not is_file:
+        return "archives"
+    else:
+        storage, name = open_storage(str(place.parent)), place.name
         try:
-            entries = {"": place.entry()}
+            entries = iter([storage.stat(name)])
         except FileNotFoundError:
-            raise NotFoundError(f"there is nothing in {place}") from None
-    if any(name.startswith(f"{DELTA_LOG}/") for name in entries):
-        return "delta"
-    for name in sorted(entries):
-        if name == "" or (entries[name].size and not is_of_others(name)):
-            first = place / name if name else place
-            magic = first.storage.read_range(first.key, 0, len(PARQUET_MAGIC))
-            return "parquet" if magic == PARQUET_MAGIC else "archives"
+            raise NotFoundError(f"there is no {place}") from None
+    for entry in entries:
+        magic = storage.read_range(entry.name, 0, len(PARQUET_MAGIC))
+        return "parquet" if magic == PARQUET_MAGIC else "archives"
     return "archives"
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether the first bytes are those of Parquet. Raises ``OSError``."""
-    if path.is_dir():
-        first = _first_file(path)
-        return first is not None and is_parquet(first)
-    with open_to_read(path) as file:
-        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
-
-
-def _first_file(directory: Path) -> Path | None:
-    """The first file that has data; of archives those in progress too."""
-    for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(name for name in folders if name[0] not in "._")
-        for name in sorted(names):
-            path = Path(folder, name)
-            if (name[0] not in "._" or is_hidden(name, PART)) and path.stat().st_size:
-                return path
-    return None
+def _may_be_data(name: str) -> bool:
+    """Whether a name is one of data; of archives those in progress are, too."""
+    return not is_of_others(name) or is_hidden(name.rpartition("/")[2], PART)
 
 
 # -- the files of a place -----------------------------------------------------------------------
@@ -234,22 +213,18 @@ def _topic_of(name: str) -> Partition:
 def parquet_sources(place: Location, wanted: Wanted = all_of) -> Iterator[Source]:
     """Iterate over the Parquet files at a place that count. Raises `NsqError`."""
     storage, names = _parquet_names(place)
-    try:
+    with failing("read", place):
         for name, size in names.items():
             if wanted(partition_of(name)):
                 yield from _parquet_source(storage, name, size)
-    except OSError as exc:
-        raise failure_of(exc, "read", place) from exc
 
 
 def _parquet_names(place: Location) -> tuple[Storage, dict[str, int]]:
     if isinstance(place, Path) and place.is_file():
         return LocalStorage(place.parent), {place.name: place.stat().st_size}
     storage = open_storage(str(place))
-    try:
+    with failing("list", place):
         entries = parquet_entries(storage, list(storage.list()))
-    except OSError as exc:
-        raise failure_of(exc, "list", place) from exc
     return storage, {each.name: each.size for each in entries}
 
 
@@ -335,10 +310,8 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
             names += [inside] if wanted(partition_of(inside)) else []
             continue
         storage = open_storage(str(root))
-        try:
+        with failing("read", place):
             is_delta = is_table(storage)
-        except OSError as exc:
-            raise failure_of(exc, "read", place) from exc
         if is_delta:
             files = [each.path for each in DeltaCatalog(str(root)).files(wanted=wanted)]
         else:
@@ -350,13 +323,8 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
 
 def _root_of(place: Location) -> Location:
     """The place above the partitions that a place leads into; of a lone file its folder."""
-    if isinstance(place, StoredPlace):
-        parts = place.key.split("/")
-        at = next((at for at, part in enumerate(parts) if "=" in part), None)
-        if at is None and parts[-1].endswith(".parquet"):
-            at = len(parts) - 1
-        return place if at is None else StoredPlace(place.bucket, "/".join(parts[:at]))
-    folders = [folder for folder in (place, *place.parents) if "=" in folder.name]
-    if folders:
+    above: Sequence[Location] = place.parents
+    if folders := [each for each in (place, *above) if "=" in each.name]:
         return folders[-1].parent
-    return place.parent if place.name.endswith(".parquet") and not place.is_dir() else place
+    is_file = not isinstance(place, Path) or not place.is_dir()
+    return place.parent if place.name.endswith(".parquet") and is_file else place

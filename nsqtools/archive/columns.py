@@ -28,15 +28,16 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import binary, compute, timestamp
+from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text
+from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text, split_lines
 from nsqtools.records.envelope import decode
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 class BodyKind(Enum):
@@ -53,7 +54,6 @@ IDENTITY = ("topic", "nsqd", "id")
 
 def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
     """Return the columns of a message, without those that `body_columns` makes of its body."""
-    import pyarrow
 
     is_binary = kind is BodyKind.binary
     body = [("body", pyarrow.binary() if is_binary else pyarrow.string())]
@@ -107,7 +107,6 @@ def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
 
 def _same_in_all(text: bytes, lines: int) -> Columns:
     """The columns of topic and nsqd where all lines have the same: most files have one topic."""
-    import pyarrow
 
     first = ORIGIN.match(text)
     if first is None or not _begin_with(first[0], text, lines):
@@ -137,16 +136,14 @@ KEYS_OF = {
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    import pyarrow
-    from pyarrow import json
 
     known = _json_schema()
     is_all = len(keys) == len(known)
     try:
-        table = json.read_json(
+        table = arrow_json.read_json(
             pyarrow.BufferReader(text),
-            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=json.ParseOptions(
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_json.ParseOptions(
                 explicit_schema=pyarrow.schema([each for each in known if each.name in keys]),
                 unexpected_field_behavior="error" if is_all else "ignore",
             ),
@@ -165,7 +162,6 @@ def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
 
 
 def _json_schema() -> pyarrow.Schema:
-    import pyarrow
 
     text = pyarrow.string()
     number = pyarrow.int64()
@@ -183,7 +179,6 @@ def _json_schema() -> pyarrow.Schema:
 
 
 def _is_right(read: Columns) -> bool:
-    from pyarrow import compute
 
     if any(read[name].null_count for name in read if not name.startswith("body")):
         return False
@@ -211,15 +206,12 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
 
 
 def _micros(ts_ns: Any) -> Any:
-    from pyarrow import compute, timestamp
 
     return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
 def _decoded(body: Any, body64: Any) -> Any:
     """Return the bytes of ``body64``; None unless each row has one of the two, and it is valid."""
-    import pyarrow
-    from pyarrow import compute
 
     count = len(body)
     if body64.null_count == count:
@@ -243,7 +235,6 @@ def _has_text(raw: Any) -> bool:
 
 def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
     """Return the columns of bodies; each has either text or bytes."""
-    from pyarrow import binary, compute
 
     if kind is not BodyKind.binary:
         return {"body": text, "body_bytes": raw}
@@ -251,12 +242,12 @@ def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
     return {"body": compute.coalesce(joined, raw) if joined.null_count else joined}
 
 
-def _bodies_of(bodies: Sequence[bytes], kind: BodyKind) -> Columns:
-    import pyarrow
+def columns_of_bodies(bodies: Sequence[bytes | None], kind: BodyKind) -> Columns:
+    """Return the columns of bodies, each of which has either text or bytes."""
 
     if kind is BodyKind.binary:
         return {"body": pyarrow.array(bodies, pyarrow.binary())}
-    texts = [_text(body) for body in bodies]
+    texts = [None if body is None else _text(body) for body in bodies]
     raw = [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
     return {
         "body": pyarrow.array(texts, pyarrow.string()),
@@ -278,7 +269,6 @@ def exact_columns(
 
     Lines are counted from 0.
     """
-    import pyarrow
 
     rows, kept, problems = [], [], []
     for number, line in enumerate(lines):
@@ -297,20 +287,19 @@ def exact_columns(
         "ts_ns": ts_ns,
         "attempts": pyarrow.array(attempts, pyarrow.int32()),
     }
-    return columns | _bodies_of(bodies, kind), kept, problems
+    return columns | columns_of_bodies(bodies, kind), kept, problems
 
 
 def bare_columns(
     bodies: Sequence[bytes], topic: str | None, kind: BodyKind = BodyKind.string
 ) -> Columns:
     """Return the columns of bare bodies: only their topic may be known."""
-    import pyarrow
 
     schema, count = message_schema(kind), len(bodies)
     columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
     if topic is not None:
         columns["topic"] = pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), count)
-    return columns | _bodies_of(bodies, kind)
+    return columns | columns_of_bodies(bodies, kind)
 
 
 def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
@@ -323,8 +312,6 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
 
     None when all rows are wanted. One without a time is, as bare bodies have none.
     """
-    import pyarrow
-    from pyarrow import compute
 
     masks = []
     if within.since_ns is not None:
@@ -365,7 +352,6 @@ def read_batches(
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
     """
-    import pyarrow
 
     schema = message_schema(kind)
     is_jsonl: bool | None = None
@@ -395,18 +381,9 @@ def read_batches(
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
     """Return bare bodies in the columns of `message_schema`."""
-    import pyarrow
 
     columns, schema = bare_columns(bodies, None), message_schema()
     return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-
-def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
-    """Return the lines of a text, whose last one may lack its delimiter."""
-    lines = text.split(delimiter)
-    if not lines[-1]:
-        lines.pop()
-    return lines
 
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:

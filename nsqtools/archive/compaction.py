@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import time
 from collections import Counter
@@ -34,8 +33,10 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from multiprocessing import get_context
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
+
+import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import (
@@ -50,9 +51,8 @@ from nsqtools.archive.catalog import (
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import index_of, manifest_of
-from nsqtools.archive.lease import leased
+from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, StoredPlace, absolute, contains
-from nsqtools.archive.parquet import need_pyarrow
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
@@ -68,13 +68,9 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failure_of
+from nsqtools.archive.storage import failing, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.files.opening import lock_file
-
-if TYPE_CHECKING:
-    import pyarrow
 
 TARGET_BYTES = 256 << 20
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
@@ -240,7 +236,6 @@ class Compaction:
         is_delta: bool = False,
         now_s: float | None = None,
     ) -> None:
-        need_pyarrow("compaction")
         self.selection, self.settings = selection, settings
         self._inputs = inputs
         self.is_within = output is None
@@ -260,10 +255,8 @@ class Compaction:
         self.output = absolute(output)
         self.storage = open_storage(str(self.output))
         self._now_s = time.time() if now_s is None else now_s
-        try:
+        with failing("read", self.output):
             self._check(is_table(self.storage), is_delta=is_delta)
-        except OSError as exc:
-            raise failure_of(exc, "read", self.output) from exc
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
         self.sources: list[Source] = []
         self.partitions: list[Partition] = []
@@ -354,7 +347,6 @@ class Compaction:
 
         Of two types the first is taken; values of the other go to ``_error``.
         """
-        import pyarrow
 
         tables = [DeltaCatalog(str(place)) for place in self._inputs.delta]
         if self.table is not None and self.table.exists():
@@ -436,32 +428,19 @@ class Compaction:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other compactions out of the output."""
-        if isinstance(self.output, StoredPlace):
-            with leased(self.output, f"{NOTES}/lock"):
-                yield
-            return
-        try:
-            (self.output / NOTES).mkdir(0o750, parents=True, exist_ok=True)
-            descriptor = lock_file(self.output / NOTES / "lock")
-        except OSError as exc:
-            raise failure_of(exc, "write", self.output) from exc
-        if descriptor is None:
-            raise OutputError(f"another compaction writes to {self.output}")
-        try:
-            if list(self.output.glob("_staging/topic=*/date=*.replaced")):
-                raise OutputError(
-                    f"an earlier version was killed while it replaced a day in {self.output}",
-                    hint="Run nsq spark compact of that version once: it puts the day back.",
-                )
-            for draft in (self.output / STAGING).glob("*.parquet"):  # of a run that was killed
-                draft.unlink(missing_ok=True)
+        with held(self.output, f"{NOTES}/lock"):
+            if not isinstance(self.output, StoredPlace):
+                if list(self.output.glob("_staging/topic=*/date=*.replaced")):
+                    raise OutputError(
+                        f"an earlier version was killed while it replaced a day in {self.output}",
+                        hint="Run nsq spark compact of that version once: it puts the day back.",
+                    )
+                for draft in (self.output / STAGING).glob("*.parquet"):  # of a run that was killed
+                    draft.unlink(missing_ok=True)
             yield
-        finally:
-            os.close(descriptor)
 
     def run(self, run_jobs: RunJobs) -> None:
         """Do what is planned. The output must be locked."""
-        import pyarrow
 
         if not self.settings.skips_damaged:
             for source in (each for partition in self.work for each in partition.sources):
@@ -515,10 +494,8 @@ class Compaction:
         sources = note.get("sources", {}) | {each.key: each.size for each in partition.sources}
         names = note.get("files", {}) | {file.path: file.bytes for file in files}
         document = {"version": 1, "sources": sources, "files": names}
-        try:
+        with failing("write", self.output):
             self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
-        except OSError as exc:
-            raise failure_of(exc, "write", self.output) from exc
 
     def _table_file(self, partition: Partition, source: Source) -> TableFile:
         return TableFile(source.name, source.size, partition=partition.slot.values)
@@ -587,16 +564,15 @@ def delete_archive(source: Source) -> bool:
     Raises as `failure_of` says.
     """
     archive, storage, path = source.archive, source.storage, PurePosixPath(source.name)
-    try:
-        entry = storage.stat(source.name)
-        if archive is None or archive.entry is None or entry.version != archive.entry.version:
+    with failing("delete", source.shown):
+        try:
+            entry = storage.stat(source.name)
+            if archive is None or archive.entry is None or entry.version != archive.entry.version:
+                return False
+            for name in (path, index_of(path), manifest_of(path)):
+                storage.delete(str(name))
+        except FileNotFoundError:
             return False
-        for name in (path, index_of(path), manifest_of(path)):
-            storage.delete(str(name))
-    except FileNotFoundError:
-        return False
-    except OSError as exc:
-        raise failure_of(exc, "delete", source.shown) from exc
     return True
 
 
@@ -630,7 +606,6 @@ def in_processes(processes: int) -> RunJobs:
 
 def _leave_signals() -> None:
     """An interrupt of the terminal is for the process that has the others."""
-    import pyarrow
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pyarrow.set_cpu_count(1)

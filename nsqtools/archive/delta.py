@@ -69,13 +69,8 @@ class DeltaCatalog:
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ImportError:
-            raise NsqError(
-                "a Delta table needs the package deltalake",
-                hint="pip install 'nsqtools[delta]'",
-            ) from None
+        import deltalake  # noqa: F401 - who needs it only later learns it before the work
+
         self.storage = open_storage(uri, options)
         self._is_checked = False
 

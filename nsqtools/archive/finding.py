@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile
+from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import (
     PART,
     Head,
@@ -41,15 +41,12 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.storage import (
-    OBJECT_SCHEMES,
     ChangedError,
     DeniedError,
     Entry,
     LocalStorage,
     Storage,
-    failure_of,
-    local_path,
-    scheme_of,
+    failing,
 )
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
@@ -149,13 +146,12 @@ def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     """
     found: dict[str, ArchiveFile] = {}
     for place in places:
-        try:
-            for archive in _find(str(place)):
-                found.setdefault(archive.shown, archive)
-        except FileNotFoundError as exc:
-            raise NotFoundError(f"there is no {exc.filename}") from None
-        except OSError as exc:
-            raise failure_of(exc, "read", place) from exc
+        with failing("read", place):
+            try:
+                for archive in _find(str(place)):
+                    found.setdefault(archive.shown, archive)
+            except FileNotFoundError as exc:
+                raise NotFoundError(f"there is no {exc.filename}") from None
     archives = list(found.values())
     heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
     return [each for each in archives if not (each.is_in_progress and each.head in heads)]
@@ -183,38 +179,29 @@ def foreign_file(shown: str, why: str) -> ConfigurationError:
 
 
 def _find(place: str) -> list[ArchiveFile]:
-    if scheme_of(place) not in OBJECT_SCHEMES:
-        path = local_path(place)
-        if not path.is_dir():
-            return [_with_index(LocalStorage(path.parent), _stat(path), is_named=True)]
-        storage: Storage = LocalStorage(path)
-        if (path / LOG).is_dir():
-            return _files_of_table(place, storage)
-        in_progress = [entry for entry in storage.list() if is_hidden(_base(entry), PART)]
-        listed = list(storage.list())
-        if _is_table(listed):
-            return _files_of_parquet(storage, listed)
-        files = [*filter(_is_finished, listed), *in_progress]
-        return [_with_index(storage, entry) for entry in files]
     storage = open_storage(place)
-    listed = sorted(storage.list(), key=_order)
-    if not listed:
-        folder, _, name = place.rstrip("/").rpartition("/")
-        storage = open_storage(folder)
-        return [_with_index(storage, storage.stat(name), is_named=True)]
-    names = {entry.name for entry in listed}
-    if any(name.startswith(f"{LOG}/") for name in names):
+    is_local = isinstance(storage, LocalStorage)
+    if isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        return [_named(LocalStorage(storage.root.parent), storage.root.name)]
+    if is_table(storage):
         return _files_of_table(place, storage)
+    in_progress = [e for e in storage.list() if is_hidden(_base(e), PART)] if is_local else []
+    listed = sorted(storage.list(), key=_order)
+    if not listed and not is_local:
+        folder, _, name = place.rstrip("/").rpartition("/")
+        return [_named(open_storage(folder), name)]
     if _is_table(listed):
         return _files_of_parquet(storage, listed)
+    names = {entry.name for entry in listed}
+    files = [*filter(_is_finished, listed), *in_progress]
+    if is_local:
+        return [_with_index(storage, entry, names) for entry in files]
     with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
-        finished = filter(_is_finished, listed)
-        return list(pool.map(lambda entry: _with_index(storage, entry, names), finished))
+        return list(pool.map(lambda entry: _with_index(storage, entry, names), files))
 
 
-def _stat(path: Path) -> Entry:
-    """Return the entry of one local file, which may be of any kind: reading it reports that."""
-    return LocalStorage(path.parent).stat(path.name)
+def _named(storage: Storage, name: str) -> ArchiveFile:
+    return _with_index(storage, storage.stat(name), is_named=True)
 
 
 def _base(entry: Entry) -> str:

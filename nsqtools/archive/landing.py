@@ -5,8 +5,8 @@ itself. When it is finished it *lands*: it becomes one Parquet file for each par
 messages of, and goes.
 
 `table` decides what a log becomes, and where. The order is: write the files beside the log,
-read them back and compare; write down what is to be done (`Intent`); put the files in their place;
-commit; note beside each log that it has landed; remove it. The commit is
+read them back and compare; write down what is to be done (the *intent*); put the files in their
+place; commit; note beside each log that it has landed; remove it. The commit is
 
 - for a folder of Parquet the manifest of each file: a file that has one is not put again,
 - for a Delta table one commit for all logs that finished together, under a number that Delta keeps:
@@ -31,12 +31,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from nsqtools.archive.body_columns import fields_of, json_schema
+from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import index_of, load_index
 from nsqtools.archive.storage_objects import open_storage
@@ -64,15 +65,6 @@ BYTES_AT_ONCE = 2 << 30
 LOCK_PAUSE_S = 0.1
 
 
-@dataclass(slots=True)
-class Intent:
-    """What is to be committed under ``number``, and the logs that are over then."""
-
-    number: int
-    drafts: list[Draft]
-    logs: list[str]
-
-
 class Lander:
     """Lands logs of ``directory``: what the other process runs."""
 
@@ -83,7 +75,7 @@ class Lander:
         self._drafts = directory / DRAFTS
         self.misfits = 0
 
-    def land(self, paths: Sequence[Path]) -> tuple[list[Draft], dict[str, str]]:
+    def land(self, paths: Sequence[Path]) -> tuple[list[TableFile], dict[str, str]]:
         """Land logs; return their files, and the logs that cannot land with the reason.
 
         Raises ``OSError`` and `NsqError` when it does not work now: try again later.
@@ -97,7 +89,7 @@ class Lander:
         finally:
             os.close(descriptor)
 
-    def _land(self, paths: Sequence[Path]) -> tuple[list[Draft], dict[str, str]]:
+    def _land(self, paths: Sequence[Path]) -> tuple[list[TableFile], dict[str, str]]:
         state = self._state()
         landed = self._finish(state)
         self._clear()
@@ -115,7 +107,7 @@ class Lander:
         if logs:
             sync_folder(self._drafts)
             state["number"] += 1
-            state["intent"] = asdict(Intent(state["number"], drafts, logs))
+            state["intent"] = {"drafts": list(map(asdict, drafts)), "logs": logs}
             self._save(state)
             landed += self._finish(state)
         self._clear()
@@ -139,26 +131,21 @@ class Lander:
                 refused[str(path)] = str(exc.strerror)
         return drafts, logs, refused
 
-    def _finish(self, state: dict[str, Any]) -> list[Draft]:
+    def _finish(self, state: dict[str, Any]) -> list[TableFile]:
         """Do what is written down; each step can be repeated."""
         if state["intent"] is None:
             return []
-        drafts = [Draft(**each) for each in state["intent"]["drafts"]]
-        number, app_id = state["intent"]["number"], state["app"]
-        catalog = self.table.catalog
-        if catalog is None or not drafts:
-            self.table.put(drafts)
-        elif catalog.number_of(app_id) < number:
-            self.table.put(drafts)
-            catalog.commit([each.as_table_file for each in drafts], app_id=app_id, number=number)
+        files = [(each["path"], TableFile(**each["file"])) for each in state["intent"]["drafts"]]
+        drafts = [Draft(path, file) for path, file in files]
+        self.table.commit(drafts, state["app"], state["number"])
         for path in map(Path, state["intent"]["logs"]):
-            record = UploadRecord(self.table.storage.url, f"{app_id} {number}")
+            record = UploadRecord(self.table.storage.url, f"{state['app']} {state['number']}")
             replace_file(uploaded_of(path), record.encode())
             path.unlink(missing_ok=True)
             sync_folder(path.parent)
         state["intent"] = None
         self._save(state)
-        return drafts
+        return [file for _, file in files]
 
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""
@@ -199,10 +186,9 @@ def main() -> None:
         try:
             lander = lander or Lander(plan, directory)
             misfits = lander.misfits
-            drafts, refused = lander.land([Path(each) for each in json.loads(line)])
-            files = [lander.table.storage.where(each.name) for each in drafts]
-            answer = {"files": files, "bytes": sum(each.bytes for each in drafts)}
-            answer |= {"refused": refused, "misfits": lander.misfits - misfits}
+            landed, refused = lander.land([Path(each) for each in json.loads(line)])
+            files = [lander.table.storage.where(each.path) for each in landed]
+            answer = {"files": files, "refused": refused, "misfits": lander.misfits - misfits}
         except (OSError, NsqError) as exc:
             where = getattr(exc, "filename", None)
             reason = getattr(exc, "strerror", None) or str(exc)

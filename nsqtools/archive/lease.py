@@ -24,9 +24,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nsqtools.archive.location import StoredPlace
-from nsqtools.archive.storage import failure_of
+from nsqtools.archive.location import Location, StoredPlace
+from nsqtools.archive.storage import FOLDER_MODE, failing, failure_of
 from nsqtools.errors import NsqError, OutputError
+from nsqtools.files.opening import lock_file
 
 SUFFIX = ".json"
 
@@ -141,24 +142,18 @@ class Lease:
                 self._write({"released": True})
 
     def _write(self, document: dict[str, object]) -> None:
-        try:
-            self._numbers.append(json.dumps(document).encode())
-        except FileExistsError:
-            raise self._taken() from None
-        except OSError as exc:
-            raise failure_of(exc, "write", self._place) from exc
+        with failing("write", self._place):
+            try:
+                self._numbers.append(json.dumps(document).encode())
+            except FileExistsError:
+                raise self._taken() from None
 
     def _taken(self) -> OutputError:
-        return OutputError(
-            f"another run writes to {self._place}",
-            hint="Wait until it has ended; one that was killed is noticed after some seconds.",
-        )
+        return _taken(self._place)
 
     def _latest(self) -> int:
-        try:
+        with failing("list", self._place):
             return self._numbers.latest()
-        except OSError as exc:
-            raise failure_of(exc, "list", self._place) from exc
 
     def _is_released(self, number: int) -> bool:
         try:
@@ -169,6 +164,13 @@ class Lease:
             raise failure_of(exc, "read", self._place) from exc
         except ValueError as exc:
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
+
+
+def _taken(place: Location) -> OutputError:
+    return OutputError(
+        f"another run writes to {place}",
+        hint="Wait until it has ended; one that was killed is noticed after some seconds.",
+    )
 
 
 _mutex = threading.Lock()
@@ -189,3 +191,26 @@ def leased(root: StoredPlace, name: str) -> Iterator[Lease]:
     finally:
         lease.release()
         keeper.join()
+
+
+@contextmanager
+def held(root: Location, name: str) -> Iterator[tuple[int, ...]]:
+    """Have a place alone: in a directory by a lock on the file ``name``, in a store by a lease.
+
+    Yields the locked descriptors, for a child that must inherit them. Raises `OutputError` when
+    another run has it, and as `failure_of` says.
+    """
+    if isinstance(root, StoredPlace):
+        with leased(root, name):
+            yield ()
+        return
+    path = root / name
+    with failing("write", path):
+        path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        descriptor = lock_file(path)
+    if descriptor is None:
+        raise _taken(root)
+    try:
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)

@@ -60,10 +60,14 @@ class StoredPlace:
         """The bucket, as it is open in this process."""
         return _bucket(self.bucket)
 
-    def beside(self, name: str) -> StoredPlace:
-        """Return the place of another name in the same folder."""
-        folder, slash, _ = self.key.rpartition("/")
-        return StoredPlace(self.bucket, f"{folder}{slash}{name}")
+    @property
+    def parent(self) -> StoredPlace:
+        return StoredPlace(self.bucket, self.key.rpartition("/")[0])
+
+    @property
+    def parents(self) -> list[StoredPlace]:
+        """The folders above it, the next one first."""
+        return [self.parent, *self.parent.parents] if self.key else []
 
     def open(self) -> BinaryIO:
         """Open the object to read it. Raises ``OSError``."""

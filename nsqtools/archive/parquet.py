@@ -7,8 +7,6 @@ comparing and reading.
 What was written is proved by the bytes: for each column of each row group there is a checksum of
 the values that were handed over, and the file that is read back must give the same. So a fault of
 the disk, of the memory or of the library is found while the log is still there.
-
-pyarrow is imported when a file is first written or read.
 """
 
 from __future__ import annotations
@@ -18,17 +16,16 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
+
+import pyarrow
+from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.codecs import CorruptError, crc32
+from nsqtools.archive.delta import TableFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ROW_GROUP_BYTES = 64 << 20
 """Of Arrow: some 12 MiB of Parquet, and no more than Spark reads at a time."""
@@ -44,32 +41,11 @@ _ANY = {"id", "body", "body_bytes"}
 """Columns whose values are in no order: their least and most leave no row group out."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that was written and compared. The times are None where no message has one."""
-
-    path: Path
-    rows: int
-    bytes: int
-    min_ts_ns: int | None
-    max_ts_ns: int | None
-
-
-def need_pyarrow(what: str) -> None:
-    """Raise `NsqError` with what to install when pyarrow is missing."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise NsqError(
-            f"{what} needs the package pyarrow", hint="pip install 'nsqtools[parquet]'"
-        ) from None
-
-
 def write(
     batches: Iterable[pyarrow.RecordBatch],
     path: Path,
     schema: pyarrow.Schema,
-) -> WrittenFile:
+) -> TableFile:
     """Write a file, durably, and compare it. Raises as `ParquetWriter.close`."""
     with ParquetWriter(path, schema) as writer:
         for batch in batches:
@@ -84,8 +60,6 @@ class ParquetWriter:
     """
 
     def __init__(self, path: Path, schema: pyarrow.Schema) -> None:
-        need_pyarrow("Parquet")
-        from pyarrow import parquet
 
         self.path = path
         self.schema = schema
@@ -134,7 +108,6 @@ class ParquetWriter:
         """Write what is held, in the order of time."""
         if not self._held_rows:
             return
-        import pyarrow
 
         table = pyarrow.Table.from_batches(self._held, schema=self.schema)
         self._held, self.held_bytes, self._held_rows = [], 0, 0
@@ -144,8 +117,8 @@ class ParquetWriter:
         self._sums.append([checksum(table[name]) for name in table.column_names])
         self._rows += table.num_rows
 
-    def close(self) -> WrittenFile:
-        """Finish the file, make it durable, and read it back.
+    def close(self) -> TableFile:
+        """Finish the file, make it durable, and read it back; return what is in it.
 
         Raises ``OSError``, also when what is read is not what was written.
         """
@@ -157,12 +130,11 @@ class ParquetWriter:
             self._file.close()
         least, most = _compare(self.path, self._sums, self.schema.names)
         self._is_closed = True
-        return WrittenFile(self.path, self._rows, self.path.stat().st_size, least, most)
+        return TableFile(str(self.path), self.path.stat().st_size, self._rows, least, most)
 
 
 def _sorted(table: pyarrow.Table) -> pyarrow.Table:
     """Return the rows in the order of time; those of one time keep theirs."""
-    from pyarrow import compute
 
     if TIME not in table.column_names:
         return table
@@ -176,7 +148,6 @@ def _compare(
     path: Path, sums: Sequence[Sequence[int]], names: Sequence[str]
 ) -> tuple[int | None, int | None]:
     """Read a file back; return the lowest and the highest time. Raises ``OSError``."""
-    from pyarrow import ArrowException, parquet
 
     times: list[int | None] = []
     try:
@@ -197,7 +168,6 @@ def _compare(
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
     """Return a checksum of the values of a column, which is the same however they are chunked."""
-    import pyarrow
 
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
     sums = [0, 0, 0]  # of which are null, of lengths, and of the values or their bytes
@@ -209,8 +179,6 @@ def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
 
 
 def _add(array: pyarrow.Array, sums: list[int]) -> None:
-    import pyarrow
-    from pyarrow import compute, types
 
     kind = array.type
     if types.is_string(kind) or types.is_binary(kind):
@@ -258,10 +226,8 @@ def read(
     """Iterate over the rows of a file, a batch at a time; row groups of other times are left out.
 
     ``columns`` that the file lacks are left out, too. Raises ``OSError``, `CorruptError` for what
-    is not whole Parquet, and `NsqError` when pyarrow is missing.
+    is not whole Parquet.
     """
-    need_pyarrow("reading Parquet")
-    from pyarrow import ArrowException, compute, parquet
 
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
@@ -290,7 +256,6 @@ def _raise_as_read(exc: Exception) -> NoReturn:
 
 def time_span(times: Any) -> list[int | None]:
     """Return the lowest and the highest of a column of times; None where there is none."""
-    from pyarrow import compute
 
     return list(compute.min_max(times).as_py().values())
 

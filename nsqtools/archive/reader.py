@@ -30,7 +30,7 @@ from nsqtools.archive.members import (
     topics_in,
     unpack_members,
 )
-from nsqtools.archive.storage import ChangedError, failure_of
+from nsqtools.archive.storage import ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, Splitter, decode
@@ -56,23 +56,22 @@ def read_text(
     Raises as `failure_of` says when it cannot be read at all.
     """
     shown = archive.shown
-    try:
-        with closing(archive.open()) as file:
-            codec = codec_at(file)
-            on_problem = functools.partial(on_damage, shown)
-            end, size = 0, file.seek(0, os.SEEK_END)
-            for member in archive.members or ():
-                end = member.end
-                if within.may_have(member):
-                    yield from read_member(file, member, codec, on_problem)
-            if not archive.is_in_progress:
-                yield from _read_rest(file, shown, min(end, size), codec, on_damage)
-    except FileNotFoundError:
-        on_damage(shown, VANISHED)
-    except (ChangedError, NotRegularError) as exc:
-        on_damage(shown, str(exc.strerror))
-    except OSError as exc:
-        raise failure_of(exc, "read", shown) from exc
+    with failing("read", shown):
+        try:
+            with closing(archive.open()) as file:
+                codec = codec_at(file)
+                on_problem = functools.partial(on_damage, shown)
+                end, size = 0, file.seek(0, os.SEEK_END)
+                for member in archive.members or ():
+                    end = member.end
+                    if within.may_have(member):
+                        yield from read_member(file, member, codec, on_problem)
+                if not archive.is_in_progress:
+                    yield from _read_rest(file, shown, min(end, size), codec, on_damage)
+        except FileNotFoundError:
+            on_damage(shown, VANISHED)
+        except (ChangedError, NotRegularError) as exc:
+            on_damage(shown, str(exc.strerror))
 
 
 def read_member(
@@ -133,23 +132,22 @@ def look_at(archive: ArchiveFile) -> Scan:
     scan = Scan()
     if archive.table is not None:
         return _look_at_rows(archive, scan)
-    try:
-        with closing(archive.open()) as file:
-            members, scan.size = archive.members, file.seek(0, os.SEEK_END)
-            is_whole = members and members[-1].end == scan.size
-            if members and (is_whole or archive.is_in_progress):
-                scan.members, scan.codec = members, codec_at(file)
-                for member in (members[0], members[-1]):
-                    for text in read_member(file, member, scan.codec, scan.note):
-                        scan.topics |= topics_in(text)
-            else:
-                scan_file(file, scan)
-    except FileNotFoundError:
-        scan.damage = VANISHED
-    except (ChangedError, NotRegularError) as exc:
-        scan.damage = str(exc.strerror)
-    except OSError as exc:
-        raise failure_of(exc, "read", archive.shown) from exc
+    with failing("read", archive.shown):
+        try:
+            with closing(archive.open()) as file:
+                members, scan.size = archive.members, file.seek(0, os.SEEK_END)
+                is_whole = members and members[-1].end == scan.size
+                if members and (is_whole or archive.is_in_progress):
+                    scan.members, scan.codec = members, codec_at(file)
+                    for member in (members[0], members[-1]):
+                        for text in read_member(file, member, scan.codec, scan.note):
+                            scan.topics |= topics_in(text)
+                else:
+                    scan_file(file, scan)
+        except FileNotFoundError:
+            scan.damage = VANISHED
+        except (ChangedError, NotRegularError) as exc:
+            scan.damage = str(exc.strerror)
     return scan
 
 
@@ -162,24 +160,31 @@ def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
     scan.size = table.bytes
     topic = table.partition.get("topic")
     count, times = table.rows, [table.min_ts_ns, table.max_ts_ns]
-    try:
-        if topic is None or count is None:
-            count = 0
-            with closing(archive.open()) as file:
-                for batch in parquet.read(file, ("topic", "ts_ns")):
-                    count += batch.num_rows
-                    if "topic" in batch.schema.names:
-                        scan.topics.update(filter(None, batch["topic"].unique().to_pylist()))
-                    if "ts_ns" in batch.schema.names:
-                        times += parquet.time_span(batch["ts_ns"])
-    except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
-        scan.damage = _why_unread(exc)
-    except OSError as exc:
-        raise failure_of(exc, "read", archive.shown) from exc
+    with failing("read", archive.shown):
+        try:
+            if topic is None or count is None:
+                count = 0
+                with closing(archive.open()) as file:
+                    for batch in parquet.read(file, ("topic", "ts_ns")):
+                        count += batch.num_rows
+                        if "topic" in batch.schema.names:
+                            scan.topics.update(filter(None, batch["topic"].unique().to_pylist()))
+                        if "ts_ns" in batch.schema.names:
+                            times += parquet.time_span(batch["ts_ns"])
+        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+            scan.damage = _why_unread(exc)
     scan.topics |= {topic} if topic is not None else set()
     known = [time for time in times if time is not None]
     scan.members = [Member(0, scan.size, count or 0, min(known, default=0), max(known, default=0))]
     return scan
+
+
+def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
+    """Return the lines of a text, whose last one may lack its delimiter."""
+    lines = text.split(delimiter)
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def read_lines(
@@ -239,27 +244,26 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
 
     assert archive.table is not None
     topic_of_all = archive.table.partition.get("topic") or ""
-    try:
-        with closing(archive.open()) as file:
-            for batch in parquet.read(file, ROW, within):
-                count, there = batch.num_rows, set(batch.schema.names)
-                columns = [
-                    batch[name].to_pylist() if name in there else [None] * count for name in ROW
-                ]
-                for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
-                    text = body.encode() if isinstance(body, str) else body
-                    yield Envelope(
-                        topic or topic_of_all,
-                        nsqd or "",
-                        (id or "").encode(),
-                        ts_ns or 0,
-                        attempts or 0,
-                        (raw or b"") if text is None else text,
-                    )
-    except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
-        on_damage(archive.shown, _why_unread(exc))
-    except OSError as exc:
-        raise failure_of(exc, "read", archive.shown) from exc
+    with failing("read", archive.shown):
+        try:
+            with closing(archive.open()) as file:
+                for batch in parquet.read(file, ROW, within):
+                    count, there = batch.num_rows, set(batch.schema.names)
+                    columns = [
+                        batch[name].to_pylist() if name in there else [None] * count for name in ROW
+                    ]
+                    for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
+                        text = body.encode() if isinstance(body, str) else body
+                        yield Envelope(
+                            topic or topic_of_all,
+                            nsqd or "",
+                            (id or "").encode(),
+                            ts_ns or 0,
+                            attempts or 0,
+                            (raw or b"") if text is None else text,
+                        )
+        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+            on_damage(archive.shown, _why_unread(exc))
 
 
 def _why_unread(exc: Exception) -> str:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nsqtools.archive.codecs import members_of
-from nsqtools.archive.columns import split_lines
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import Index, index_of, manifest_of
 from nsqtools.archive.members import codec_at, scan_members
-from nsqtools.archive.reader import is_message, read_messages, read_text
+from nsqtools.archive.reader import is_message, read_messages, read_text, split_lines
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
 from nsqtools.files.opening import open_to_read

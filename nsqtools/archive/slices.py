@@ -14,28 +14,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
+
+import pyarrow
+from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
 from nsqtools.archive.codecs import CorruptError
-from nsqtools.archive.columns import BodyKind, message_schema, read_batches
+from nsqtools.archive.columns import BodyKind, columns_of_bodies, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.parquet import ParquetWriter, read
-from nsqtools.archive.storage import LocalStorage, Storage, failure_of
+from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
-
-if TYPE_CHECKING:
-    import pyarrow
 
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
@@ -115,11 +115,8 @@ class Done:
 def run_job(job: Job) -> Done:
     """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
     storage = open_storage(job.output)
-    try:
-        with draft_for(storage) as draft:
-            return _make(job, storage, draft)
-    except OSError as exc:
-        raise failure_of(exc, "compact into", job.output) from exc
+    with failing("compact into", job.output), draft_for(storage) as draft:
+        return _make(job, storage, draft)
 
 
 def _make(job: Job, storage: Storage, draft: Path) -> Done:
@@ -142,16 +139,8 @@ def _make(job: Job, storage: Storage, draft: Path) -> Done:
         damages = tuple(reading.damages)
         if reading.rows == duplicates:
             return Done(job.slot, None, reading.rows, duplicates, damages)
-        written = writer.close()
+        file = replace(writer.close(), path=job.name, partition=job.slot.values)
     publish(draft, storage, job.name)
-    file = TableFile(
-        job.name,
-        written.bytes,
-        written.rows,
-        written.min_ts_ns,
-        written.max_ts_ns,
-        job.slot.values,
-    )
     return Done(job.slot, file, reading.rows, duplicates, damages, misfits)
 
 
@@ -187,7 +176,6 @@ class _Reading:
     """Reads what a job names, in the columns of its output."""
 
     def __init__(self, job: Job) -> None:
-        import pyarrow
 
         self._job = job
         self.rows = 0
@@ -200,7 +188,6 @@ class _Reading:
             self._columns = BodyColumns(fields_of(job.fields), evolves=False)
 
     def table(self, part: Slice) -> pyarrow.Table:
-        import pyarrow
 
         return pyarrow.Table.from_batches(self.batches(part), self.schema).combine_chunks()
 
@@ -241,7 +228,6 @@ class _Reading:
         return batch
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-        from pyarrow import compute
 
         if source.topic is None:
             return batch
@@ -258,7 +244,6 @@ class _Reading:
 
     def identities(self, part: Slice) -> pyarrow.Table:
         """Return the identities of what the output has of the times of a slice."""
-        import pyarrow
 
         within = TimeRange(part.since_ns, part.until_ns)
         found: list[Any] = []
@@ -285,8 +270,6 @@ def fitted(
     A value of another type than its column does not fit: none of the row's columns has one then,
     as when the body had been read, and ``_error`` says why.
     """
-    import pyarrow
-    from pyarrow import compute
 
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
@@ -312,8 +295,6 @@ def fitted(
 
 def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
     """Return values as another type has them, and which of them it has, null included."""
-    import pyarrow
-    from pyarrow import compute, types
 
     if values.type == kind:
         return values, pyarrow.scalar(True)
@@ -326,7 +307,6 @@ def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
 
 def body_kind(table: DeltaCatalog) -> BodyKind | None:
     """Return what the bodies of a table are, None of one that is not there."""
-    from pyarrow import types
 
     if not table.exists():
         return None
@@ -336,7 +316,6 @@ def body_kind(table: DeltaCatalog) -> BodyKind | None:
 
 def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
     """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
-    from pyarrow import types
 
     for source in (each for some in present for each in some):
         is_binary = types.is_binary(columns_in(source).field("body").type)
@@ -346,22 +325,19 @@ def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
 
 def columns_in(source: Source) -> pyarrow.Schema:
     """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
-    from pyarrow import ArrowException, parquet
 
-    try:
-        with source.storage.open(source.name) as file, parquet.ParquetFile(file) as opened:
-            return opened.schema_arrow.remove_metadata()
-    except ArrowException as exc:
-        raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
-    except OSError as exc:
-        raise failure_of(exc, "read", source.shown) from exc
+    with failing("read", source.shown):
+        try:
+            with source.storage.open(source.name) as file, parquet.ParquetFile(file) as opened:
+                return opened.schema_arrow.remove_metadata()
+        except ArrowException as exc:
+            raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
 
 
 def create_table(
     table: DeltaCatalog, others: Iterable[str] = (), kind: BodyKind = BodyKind.string
 ) -> None:
     """Make a table of messages, if there is none. ``others`` are more columns of partitions."""
-    import pyarrow
 
     schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
     for name in others:
@@ -397,8 +373,6 @@ def unreadable(source: Source, problem: str) -> NsqError:
 
 def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
     """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
-    import pyarrow
-    from pyarrow import compute, types
 
     if kind is BodyKind.binary:
         body = body.cast(pyarrow.binary())
@@ -408,21 +382,7 @@ def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
     try:
         return {"body": body.cast(pyarrow.string())}
     except pyarrow.ArrowInvalid:  # some are not UTF-8
-        some = body.to_pylist()
-        texts = [None if each is None else _text(each) for each in some]
-        pairs = zip(some, texts, strict=True)
-        rest = [each if text is None else None for each, text in pairs]
-        return {
-            "body": pyarrow.array(texts, pyarrow.string()),
-            "body_bytes": pyarrow.array(rest, pyarrow.binary()),
-        }
-
-
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
+        return columns_of_bodies(body.to_pylist(), kind)
 
 
 def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
@@ -430,8 +390,6 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
 
     Only rows of equal times are compared. One without an id is kept.
     """
-    import pyarrow
-    from pyarrow import compute
 
     if rows.num_rows < 2:
         return rows
@@ -462,7 +420,6 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
-    import pyarrow
 
     if not drop:
         return rows
@@ -475,7 +432,6 @@ def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
 
 def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
     """Return the rows whose identity is not among those that are there."""
-    from pyarrow import compute
 
     if not present.num_rows or not rows.num_rows:
         return rows

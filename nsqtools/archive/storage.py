@@ -24,7 +24,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
@@ -190,15 +190,23 @@ def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
     return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror})")
 
 
+@contextmanager
+def failing(doing: str, where: object) -> Iterator[None]:
+    """Raise what a system or a store refuses as `failure_of` says."""
+    try:
+        yield
+    except OSError as exc:
+        raise failure_of(exc, doing, where) from exc
+
+
 def require(storage: Storage) -> None:
     """Raise the error of a place that cannot be used: `NotFoundError`, `RefusedError`,
     `ConnectionFailed` or `OutputError`. Who needs it only later learns it before the work."""
-    try:
-        storage.check()
-    except FileNotFoundError as exc:
-        raise NotFoundError(f"cannot use {storage.url} ({exc.strerror})") from exc
-    except OSError as exc:
-        raise failure_of(exc, "use", storage.url) from exc
+    with failing("use", storage.url):
+        try:
+            storage.check()
+        except FileNotFoundError as exc:
+            raise NotFoundError(f"cannot use {storage.url} ({exc.strerror})") from exc
 
 
 def hash_of(path: Path) -> str:

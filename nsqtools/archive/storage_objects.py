@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from nsqtools.archive.storage import (
     OBJECT_SCHEMES,
@@ -142,7 +142,7 @@ class ObjectStorage(Storage):
 
     def open(self, name: str, entry: Entry | None = None) -> BinaryIO:
         entry = entry or self.stat(name)
-        return cast("BinaryIO", RangeFile(self, name, entry.size, entry.version))
+        return io.BufferedReader(RangeFile(self, name, entry.size, entry.version), FIRST_SIZE)
 
     def read(self, name: str) -> bytes:
         with self._blaming(name):
@@ -253,17 +253,16 @@ class RangeFile(io.RawIOBase):
         self._position = max(0, base + offset)
         return self._position
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Return ``size`` bytes, fewer only at the end. Raises ``OSError``."""
-        left = max(0, self._size - self._position)
-        size = left if size < 0 else min(size, left)
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer, but for the end of the object. Raises ``OSError``."""
+        size = min(len(buffer), max(0, self._size - self._position))
         begin = self._position - self._held_at
         if not 0 <= begin <= len(self._held) or begin + size > len(self._held):
             self._fetch(size)
             begin = self._position - self._held_at
-        data = self._held[begin : begin + size]
-        self._position += len(data)
-        return data
+        buffer[:size] = self._held[begin : begin + size]
+        self._position += size
+        return size
 
     def _fetch(self, size: int) -> None:
         """Hold at least ``size`` bytes from the position on."""
@@ -276,16 +275,6 @@ class RangeFile(io.RawIOBase):
         data = self._storage.read_range(self._object, start, length, self._version)
         self._held = rest + data
         self._held_at = self._position
-
-    def readlines(self, hint: int = -1, /) -> list[bytes]:
-        """Return whole lines of about ``hint`` bytes together."""
-        lines = self.read(hint).splitlines(keepends=True)
-        while lines and not lines[-1].endswith(b"\n") and (more := self.read(FIRST_SIZE)):
-            head, newline, rest = more.partition(b"\n")
-            lines[-1] += head + newline
-            if newline:
-                self._position -= len(rest)
-        return lines
 
 
 def _open_store(storage: ObjectStorage) -> Any:
@@ -408,28 +397,6 @@ class S3Settings:
             "session_token": self.token,
         }
         return {name: value for name, value in named.items() if value}
-
-    def for_hadoop(self) -> dict[str, str]:
-        """Return them as properties of Hadoop's s3a; without keys it finds them as we do."""
-        properties = {"fs.s3a.endpoint.region": self.region}
-        if self.endpoint:
-            is_tls = not self.endpoint.startswith("http://")
-            properties |= {
-                "fs.s3a.endpoint": self.endpoint,
-                "fs.s3a.path.style.access": "true",
-                "fs.s3a.connection.ssl.enabled": str(is_tls).lower(),
-            }
-        if not self.key_id:
-            return properties
-        kind = "Temporary" if self.token else "Simple"
-        provider = f"org.apache.hadoop.fs.s3a.{kind}AWSCredentialsProvider"
-        keys = {
-            "fs.s3a.aws.credentials.provider": provider,
-            "fs.s3a.access.key": self.key_id,
-            "fs.s3a.secret.key": self.secret,
-            "fs.s3a.session.token": self.token,
-        }
-        return properties | {name: value for name, value in keys.items() if value}
 
 
 def credential_files(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -18,25 +18,25 @@ import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+import pyarrow
+from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.columns import BodyKind, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, manifest_of
-from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter, need_pyarrow
+from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import WRITER_DIGITS, NotUploadable, host_token
 from nsqtools.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
@@ -79,8 +79,7 @@ class TablePlan:
         return (*ALWAYS, *self.partition_by)
 
     def check(self) -> None:
-        """Raise `NsqError` when packages are missing or the options do not fit together."""
-        need_pyarrow("a table")
+        """Raise `NsqError` when the options do not fit together."""
         if self.is_delta:
             DeltaCatalog(self.url, self.options)
         else:
@@ -96,21 +95,10 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A Parquet file that is written and compared, and where it goes."""
+    """A Parquet file that is written and compared, and what it becomes in the table."""
 
-    draft: str
-    name: str
-    rows: int
-    bytes: int
-    min_ts_ns: int | None
-    max_ts_ns: int | None
-    partition: Mapping[str, str | None]
-
-    @property
-    def as_table_file(self) -> TableFile:
-        return TableFile(
-            self.name, self.bytes, self.rows, self.min_ts_ns, self.max_ts_ns, self.partition
-        )
+    path: str
+    file: TableFile
 
 
 # -- one log into files -------------------------------------------------------------------------
@@ -130,7 +118,6 @@ class TableWriter:
     @property
     def schema(self) -> pyarrow.Schema:
         """The columns of the table, those of partitions included."""
-        import pyarrow
 
         schema = self.columns.schema() if self.columns else message_schema(self.plan.body)
         kinds = {"date": pyarrow.date32(), "hour": pyarrow.int32()}
@@ -157,7 +144,6 @@ class TableWriter:
 
     def _write(self, archive: ArchiveFile, identity: str, topic: str | None) -> list[Draft] | None:
         """Make the files; None when the bodies have columns that were not known before."""
-        import pyarrow
 
         schema = self.schema
         left = [name for name in schema.names if name not in self.plan.partitions]
@@ -191,23 +177,14 @@ class TableWriter:
             rows = 0
             for key, writer in writers.items():
                 written = writer.close()
-                rows += written.rows
+                rows += written.rows or 0
                 named = dict(zip(self.plan.partitions, key, strict=True))
                 folder = "/".join(f"{name}={_escaped(value)}" for name, value in named.items())
                 if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
                     raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
-                drafts.append(
-                    Draft(
-                        str(written.path),
-                        f"{folder}/{identity}.parquet",
-                        written.rows,
-                        written.bytes,
-                        written.min_ts_ns,
-                        written.max_ts_ns,
-                        named,
-                    )
-                )
-            if len({each.name for each in drafts}) != len(drafts):  # one would replace another
+                file = replace(written, path=f"{folder}/{identity}.parquet", partition=named)
+                drafts.append(Draft(written.path, file))
+            if len({each.file.path for each in drafts}) != len(drafts):  # one would replace another
                 problems.append("two of its partitions have one name")
             if archive.messages not in (None, rows) and not problems:
                 problems.append(f"it has {rows} messages, and {archive.messages} in its index")
@@ -228,7 +205,6 @@ class TableWriter:
         self, batch: pyarrow.RecordBatch, archive: ArchiveFile
     ) -> Iterator[tuple[tuple[str | None, ...], pyarrow.RecordBatch]]:
         """Cut a batch into partitions; what has no time has that of the file."""
-        from pyarrow import compute
 
         times = batch["ts_ns"]
         if times.null_count:
@@ -264,7 +240,6 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-    from pyarrow import compute
 
     values = keys.unique()
     if len(values) == 1:
@@ -305,7 +280,6 @@ class Table:
 
     def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
         """Return fields of bodies with the types that the table has, and the table's own."""
-        import pyarrow
 
         fields = {each.name: each.type for each in known}
         if self.catalog is None or not self.catalog.exists():
@@ -338,27 +312,35 @@ class Table:
             )
         return not other
 
-    def put(self, drafts: Iterable[Draft]) -> None:
+    def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> None:
+        """Put files in their place, and commit them: once, under this number of a writer."""
+        if self.catalog is None or not drafts:
+            self._put(drafts)
+        elif self.catalog.number_of(app_id) < number:
+            self._put(drafts)
+            self.catalog.commit([each.file for each in drafts], app_id=app_id, number=number)
+
+    def _put(self, drafts: Iterable[Draft]) -> None:
         """Put files in their place, and their manifests if there is no other catalog."""
         for each in drafts:
-            path = Path(each.draft)
-            manifest = str(manifest_of(PurePosixPath(each.name)))
+            path, file = Path(each.path), each.file
+            manifest = str(manifest_of(PurePosixPath(file.path)))
             if self.catalog is None:
                 try:
                     self.storage.stat(manifest)
                     continue
                 except FileNotFoundError:
                     pass
-            self.storage.verify(each.name, path, self.storage.put_file(each.name, path))
+            self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
             if self.catalog is None:
                 document = {
                     "version": 1,
-                    "name": PurePosixPath(each.name).name,
-                    "size": each.bytes,
+                    "name": PurePosixPath(file.path).name,
+                    "size": file.bytes,
                     "sha256": hash_of(path),
-                    "messages": each.rows,
-                    "min_ts": each.min_ts_ns,
-                    "max_ts": each.max_ts_ns,
+                    "messages": file.rows,
+                    "min_ts": file.min_ts_ns,
+                    "max_ts": file.max_ts_ns,
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
                 self.storage.put(manifest, data)
@@ -366,7 +348,7 @@ class Table:
 
 def convert(
     archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
-) -> Iterator[tuple[ArchiveFile, list[Draft], str, int]]:
+) -> Iterator[tuple[ArchiveFile, list[TableFile], str, int]]:
     """Bring archives into a table, one after the other; they stay where they are.
 
     Yields each with its files, or why it cannot be read, and how many bodies did not fit. One that
@@ -394,10 +376,8 @@ def convert(
             if files and not table.make_ready(writer.schema):
                 continue
             known = writer.columns.fields if writer.columns else known
-            table.put(files)
-            if catalog is not None and files:
-                catalog.commit([each.as_table_file for each in files], app_id=app_id, number=1)
+            table.commit(files, app_id, 1)
             for each in files:
-                Path(each.draft).unlink()
-            yield archive, files, "", writer.misfits
+                Path(each.path).unlink()
+            yield archive, [each.file for each in files], "", writer.misfits
             break

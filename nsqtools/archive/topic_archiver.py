@@ -16,9 +16,6 @@ again - finds out when writing works again.
 NSQ limits what is in flight by count, not by bytes: 2500 messages of 200 bytes are nothing, 2500 of
 a megabyte are more than many machines have. A topic begins with few, and is allowed as many as fit
 into its share of memory at the size of the last ones.
-
-Trap: one idle thread waits for the next time, the others for work. When that one gets work, another
-must take over the waiting, or one slow disk would hold up the clocks of all other topics.
 """
 
 from __future__ import annotations
@@ -393,7 +390,6 @@ class Turns:
         self._sequence = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = 0
-        self._watches_times = False  # one of the idle threads
         self._is_over = False
 
     def add(self, turn: Turn) -> Scheduled:
@@ -451,10 +447,12 @@ class Turns:
                 if self._wanted:
                     scheduled = self._wanted.popleft()
                     scheduled.is_wanted, scheduled.is_running = False, True
-                    if self._idle and (self._wanted or not self._watches_times):
+                    if self._wanted:
                         self._changed.notify()
                     return scheduled
-                self._wait(now)
+                self._idle += 1
+                self._changed.wait(self._times[0][0] - now if self._times else None)
+                self._idle -= 1
         return None
 
     def _want_what_is_due(self, now: float) -> None:
@@ -476,17 +474,6 @@ class Turns:
         scheduled.alarm = at
         heapq.heappush(self._times, (at, next(self._sequence), scheduled))
 
-    def _wait(self, now: float) -> None:
-        watches = not self._watches_times and bool(self._times)
-        self._idle += 1
-        if watches:
-            self._watches_times = True
-            self._changed.wait(self._times[0][0] - now)
-            self._watches_times = False
-        else:
-            self._changed.wait()
-        self._idle -= 1
-
     def _done(self, scheduled: Scheduled, due: float | None) -> None:
         with self._changed:
             scheduled.is_running = False
@@ -495,5 +482,5 @@ class Turns:
                 self._wanted.append(scheduled)
             if due is not None and (scheduled.alarm is None or due < scheduled.alarm):
                 self._set_alarm(scheduled, due)
-                if self._watches_times and self._times[0][2] is scheduled:
-                    self._changed.notify_all()  # it waits for a later one
+                if self._times[0][2] is scheduled:
+                    self._changed.notify()  # who is idle waits for a later one

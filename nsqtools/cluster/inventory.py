@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
-from nsqtools.cluster.topics import missing
+from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
@@ -30,8 +30,9 @@ class Inventory:
     @property
     def topics(self) -> set[str]:
         """The names of all topics."""
-        names = {name for topics in self.registered.values() for name in topics}
-        return names | {topic.topic_name for topics in self.nodes.values() for topic in topics}
+        return all_of(self.registered) | {
+            topic.topic_name for topics in self.nodes.values() for topic in topics
+        }
 
     def where(self, name: str) -> Iterator[tuple[str, TopicStats]]:
         """Every nsqd that has the topic, with its statistics."""
@@ -232,7 +233,7 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         raise failures[0].error
     if not any(answer.is_known for answer in answers.values()):
         listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
-        raise missing("topic", topic, {name for names in listed.values() for name in names})
+        raise missing("topic", topic, all_of(listed))
     nodes: dict[tuple[str, str], list[str]] = {}
     for lookupd, answer in answers.items():
         for node in answer.nodes:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, NsqdToAsk
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
-from nsqtools.cluster.topics import is_pattern, matches, on_no_nsqd, select
+from nsqtools.cluster.topics import all_of, is_pattern, matches, on_no_nsqd, select
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolError
 from nsqtools.http.http_api import MAX_NODES, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader, read_stats
@@ -476,7 +476,7 @@ class Sampler:
         except NotFoundError:
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-            registered = {name for names in listed.values() for name in names}
+            registered = all_of(listed)
             present = {row.topic for row in rows}
             for topic in wanted.topics:
                 if topic in registered and topic not in present:

@@ -119,20 +119,27 @@ def topics_on_nsqds(cluster: Cluster) -> tuple[set[str], bool]:
     for as long as nsqd takes to register again.
     """
     nsqds, failures = cluster.nsqds()
-    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics)
-    names = {each.topic_name for topics in answers.values() for each in topics}
-    return names, bool(answers) and not failures and not failed
+    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics_on)
+    return all_of(answers), bool(answers) and not failures and not failed
 
 
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
     return read_stats(nsqd.stats(topic)).topics or ()
 
 
+def _topics_on(nsqd: NsqdHTTPClient) -> list[str]:
+    return [each.topic_name for each in _topics(nsqd)]
+
+
+def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the names that any daemon has answered."""
+    return {name for names in answers.values() for name in names}
+
+
 def _known_topics(cluster: Cluster, clients: dict[str, NsqdHTTPClient]) -> set[str]:
     listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-    answers, _ = cluster.ask(clients, _topics)
-    names = {name for names in listed.values() for name in names}
-    return names | {each.topic_name for topics in answers.values() for each in topics}
+    answers, _ = cluster.ask(clients, _topics_on)
+    return all_of(listed) | all_of(answers)
 
 
 def state_of_queue(report: TopicReport, channel: str) -> str:
@@ -196,10 +203,9 @@ def _suggestion(report: TopicReport) -> str:
 def topic_names(cluster: Cluster) -> list[str]:
     """Return all topics. Raises the first failure when no daemon answers."""
     answers, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-    if answers:
-        return sorted({name for names in answers.values() for name in names})
-    stats = cluster.stats()
-    return sorted({each.topic_name for node in stats.nodes for each in node.stats.topics or ()})
+    if not answers:
+        answers, _ = cluster.ask_nsqds(_topics_on)
+    return sorted(all_of(answers))
 
 
 def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
@@ -209,29 +215,25 @@ def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
-    stats, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics)
+    stats, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics_on)
     failures += [*impostors, *failed]
     if failures and not answers and not stats:
         raise failures[0].error
-    names = {name for names in answers.values() for name in names}
-    return names | {each.topic_name for topics in stats.values() for each in topics}, failures
+    return all_of(answers) | all_of(stats), failures
 
 
 def channel_names(cluster: Cluster, topic: str) -> list[str]:
     """Return the channels of a topic, or of all with ``""``. Raises as above."""
+
+    def channels(nsqd: NsqdHTTPClient) -> list[str]:
+        return [channel.channel_name for each in _topics(nsqd, topic) for channel in each.channels]
+
+    answers: dict[str, list[str]] = {}
     if topic:
         answers, _ = cluster.ask(cluster.lookupds, lambda client: client.channels(topic))
-        if answers:
-            return sorted({name for names in answers.values() for name in names})
-    stats = cluster.stats(topic)
-    return sorted(
-        {
-            channel.channel_name
-            for node in stats.nodes
-            for each in node.stats.topics or ()
-            for channel in each.channels
-        }
-    )
+    if not answers:
+        answers, _ = cluster.ask_nsqds(channels)
+    return sorted(all_of(answers))
 
 
 def is_pattern(text: str) -> bool:

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 COPY = ".copy"
@@ -81,20 +81,25 @@ def temporary_beside(path: Path) -> Path:
 def written_beside(
     path: Path, content: bytes, mode: int, *, is_durable: bool = True
 ) -> Iterator[Path]:
-    """Write a file that is to get the name ``path``; one that did not is removed."""
+    """Write a file that is to get the name ``path``; one that did not is removed.
+
+    An ``OSError`` names ``path``: the temporary name says nothing to anybody.
+    """
     beside = temporary_beside(path)
-    descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
     try:
+        descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
         try:
-            with blaming(path):
-                write_all(descriptor, content)
-                if is_durable:
-                    os.fsync(descriptor)
+            write_all(descriptor, content)
+            if is_durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         yield beside
-    except BaseException:
-        beside.unlink(missing_ok=True)
+    except BaseException as exc:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(exc, OSError):
+            exc.filename = str(path)
         raise
 
 

@@ -36,6 +36,7 @@ from typing import NamedTuple
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange, owner_of
 from nsqtools.archive.reader import OnDamage, read_messages
+from nsqtools.archive.storage import failing
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file
@@ -384,10 +385,8 @@ class Checkpoint:
     def save(self) -> None:
         """Make it durable. Raises `OutputError`."""
         content = json.dumps({"version": VERSION, "done": self.done}, indent=1).encode()
-        try:
+        with failing("write", self._path):
             replace_file(self._path, content)
-        except OSError as exc:
-            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
 
 
 def key_of(archive: ArchiveFile) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -49,9 +50,20 @@ def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> Published
     return Published(task.run(chunk_of(batch, has_topic=has_topic) for batch in batches))
 
 
-def reports(messages: Sequence[WriterCommitMessage | None]) -> list[PublishReport]:
-    """The reports of the tasks that succeeded."""
-    return [message.report for message in messages if isinstance(message, Published)]
+def outcome_of(
+    messages: Iterable[WriterCommitMessage | None],
+    what: str,
+    path: Path | None = None,
+    *,
+    is_complete: bool = True,
+) -> PublishReport:
+    """Add up, log and write down what the tasks that succeeded did."""
+    report = total(message.report for message in messages if isinstance(message, Published))
+    # as a warning: this process has no logging configured, which drops anything less
+    log.warning("%s: %s", what, summary(report))
+    if path is not None:
+        write_document(path, report, is_complete=is_complete)
+    return report
 
 
 class NsqWriter(DataSourceArrowWriter):
@@ -66,19 +78,11 @@ class NsqWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Add up what the tasks did. Raises `NsqError` when rows were not published."""
-        self._report(messages, is_complete=True)
-        require_all(total(reports(messages)))
+        require_all(outcome_of(messages, "published", self._outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Report what the successful tasks did: it cannot be undone."""
-        self._report(messages, is_complete=False)
-
-    def _report(self, messages: list[WriterCommitMessage | None], *, is_complete: bool) -> None:
-        report = total(reports(messages))
-        # as a warning: this process has no logging configured, which drops anything less
-        log.warning("%s: %s", "published" if is_complete else "failed", summary(report))
-        if self._outcome is not None:
-            write_document(self._outcome, report, is_complete=is_complete)
+        outcome_of(messages, "failed", self._outcome, is_complete=False)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> NsqWriter:

@@ -113,15 +113,19 @@ def _version(jars: Iterable[str], name: str) -> str:
 
 
 def store_conf(s3: S3Settings) -> dict[str, str]:
-    """Return Spark's settings for s3a, without its secrets."""
+    """Return Spark's settings for s3a; it finds the secrets in the environment."""
     properties = {
-        name: value
-        for name, value in s3.for_hadoop().items()
-        if not any(part in name for part in (".access.key", ".secret.key", ".session.token"))
-        and name != "fs.s3a.aws.credentials.provider"
+        "fs.s3a.endpoint.region": s3.region,
+        # the other kinds of streams need a jar more, and gain nothing for Parquet of this size
+        "fs.s3a.input.stream.type": "classic",
     }
-    # the other kinds of streams need a jar more, and gain nothing for Parquet of this size
-    properties["fs.s3a.input.stream.type"] = "classic"
+    if s3.endpoint:
+        is_tls = not s3.endpoint.startswith("http://")
+        properties |= {
+            "fs.s3a.endpoint": s3.endpoint,
+            "fs.s3a.path.style.access": "true",
+            "fs.s3a.connection.ssl.enabled": str(is_tls).lower(),
+        }
     return {f"spark.hadoop.{name}": value for name, value in properties.items()}
 
 

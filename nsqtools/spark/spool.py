@@ -25,11 +25,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.part_file import Directories
+from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.topics import TopicDiscovery
@@ -75,13 +75,6 @@ class SpoolSettings:
         """The identity of a spool's query, as it is stored."""
         about: dict[str, object] = {"topics": sorted(self.topics), "channel": self.channel}
         return about | ({"pattern": self.pattern} if self.pattern else {})
-
-
-class Collected(Enum):
-    """Why `Spool.collect` ended: all that was there is spooled, or the spool is full."""
-
-    ALL = "all"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +179,13 @@ class Spool:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
         if self._lock is not None:
             return
-        try:
+        with failing("use", ""):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = self._wait_for_lock()
             if _about(self.directory) != self._settings.about():
                 about = json.dumps(self._settings.about()).encode()
                 replace_file(self.directory / ABOUT, about, 0o666)
                 sync_folder(self._settings.folder)
-        except OSError as exc:
-            raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
 
     def _wait_for_lock(self) -> int:
         deadline_s = time.monotonic() + LOCK_WAIT_S
@@ -223,9 +214,10 @@ class Spool:
         if self._thread is not None and not self._thread.is_alive():
             raise NsqError(f"the archiver of {self.directory} ended unexpectedly")
 
-    def collect(self, is_past: Callable[[], bool]) -> Collected:
-        """Take what there is, and return when the channels are idle or the spool is full.
+    def collect(self, is_past: Callable[[], bool]) -> bool:
+        """Take what there is, until the channels are idle or the spool is full.
 
+        Returns whether all that was there is spooled.
         On a busy topic that never happens, so it also ends once ``is_past`` returns that messages
         now received were published after the start.
         """
@@ -241,8 +233,7 @@ class Spool:
         self._thread = None
         if self._failure is not None:
             raise self._failure
-        is_full = self._fill().exceeds(self._settings)
-        return Collected.FULL if is_full else Collected.ALL
+        return not self._fill().exceeds(self._settings)
 
     def _begin(self, limits: RunLimits, on_tick: Callable[[], None]) -> None:
         self.open()

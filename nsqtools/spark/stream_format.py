@@ -5,7 +5,6 @@ Batches run on older ones, so nothing imports this module before a stream is ask
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -33,8 +32,8 @@ from pyspark.sql.streaming.datasource import (
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.nsq_writer import publish, reports, settings_of
-from nsqtools.spark.publishing.row_outcomes import require_all, summary, total, write_document
+from nsqtools.spark.nsq_writer import outcome_of, publish, settings_of
+from nsqtools.spark.publishing.row_outcomes import require_all
 from nsqtools.spark.publishing.sink_plan import SinkSettings, prepared
 from nsqtools.spark.topic_stream import TopicSettings
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.archives.archive_stream import ArchiveStream
     from nsqtools.spark.topic_stream import TopicStream
-
-log = logging.getLogger("nsqtools")
 
 IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
 
@@ -95,27 +92,22 @@ class Poll:
         self._not_before_s = self._began_s + max(self._interval_s, took_s * (1 + IDLE_SHARE))
 
 
-class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
 
-    def __init__(self, settings: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
-        self._reached: Offset | None = None
-        self._settings = settings
+    _stream: Any
+
+    def __init__(
+        self, read: ReadSettings, stream: StreamSettings, names: list[str], source: str
+    ) -> None:
+        self._read = read
         self._options = stream
         self._names = names
-
-    @cached_property
-    def _stream(self) -> ArchiveStream:
-        from nsqtools.spark.archives.archive_stream import ArchiveStream
-
-        return ArchiveStream(self._settings, self._options)
+        self._source = source
 
     @cached_property
     def _poll(self) -> Poll:
         return Poll(self._options.poll_s)
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return default_limit(self._options.limits)
@@ -123,28 +115,109 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = limits_under(limit, self._options.limits)
         with self._poll as poll:
-            self._reached = self._stream.latest(decode_offset(start), limits)
-            end = self._reached.encode()
+            end = self._latest(start, limits)
             poll.found_something(end != start)
         return end
 
+    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
+        raise NotImplementedError
+
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What is read, and the lag, in a query's progress: as of the last look."""
-        lag = None if self._reached is None else self._stream.lag(self._reached)
+        lag = self._lag()
         # Spark describes a source in Python by the name of a Java class
-        return None if lag is None else {"source": self._settings.description, **lag}
+        return None if lag is None else {"source": self._source, **lag}
+
+    def _lag(self) -> dict[str, int] | None:
+        raise NotImplementedError
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        from nsqtools.spark.archives.partition_reader import read_partition
+
+        return read_partition(partition.value, self._read, self._names)
+
+
+class ArchiveStreamReader(StreamReader):
+    """Reads an archive."""
+
+    def __init__(self, read: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
+        super().__init__(read, stream, names, read.description)
+        self._reached: Offset | None = None
+
+    @cached_property
+    def _stream(self) -> ArchiveStream:
+        from nsqtools.spark.archives.archive_stream import ArchiveStream
+
+        return ArchiveStream(self._read, self._options)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial().encode()
+
+    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
+        self._reached = self._stream.latest(decode_offset(start), limits)
+        return self._reached.encode()
+
+    def _lag(self) -> dict[str, int] | None:
+        return None if self._reached is None else self._stream.lag(self._reached)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         planned = self._stream.plan(decode_offset(start), decode_offset(end))
         return [InputPartition(partition) for partition in planned]
 
-    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from nsqtools.spark.archives.partition_reader import read_partition
 
-        return read_partition(partition.value, self._settings, self._names)
+class NsqStreamReader(StreamReader):
+    """Reads topics; the lag is that of the spool, not of nsqd."""
+
+    def __init__(self, settings: TopicSettings, names: list[str]) -> None:
+        super().__init__(settings.read, settings.stream, names, settings.spool.description)
+        self._settings = settings
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_settings": self._settings.for_executors()}
+
+    @cached_property
+    def _stream(self) -> TopicStream:
+        from nsqtools.spark.topic_stream import TopicStream
+
+        given = self._settings
+        assert given.connection is not None
+        return TopicStream(given.spool, given.connection, given.read, given.stream)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial()
+
+    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
+        end_on_sigterm()
+        return self._stream.latest(start, limits)
+
+    def _lag(self) -> dict[str, int] | None:
+        return self._stream.lag()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._stream.commit(end)
+
+    def stop(self) -> None:
+        if "_stream" in self.__dict__:
+            self._stream.stop()
+
+
+def end_on_sigterm() -> None:
+    """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
@@ -166,15 +239,11 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add up what the tasks did. Raises `NsqError`, which ends the query."""
-        report = total(reports(messages))
-        log.warning("published: batch %d: %s", batchId, summary(report))
-        if self._outcome is not None:
-            write_document(self._outcome, report, is_complete=True)
-        require_all(report)
+        require_all(outcome_of(messages, f"published: batch {batchId}", self._outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Report what the successful tasks did: it cannot be undone."""
-        log.warning("batch %d failed: %s", batchId, summary(total(reports(messages))))
+        outcome_of(messages, f"batch {batchId} failed")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
@@ -189,77 +258,3 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWr
         return NsqStreamWriter(prepared(settings))
     except ConnectionFailed as exc:
         return NsqStreamWriter(settings, str(exc))
-
-
-class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes."""
-
-    def __init__(self, settings: TopicSettings, names: list[str]) -> None:
-        self._settings = settings
-        self._names = names
-        self._is_bounded = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settings": self._settings.for_executors()}
-
-    @cached_property
-    def _stream(self) -> TopicStream:
-        from nsqtools.spark.topic_stream import TopicStream
-
-        given = self._settings
-        assert given.connection is not None
-        return TopicStream(given.spool, given.connection, given.read, given.stream)
-
-    @cached_property
-    def _poll(self) -> Poll:
-        return Poll(self._settings.stream.poll_s)
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return default_limit(self._settings.stream.limits)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        end_on_sigterm()
-        limits = limits_under(limit, self._settings.stream.limits)
-        with self._poll as poll:
-            end = self._stream.latest(start, limits)
-            poll.found_something(end != start)
-        return end
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is read, and the lag, in a query's progress: of the spool, not of nsqd."""
-        lag = self._stream.lag()
-        return None if lag is None else {"source": self._settings.spool.description, **lag}
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._stream.freeze()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
-
-    def commit(self, end: dict[str, Any]) -> None:
-        self._stream.commit(end)
-
-    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from nsqtools.spark.archives.partition_reader import read_partition
-
-        return read_partition(partition.value, self._settings.read, self._names)
-
-    def stop(self) -> None:
-        if "_stream" in self.__dict__:
-            self._stream.stop()
-
-
-def end_on_sigterm() -> None:
-    """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)

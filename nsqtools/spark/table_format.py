@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
+import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from nsqtools.archive.body_columns import RESERVED
@@ -27,7 +28,6 @@ from nsqtools.archive.slices import Slot, body_kind, draft_for, fitted, publish
 from nsqtools.archive.storage_objects import open_storage
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql.types import StructType
 
 FORMAT = "nsq-table"
@@ -40,7 +40,7 @@ class Written(WriterCommitMessage):
     files: list[TableFile]
 
 
-class TableWriter(DataSourceArrowWriter):
+class TableAppender(DataSourceArrowWriter):
     """Writes a batch of a stream."""
 
     def __init__(self, path: str, app: str, number: int) -> None:
@@ -58,23 +58,22 @@ class TableWriter(DataSourceArrowWriter):
         """Leave files that no log names: a vacuum of the table removes them."""
 
 
-class TableFormat(DataSource):
+class TableSink(DataSource):
     """See above."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
-    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> TableAppender:
         options = self.options
-        return TableWriter(options["path"], options["app"], int(options["number"]))
+        return TableAppender(options["path"], options["app"], int(options["number"]))
 
 
 def _files(
     batches: Iterable[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
     """Write rows that are in the order of partitions."""
-    import pyarrow
 
     storage = open_storage(path)
     batches = iter(batches)
@@ -88,8 +87,7 @@ def _files(
         with draft_for(storage) as draft:
             file = write((fitted(part, schema, kind) for _, part in some), draft, schema)
             publish(draft, storage, name)
-        times = (file.min_ts_ns, file.max_ts_ns)
-        yield TableFile(name, file.bytes, file.rows, *times, slot.values)
+        yield replace(file, path=name, partition=slot.values)
 
 
 def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:

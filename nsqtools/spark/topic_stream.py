@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
+from nsqtools.archive.storage import failing
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.offsets import Offset, decode_offset
@@ -39,14 +40,12 @@ from nsqtools.spark.archives.read_settings import (
     BatchLimits,
     ReadSettings,
     StreamSettings,
-    read_limits,
+    batch_settings,
     shared_settings,
     size_option,
-    waiting,
 )
 from nsqtools.spark.format_options import Options, consumer_connection, read_location, subscription
 from nsqtools.spark.spool import (
-    Collected,
     Fill,
     Spool,
     SpoolSettings,
@@ -83,7 +82,6 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
         )
     folder = read_location("spoolDir", options.required("spoolDir", "/shared/spool"))
     flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
-    poll_s = options.duration_s("pollInterval")
     spool = SpoolSettings(folder, *subscribed)
     spool = replace(
         spool,
@@ -93,12 +91,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
         idle_s=spool.idle_s if idle_s is None else idle_s,
     )
     read = shared_settings(options, ReadSettings(paths=(str(folder),)))
-    stream = StreamSettings(
-        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        limits=read_limits(options),
-        poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
-        **waiting(options),
-    )
+    stream = batch_settings(options, DEFAULT_POLL_S)
     connection = consumer_connection(options, environ)
     options.end()
     return TopicSettings(spool, read, stream, connection)
@@ -135,7 +128,7 @@ class TopicStream:
         self._reached: Offset | None = None
         self._run = ""
         self._is_bounded = False
-        self._collected: Collected | None = None
+        self._is_all_spooled: bool | None = None
 
     def initial(self) -> Document:
         """Return where a new query starts. The same each time it is asked."""
@@ -171,12 +164,12 @@ class TopicStream:
     ) -> Offset:
         """Spool what there is, read that; again when the spool was full before all was in it."""
         while True:
-            if self._collected is not None:
+            if self._is_all_spooled is not None:
                 end = archive.latest(offset, limits)
-                if end != offset or self._collected is Collected.ALL:
+                if end != offset or self._is_all_spooled:
                     return end
             spool.note_unread(Fill(*archive.unread(offset)))
-            self._collected = spool.collect(partial(archive.has_only_younger, time.time_ns()))
+            self._is_all_spooled = spool.collect(partial(archive.has_only_younger, time.time_ns()))
             archive.freeze()
 
     def plan(self, start: Document, end: Document) -> list[ReadPartition]:
@@ -192,7 +185,7 @@ class TopicStream:
         if run != self._run or self._spool is None or not self._spool.has_begun:
             return  # what the archiver must recognize is not known yet: the next commit removes it
         files = Listing(lambda: [self._spool_directory], None).files(lambda damage: None)
-        try:
+        with failing("remove", ""):
             for key, file in files.items():
                 if isinstance(key, Head) and file.is_finished and offset.has_read(key):
                     file.path.unlink(
@@ -203,8 +196,6 @@ class TopicStream:
                 path = owner_of(index)
                 if not part_of(path).exists() and not path.exists():
                     index.unlink(missing_ok=True)
-        except OSError as exc:
-            raise OutputError(f"cannot remove {exc.filename} ({exc.strerror})") from exc
 
     def stop(self) -> None:
         """End the archiver; messages that it received and did not write are requeued."""

@@ -21,5 +21,5 @@ def test_what_lies_at_a_place_is_recognized(bucket: Bucket) -> None:
     found = find_inputs(places)
 
     assert (found.archives, found.parquet, found.delta) == ((archive,), (place,), (table,))
-    with pytest.raises(NotFoundError, match="there is nothing in"):
+    with pytest.raises(NotFoundError, match="there is no"):
         find_inputs([parse_place(f"{bucket.url}/nothing")])

@@ -396,7 +396,7 @@ def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     compaction = Compaction(
         find_inputs([tmp_path / "a"]), tmp_path / "out", Selection(), Settings()
     )
-    with compaction.locked(), pytest.raises(OutputError, match="another compaction writes"):
+    with compaction.locked(), pytest.raises(OutputError, match="another run writes to"):
         compact(tmp_path / "a", tmp_path / "out")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from plugins.object_store import Bucket
 
-from nsqtools.archive.lease import Lease, leased
+from nsqtools.archive.lease import Lease, held, leased
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.errors import OutputError
 
@@ -51,3 +52,12 @@ def test_a_run_that_slept_while_another_had_the_place_has_lost_it(place: StoredP
         asleep.check()
 
     other.check()
+
+
+def test_one_run_at_a_time_has_a_directory(tmp_path: Path) -> None:
+    with held(tmp_path / "new", "notes/lock"):
+        second = held(tmp_path / "new", "notes/lock")
+        with pytest.raises(OutputError, match="another run writes to"):
+            second.__enter__()
+    with held(tmp_path / "new", "notes/lock"):
+        pass

@@ -13,6 +13,7 @@ from plugins.object_store import Bucket
 from nsqtools.archive.storage import ChangedError, Storage
 from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage, s3_settings
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.packages import store_conf, store_environ
 
 
 @pytest.fixture(params=["directory", "file URL", "s3", "s3a"])
@@ -231,12 +232,16 @@ def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
 
 
 def test_the_same_settings_serve_s3a(aws_home: dict[str, str]) -> None:
-    lake = s3_settings({}, aws_home | {"AWS_PROFILE": "lake"}).for_hadoop()
-    assert lake["fs.s3a.endpoint"] == "http://lake:9000"
-    assert lake["fs.s3a.connection.ssl.enabled"] == "false"
-    assert lake["fs.s3a.aws.credentials.provider"].endswith("TemporaryAWSCredentialsProvider")
-    bare = s3_settings({}, {"AWS_REGION": "eu-west-1"}).for_hadoop()
-    assert bare == {"fs.s3a.endpoint.region": "eu-west-1"}
+    settings = s3_settings({}, aws_home | {"AWS_PROFILE": "lake"})
+    lake = store_conf(settings)
+    assert lake["spark.hadoop.fs.s3a.endpoint"] == "http://lake:9000"
+    assert lake["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
+    secrets = {settings.key_id, settings.secret, settings.token}
+    assert secrets <= set(store_environ(settings).values())
+    assert not secrets & set(lake.values())
+    bare = store_conf(s3_settings({}, {"AWS_REGION": "eu-west-1"}))
+    assert bare["spark.hadoop.fs.s3a.endpoint.region"] == "eu-west-1"
+    assert "spark.hadoop.fs.s3a.endpoint" not in bare
 
 
 @pytest.mark.parametrize(

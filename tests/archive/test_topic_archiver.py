@@ -108,7 +108,7 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
     Topic(turns).scheduled.soon()  # by the other thread, which is the first to be idle
     wait_until(lambda: turns._idle == 1, what="an idle thread")
     go_on.set()
-    wait_until(lambda: turns._watches_times, what="a thread that waits for a time")
+    wait_until(lambda: turns._idle == 2, what="threads that wait for a time")
     near = Topic(turns, 0.3)  # not over while its thread looks for more to do
     near.scheduled.soon()
     near.next_turn()

@@ -17,7 +17,6 @@ NSQ = (sys.executable, "-m", "nsqtools")
 BARE_LOOP = (sys.executable, str(HERE / "bare_loop.py"))
 LIBRARY = (sys.executable, str(HERE / "library_programs.py"))
 UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two connections or more
-FEW_IN_FLIGHT = "--max-in-flight=100"  # of benchmarks with more connections than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,6 @@ class Job:
         """The place in the words of the Go utilities."""
         place = (f"-topic={self.topic}", f"-channel={self.channel}")
         return (*place, f"-nsqd-tcp-address={self.tcp_address}")
-
-    def many_addresses(self, count: int) -> str:
-        """As many addresses of the same nsqd, which listens on all that the loopback has."""
-        port = self.tcp_address.rpartition(":")[2]
-        return ",".join(f"127.0.{n // 200}.{n % 200 + 1}:{port}" for n in range(count))
 
 
 Command = Callable[[Job], Sequence[str]]
@@ -80,21 +74,19 @@ def nsq_tail(*flags: str) -> Command:
     return go("nsq_tail", "-max-in-flight=2500", *flags)
 
 
-def library(what: str, *flags: str, connections: int = 0) -> Command:
+def library(what: str, *flags: str) -> Command:
     def command(job: Job) -> Sequence[str]:
-        where = job.many_addresses(connections) if connections else job.tcp_address
         channel = [job.channel] if what == "consume" else []
-        return (*LIBRARY, what, where, job.topic, *channel, *flags)
+        return (*LIBRARY, what, job.tcp_address, job.topic, *channel, *flags)
 
     return command
 
 
-def gonsq(what: str, *flags: str, connections: int = 0) -> Command:
+def gonsq(what: str) -> Command:
     def command(job: Job) -> Sequence[str]:
-        where = job.many_addresses(connections) if connections else job.tcp_address
         channel = [f"-channel={job.channel}"] if what == "consume" else []
         program = str(GO_PROGRAMS / "gonsq")
-        return (program, what, f"-topic={job.topic}", *channel, f"-nsqd={where}", *flags)
+        return (program, what, f"-topic={job.topic}", *channel, f"-nsqd={job.tcp_address}")
 
     return command
 
@@ -138,28 +130,11 @@ CONSUMERS = [
     Contestant("pynsq", pynsq, share=0.1),
     Contestant("library loop", library("consume")),
     Contestant("run, 1 worker", library("consume", "--with=run")),
-    Contestant("run inline", library("consume", "--with=inline")),
     Contestant("bench_reader", go("bench_reader", "-rdy=2500", "-runfor=1h"), leaves=UNSENT_FINS),
     Contestant("bare loop", bare_consume),
     Contestant("nsq tail TLS", tail(*TLS)),
     Contestant("nsq tail snappy", tail("--snappy")),
     Contestant("nsq tail TLS+snappy", tail(*TLS, "--snappy")),
-]
-HANDLERS = [
-    Contestant("go-nsq, 1 worker", gonsq("consume"), share=0.5),
-    Contestant("go-nsq, 16 workers", gonsq("consume", "-workers=16"), share=0.5),
-    Contestant("run, 1 worker", library("consume", "--with=run")),
-    Contestant("run, 16 workers", library("consume", "--with=run", "--workers=16")),
-    Contestant("aio loop", library("consume", "--with=aio")),
-]
-CONNECTIONS = [
-    Contestant(f"{name}, {count}", make("consume", *flags, connections=count), share=0.3)
-    for count in (200, 500)
-    for name, make, flags in (
-        ("go-nsq", gonsq, (FEW_IN_FLIGHT,)),
-        ("run", library, ("--with=run", FEW_IN_FLIGHT)),
-        ("run inline", library, ("--with=inline", FEW_IN_FLIGHT)),
-    )
 ]
 PRODUCERS = [
     Contestant("to_nsq", to_nsq, share=0.2),

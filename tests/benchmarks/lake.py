@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.contestants import nsq
 from benchmarks.landing import make_log
 from benchmarks.measure import cost, fill, new_job
-from benchmarks.parts import MOST, everything_in_memory
+from benchmarks.parts import MOST, errors_as_rows, everything_in_memory
 from benchmarks.raw import Row
 from benchmarks.spark_compact import JSON_DDL, SETTINGS, compaction
+from benchmarks.spark_read import reading
 
 from nsqtools.archive import location
 from nsqtools.archive.catalog import table_files
@@ -65,6 +66,7 @@ GROUP = f"SELECT topic, CAST(hour AS STRING), n FROM ({HOURS})"
 def beside_spark(messages: int, rounds: int) -> Iterator[Row]:
     """All that runs in a session: a process has one."""
     with spark_session(SETTINGS) as spark:
+        yield from errors_as_rows("reading", reading(spark, messages // 2, 2, 5.0))
         yield from queries(spark, 3 * messages, rounds)
         yield from compaction(spark, messages, rounds)
 

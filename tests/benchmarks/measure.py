@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +102,8 @@ class Watched:
             pass
 
 
-def drain(
-    nsqd: Nsqd,
-    contestant: Contestant,
-    messages: int,
-    *,
-    into_pipe: bool = False,
-) -> Measured:
-    """Finish messages, while the output goes to /dev/null, or through a pipe to cat."""
+def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:
+    """Finish messages, while the output goes to /dev/null."""
     messages = contestant.portion(messages)
     with new_job(nsqd) as job:
         nsqd.create_channel(job.topic, job.channel)
@@ -120,15 +114,9 @@ def drain(
             unfinished: int = channel["depth"] + channel["in_flight_count"]
             return messages - unfinished
 
-        with ExitStack() as programs:
-            output: Any = subprocess.DEVNULL
-            if into_pipe:
-                cat = running(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-                output = programs.enter_context(cat).stdin
-            began = time.monotonic()
-            program = programs.enter_context(running(contestant.command(job), stdout=output))
-            goal = messages - contestant.leaves
-            return measured(finished, goal, program, began)
+        began = time.monotonic()
+        with running(contestant.command(job), stdout=subprocess.DEVNULL) as program:
+            return measured(finished, messages - contestant.leaves, program, began)
 
 
 def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:

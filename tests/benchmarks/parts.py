@@ -86,7 +86,6 @@ def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
         GoNsqd(
             Path(directory),
             f"-mem-queue-size={messages}",
-            "-tcp-address=0.0.0.0:0",  # `Job.many_addresses`
             *Authority(Path(certificate), "ca")
             .issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
             .nsqd_flags,
@@ -105,14 +104,6 @@ def contest(measure: Measure, settings: Settings, entered: Iterable[Contestant])
 
 def consume(settings: Settings) -> Iterator[Row]:
     return contest(drain, settings, contestants.CONSUMERS)
-
-
-def handling(settings: Settings) -> Iterator[Row]:
-    return contest(drain, settings, contestants.HANDLERS)
-
-
-def connecting(settings: Settings) -> Iterator[Row]:
-    return contest(drain, settings, contestants.CONNECTIONS)
 
 
 def publishing(settings: Settings) -> Iterator[Row]:
@@ -235,24 +226,8 @@ def starting(settings: Settings) -> Iterator[Row]:
                 yield Row(name, turn, {"ms": (time.perf_counter() - begin) * 1e3})
 
 
-RATE_LINE = re.compile(r"^(?P<name>[\w. ,-]+?)\s+(?P<median>[\d,]+)\s+[\d,]+\s+[\d,]+ rows/s")
-WAIT_LINE = re.compile(r"^latency, (?P<name>.+?)\s+p50\s+(?P<p50>\d+) ms, p95\s+(?P<p95>\d+)")
-QUERY_LINE = re.compile(
-    r"^(?P<name>.{22})(?P<other>\S+) (?P<base>[\d.]+)  sql (?P<sql>[\d.]+)  (?P<ratio>[\d.]+) x"
-)
-PLAN_LINE = re.compile(r"^(?P<files>\d+) files: (?P<s>[\d.]+) s .*, (?P<tasks>\d+) tasks")
-
-
 def spark(settings: Settings) -> Iterator[Row]:
-    """Reading as its benchmark prints it, and all about tables."""
-    for line in spark_benchmark("spark_read.py", settings, "--seconds", "5"):
-        if isinstance(line, Row):
-            yield line
-        elif found := RATE_LINE.match(line):
-            yield rate_row(found)
-        elif found := WAIT_LINE.match(line):
-            figures = {"p50_ms": float(found["p50"]), "p95_ms": float(found["p95"])}
-            yield Row(found["name"], 0, figures)
+    """All about tables, and reading archives, in one session."""
     from benchmarks import lake  # it needs the packages of tables and of Spark
     from benchmarks.landing import landing
 
@@ -275,46 +250,22 @@ def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def spark_publishing(settings: Settings) -> Iterator[Row]:
-    for line in spark_benchmark("spark_publish.py", settings):
-        if isinstance(line, Row):
-            yield line
-        elif found := RATE_LINE.match(line):
-            yield rate_row(found)
+    from benchmarks.spark_publish import publishing
+
+    messages = int(settings.seconds * 400_000)
+    yield from errors_as_rows("publishing", publishing(messages, 2))
 
 
 def spark_queries(settings: Settings) -> Iterator[Row]:
-    """Seconds of a query, and of what it is compared with; of planning, and its tasks."""
-    for line in spark_benchmark("spark_query.py", settings, rounds=5):
-        if isinstance(line, Row):
-            yield line
-        elif found := QUERY_LINE.match(line):
-            figures = {name: float(found[name]) for name in ("base", "sql", "ratio")}
-            yield Row(f"{found['name'].strip()}, {found['other']}", 0, figures)
-        elif found := PLAN_LINE.match(line):
-            figures = {"s": float(found["s"]), "tasks": float(found["tasks"])}
-            yield Row(f"{int(found['files']):,} files", 0, figures)
+    from benchmarks.spark_query import planning, queries
 
-
-def spark_benchmark(
-    script: str, settings: Settings, *more: str, rounds: int = 2
-) -> Iterator[str | Row]:
-    """What a benchmark prints, and a row for its failure. A round of its own warms its JVM up."""
-    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", str(rounds)]
-    command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        yield Row(script, 0, error=done.stderr[-300:])
-    yield from done.stdout.splitlines()
-
-
-def rate_row(found: re.Match[str]) -> Row:
-    return Row(found["name"], 0, {"rate": float(found["median"].replace(",", ""))})
+    messages = int(settings.seconds * 400_000)
+    yield from errors_as_rows("queries", queries(messages, 5))
+    yield from errors_as_rows("planning", planning(10_000))
 
 
 PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "consume": consume,
-    "handlers": handling,
-    "connections": connecting,
     "publish": publishing,
     "archive": archiving,
     "latency": waiting,

@@ -1,11 +1,9 @@
 """Queries of ``nsq spark sql`` beside the reader's options and Spark's own JSON reader.
 
-    python tests/benchmarks/spark_query.py [--messages 800000] [--rounds 5] [--files 10000]
-
 One session, contestants in turns. A filter in SQL should cost what the same filter costs as options
 of the reader, and a query over few columns should cost no more than with ``spark.read.json``. The
 archive has four topics in one day, a file for each six hours; bodies are JSON of about 180 bytes.
-Then archives of ``--files`` small files are planned: the time, and the number of tasks.
+Then archives of many small files are planned: the time, and the number of tasks.
 
 Targets: filter 1.1 times the option, count 1.2 and group 1.0 times spark.read.json; 10,000 files
 planned in 3 s, at least as many tasks as cores.
@@ -13,20 +11,16 @@ planned in 3 s, at least as many tasks as cores.
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.spark_compact import JSON_DDL, body, seconds
+from benchmarks.raw import Row
+from benchmarks.spark_compact import JSON_DDL, SETTINGS, body, seconds
 from plugins.archives import Writer
 
 from nsqtools.protocol.frames import WireMessage
@@ -34,7 +28,6 @@ from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.jobs.sql import NamedView, plan_query
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,22 +75,20 @@ def make_small_files(directory: Path, files: int) -> None:
         copy.with_name(f".{copy.name}.index").write_bytes(mine + b"\n" + lines)
 
 
-def sql(text: str, spark: SparkSession, settings: SparkSettings, archives: Path) -> None:
+def sql(text: str, spark: SparkSession, archives: Path) -> None:
     view = NamedView("archive", "archive", (str(archives),))
-    plan_query(spark, settings, [view], text).collect()
+    plan_query(spark, SETTINGS, [view], text).collect()
 
 
 def with_options(spark: SparkSession, archives: Path, **options: str) -> DataFrame:
     return spark.read.format("nsq-archive").options(**options).load(str(archives))
 
 
-def contestants(
-    spark: SparkSession, settings: SparkSettings, archives: Path
-) -> dict[str, dict[str, Callable[[], object]]]:
+def contestants(spark: SparkSession, archives: Path) -> dict[str, dict[str, Callable[[], object]]]:
     """What is compared: the yardstick first, then ours."""
 
     def ours(text: str) -> Callable[[], None]:
-        return partial(sql, text, spark, settings, archives)
+        return partial(sql, text, spark, archives)
 
     def by_json() -> DataFrame:
         return spark.read.schema(JSON_DDL).json(f"{archives}/*.gz")
@@ -135,51 +126,24 @@ def contestants(
     }
 
 
-def queries(settings: SparkSettings, messages: int, rounds: int) -> None:
-    with TemporaryDirectory(prefix="query-") as directory, spark_session(settings) as spark:
-        archives = Path(directory)
-        make_archives(archives, messages)
-        print(f"{messages} messages, seconds (medians of {rounds}):", flush=True)
-        for query, each in contestants(spark, settings, archives).items():
-            taken: dict[str, list[float]] = {name: [] for name in each}
+def queries(messages: int, rounds: int) -> Iterator[Row]:
+    """Seconds of a query, and of what it is compared with in the same round."""
+    with TemporaryDirectory(prefix="query-") as directory, spark_session(SETTINGS) as spark:
+        make_archives(Path(directory), messages)
+        for query, each in contestants(spark, Path(directory)).items():
             for number in range(rounds + 1):  # the first warms the JVM up
-                for name, run in each.items():
-                    taken_s = seconds(run)
-                    if number:
-                        taken[name].append(taken_s)
-            (other, base), (_, mine) = taken.items()
-            ratio = statistics.median(one / two for one, two in zip(mine, base, strict=True))
-            base_s, mine_s = statistics.median(base), statistics.median(mine)
-            print(
-                f"{query:<22}{other} {base_s:.2f}  sql {mine_s:.2f}  {ratio:.2f} x {other}",
-                flush=True,
-            )
+                (other, base_s), (_, sql_s) = ((name, seconds(run)) for name, run in each.items())
+                if number:
+                    figures = {"base": base_s, "sql": sql_s, "ratio": sql_s / base_s}
+                    yield Row(f"{query}, {other}", number, figures)
 
 
-def planning(files: int) -> None:
-    for count in (1000, files):
+def planning(files: int) -> Iterator[Row]:
+    for count in (files // 10, files):
         with TemporaryDirectory(prefix="plan-") as directory:
             make_small_files(Path(directory), count)
-            began, cpu = time.monotonic(), time.process_time()
+            began = time.monotonic()
             planned = plan_batch(ReadSettings(paths=(directory,)))
-            taken_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
+            taken_s = time.monotonic() - began
         assert sum(len(each.ranges) for each in planned) == count
-        print(f"{count} files: {taken_s:.2f} s ({cpu_s:.2f} s of CPU), {len(planned)} tasks")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=800_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--driver-memory", default="1g")
-    arguments = parser.parse_args()
-    if arguments.messages:
-        settings = SparkSettings("local[2,4]", driver_memory=arguments.driver_memory)
-        queries(settings, arguments.messages, arguments.rounds)
-    if arguments.files:
-        planning(arguments.files)
-
-
-if __name__ == "__main__":
-    main()
+        yield Row(f"{count:,} files", 0, {"s": taken_s, "tasks": len(planned)})

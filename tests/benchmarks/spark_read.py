@@ -1,7 +1,5 @@
 """``nsq-archive`` beside Spark's own JSON reader, and the latency of both streams.
 
-    python tests/benchmarks/spark_read.py [--messages 3000000] [--rounds 3] [--seconds 15]
-
 Read are jsonl archives in gzip, written to Parquet, in one session; all contestants give the same
 columns. The stream reads the archive with ``availableNow``, 500,000 rows a batch. Latency is from
 publishing to ``foreachBatch``, at 200 messages a second, by ``nsq to-file`` and ``nsq-archive``,
@@ -12,29 +10,24 @@ Targets: batch 1.0 times spark.read.json, stream 0.6 times, median latency below
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from benchmarks.contestants import NSQ
 from benchmarks.measure import running
+from benchmarks.raw import Row
 from benchmarks.spark_compact import JSON_DDL, MEMBER, body, seconds
 from plugins.archives import Writer
 from plugins.daemons import GoNsqd
 
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.spark.session import spark_session
-from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,27 +92,22 @@ CONTESTANTS = {
 }
 
 
-def throughput(spark: SparkSession, place: Path, messages: int, rounds: int) -> None:
+def reading(spark: SparkSession, messages: int, rounds: int, for_s: float) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="read-") as directory:
+        yield from throughput(spark, Path(directory), messages, rounds)
+        yield from latency(spark, Path(directory), for_s)
+
+
+def throughput(spark: SparkSession, place: Path, messages: int, rounds: int) -> Iterator[Row]:
     archives, output = place / "archives", place / "output"
     archives.mkdir()
     make_archives(archives, messages)
-    rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for number in range(rounds + 1):  # the first warms the JVM up
         for name, contestant in CONTESTANTS.items():
-            taken_s = seconds(lambda run=contestant: run(spark, archives, output))  # type: ignore[misc]
+            taken_s = seconds(partial(contestant, spark, archives, output))
             shutil.rmtree(output)
             if number:
-                rates[name].append(messages / taken_s)
-    baseline = rates["spark.read.json"]
-    for name, values in rates.items():
-        # of the same round: the speed of a shared machine drifts
-        ratio = statistics.median(
-            mine / other for mine, other in zip(values, baseline, strict=True)
-        )
-        best = max(values) / max(baseline)
-        figures = f"{statistics.median(values):>10,.0f}{min(values):>10,.0f}{max(values):>10,.0f}"
-        ratios = f"{ratio:6.2f} x spark.read.json in the same round, {best:.2f} x at best"
-        print(f"{name:<22}{figures} rows/s {ratios}", flush=True)
+                yield Row(name, number, {"rate": messages / taken_s})
 
 
 def latencies_ms(
@@ -155,61 +143,20 @@ def latencies_ms(
         query.stop()
 
 
-@contextmanager
-def archiving(nsqd: GoNsqd, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
-        sys.executable,
-        "-m",
-        "nsqtools",
-        "to-file",
-        "-t",
-        TOPIC,
-        "-c",
-        "archive",
-        "--gzip",
-        "--nsqd-tcp-address",
-        nsqd.tcp_address,
-        "--output-dir",
-        str(archive),
-        "--sync-interval",
-        "50ms",
-    ]
-    with running(command) as program:
-        yield program
-
-
-def latency(spark: SparkSession, place: Path, for_s: float) -> None:
+def latency(spark: SparkSession, place: Path, for_s: float) -> Iterator[Row]:
     archive = place / "live"
     archive.mkdir()
     (place / "nsqd").mkdir()
     with GoNsqd(place / "nsqd") as nsqd:
         for channel in ("archive", "spark"):
             nsqd.create_channel(TOPIC, channel)
-        topic = {"topic": TOPIC, "channel": "spark", "nsqdTcpAddress": nsqd.tcp_address}
-        with archiving(nsqd, archive):
+        at = ("--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive))
+        to_file = (*NSQ, "to-file", "-t", TOPIC, "-c", "archive", "--gzip", *at)
+        with running((*to_file, "--sync-interval", "50ms")):
             through = latencies_ms(spark, nsqd, "nsq-archive", {"path": str(archive)}, place, for_s)
+        topic = {"topic": TOPIC, "channel": "spark", "nsqdTcpAddress": nsqd.tcp_address}
         spool = {"spoolDir": str(place / "spool")}
         live = latencies_ms(spark, nsqd, "nsq", {**topic, **spool}, place, for_s)
     for name, values in (("to-file and nsq-archive", through), ("nsq", live)):
-        p50, p95 = statistics.median(values), statistics.quantiles(values, n=20)[-1]
-        figures = f"p50 {p50:5.0f} ms, p95 {p95:5.0f} ms, max {max(values):5.0f} ms"
-        print(f"latency, {name:<24} {figures} ({len(values)} messages)", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=3_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--driver-memory", default="2g")
-    arguments = parser.parse_args()
-    settings = SparkSettings("local[2,4]", driver_memory=arguments.driver_memory)
-    with TemporaryDirectory(prefix="read-") as directory, spark_session(settings) as spark:
-        if arguments.messages:
-            throughput(spark, Path(directory), arguments.messages, arguments.rounds)
-        if arguments.seconds:
-            latency(spark, Path(directory), arguments.seconds)
-
-
-if __name__ == "__main__":
-    main()
+        p95 = statistics.quantiles(values, n=20)[-1]
+        yield Row(name, 0, {"p50_ms": statistics.median(values), "p95_ms": p95})

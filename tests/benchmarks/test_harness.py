@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from benchmarks import parts
 from benchmarks.__main__ import main
-from benchmarks.contestants import CONSUMERS, HANDLERS, PRODUCERS, Contestant
+from benchmarks.contestants import CONSUMERS, PRODUCERS, Contestant
 from benchmarks.measure import drain, publish
 from benchmarks.pages import BLOCKS, DOCUMENTS, number, render, times
 from benchmarks.raw import Row, load
@@ -19,7 +19,7 @@ from plugins.daemons import GoNsqd
 
 CHECKOUT = Path(__file__).parents[2]
 MESSAGES = 2000
-RELIABLE = [each for each in (*CONSUMERS, *HANDLERS) if not (each.leaves or "TLS" in each.name)]
+RELIABLE = [each for each in CONSUMERS if not (each.leaves or "TLS" in each.name)]
 
 
 @pytest.mark.parametrize(

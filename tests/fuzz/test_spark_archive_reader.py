@@ -20,7 +20,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
-from nsqtools.spark.archives.read_settings import OnDamage, ReadSettings
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(30)] + [
     WireMessage(2000 + n, 1, b"%016x" % n, b"body %d" % n) for n in range(30)
@@ -59,7 +59,6 @@ def test_both_readers_read_the_same(
         expected = list(read_messages(found, lambda path, problem: problems.append(problem)))
         reading = ReadSettings(
             (str(archive),),
-            on_damage=OnDamage.report,
             damage_path=reports,
             partition_bytes=partition_bytes,
         )

@@ -27,7 +27,7 @@ from nsqtools.spark.archives.archive_files import FileContent, LineKind, ListedF
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import Weights, plan_batch, ranges_of
-from nsqtools.spark.archives.read_settings import FileFormat, OnDamage, ReadSettings
+from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -367,7 +367,7 @@ def test_damage_fails_with_the_file_the_byte_and_the_remedy(damaged: Path) -> No
 
 def test_damage_can_be_passed_over_and_is_counted_once(damaged: Path, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
-    reporting = {"on_damage": OnDamage.report, "damage_path": reports}
+    reporting = {"damage_path": reports}
     good = [message.body for message in (*messages(0, 10), *messages(20, 30))]
 
     assert bodies(damaged, **reporting) == good
@@ -388,7 +388,7 @@ def test_a_line_that_is_no_message_costs_only_itself(tmp_path: Path) -> None:
     path = archive / "a.jsonl"
     path.write_bytes(good + b'{"topic": "clicks"}\n' + good + b"torn")
 
-    found = bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+    found = bodies(archive, damage_path=reports)
 
     assert found == [b"body 0", b"body 1", b"body 0", b"body 1"]
     assert [(each.pos, each.problem.split(": ", 1)[1]) for each in read_damage(reports)] == [
@@ -415,7 +415,7 @@ def test_of_a_file_that_is_cut_off_what_is_there_is_read(tmp_path: Path, has_ind
         index_of(path).unlink()
     path.write_bytes(path.read_bytes()[:-1000])
 
-    found = bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+    found = bodies(archive, damage_path=reports)
 
     assert 10 < len(found) < 5000
     assert found == [message.body for message in messages(0, len(found))]
@@ -428,7 +428,7 @@ def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
     good = encode_many("clicks", "n", messages(0, 1))
     (archive / "a.jsonl.gz").write_bytes(gzip.compress(good + b"x\n" * 1500))
 
-    bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+    bodies(archive, damage_path=reports)
 
     told = read_damage(reports)
     assert len(told) == 1001
@@ -453,7 +453,7 @@ def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path)
     (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
     settings = ReadSettings((str(archive),), format=FileFormat.raw)
     reports = tmp_path / "reports"
-    reporting = replace(settings, on_damage=OnDamage.report, damage_path=reports)
+    reporting = replace(settings, damage_path=reports)
 
     with pytest.raises(NsqError, match="_spark_metadata/0"):
         plan_batch(settings)

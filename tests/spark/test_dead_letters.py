@@ -91,5 +91,5 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(OutputError, match=r"cannot write .*/file/dead-job-00003.jsonl"):
+    with pytest.raises(OutputError, match=r"cannot write .*/file"):
         write(tmp_path / "file", 1)

@@ -61,7 +61,7 @@ def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> No
 def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
     with (
         held_directories(SOURCE, *places),
-        pytest.raises(OutputError, match="another nsq spark ingest uses"),
+        pytest.raises(OutputError, match="another run writes to"),
         held_directories(SOURCE, *places),
     ):
         pass

@@ -13,7 +13,6 @@ from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.ledger import (
     LedgerEntry,
     LedgerPart,
-    locked_ledger,
     part_path,
     prepare_ledger,
     read_entries,
@@ -98,15 +97,6 @@ def test_a_second_attempt_waits_for_one_that_is_ending(tmp_path: Path) -> None:
     with LedgerPart(tmp_path, 0, wait_s=10) as second:
         assert second.entry == LedgerEntry(done=5)
     timer.join()
-
-
-def test_one_run_at_a_time_has_a_ledger(tmp_path: Path) -> None:
-    with locked_ledger(tmp_path / "ledger"):
-        second = locked_ledger(tmp_path / "ledger")
-        with pytest.raises(NsqError, match=r"the ledger .*/ledger is in use by another run"):
-            second.__enter__()
-    with locked_ledger(tmp_path / "ledger"):
-        pass
 
 
 def test_a_ledger_belongs_to_one_job(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from nsqtools.spark.archive_format import PUSHDOWN
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
     FileFormat,
-    OnDamage,
     ReadSettings,
     StreamSettings,
     archive_settings,
@@ -188,7 +187,7 @@ def test_without_options_everything_is_read_and_damage_fails() -> None:
     assert settings.paths == ("/a",)
     assert settings.within == EVER
     assert (settings.topics, settings.format) == (frozenset(), FileFormat.auto)
-    assert (settings.on_damage, settings.damage_path) == (OnDamage.fail, None)
+    assert settings.damage_path is None
     assert stream() == StreamSettings()
 
 
@@ -216,7 +215,6 @@ def test_all_options_are_read() -> None:
         format=FileFormat.raw,
         delimiter=b"\0",
         topic="clicks",
-        on_damage=OnDamage.report,
         damage_path=Path("/r"),
         partition_bytes=1 << 20,
         min_partitions=3,

@@ -74,7 +74,7 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
         assert each.size_p50 <= each.size_p95 <= each.size_p99 <= each.size_max
         assert each.redeliveries == sum(row[5] == 2 for row in found)
         assert each.duplicates == (len(found) - len(identities) if each.topic else 0)
-        assert each.nsqd == tuple(sorted({row[1] for row in found if row[1]}))
+        assert each.nsqd == sorted({row[1] for row in found if row[1]})
         assert (each.first_ns, each.last_ns) == (
             (min(times), max(times)) if times else (None, None)
         )

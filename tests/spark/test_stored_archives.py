@@ -28,7 +28,6 @@ from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
     FileFormat,
-    OnDamage,
     ReadSettings,
     StreamSettings,
 )
@@ -109,7 +108,7 @@ def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None
     torn.write_bytes(torn.read_bytes()[:-20])
     place = upload(bucket, local)
     reports = parse_place(f"{bucket.url}/damage")
-    settings = ReadSettings((str(place),), on_damage=OnDamage.report, damage_path=reports)
+    settings = ReadSettings((str(place),), damage_path=reports)
 
     with pytest.raises(NsqError, match=f"cannot read {place}/old/{torn.name}"):
         ids(ReadSettings((str(place),)))

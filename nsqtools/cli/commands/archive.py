@@ -253,10 +253,10 @@ def convert(
                     damage(archive.shown, problem)
                 done += bool(made)
                 files += len(made)
-                messages += sum(each.rows for each in made)
+                messages += sum(each.rows or 0 for each in made)
                 misfits += unfit
                 if not json:
-                    write_lines(runtime, [f"{archive.shown}: {each.name}" for each in made])
+                    write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
     except OSError as exc:
         raise failure_of(exc, "convert to", output) from exc
     if json:
@@ -286,10 +286,8 @@ def schema(
     from nsqtools.archive.body_columns import BodyColumns, json_schema
     from nsqtools.archive.columns import batch_of_bodies
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.parquet import need_pyarrow
     from nsqtools.archive.reader import read_messages
 
-    need_pyarrow("a schema of bodies")
     chosen, damage = TopicFilter(topic or ()), DamageReporter(runtime)
     sample = (
         message.body

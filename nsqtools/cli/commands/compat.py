@@ -133,18 +133,13 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
 
             sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
             return 0
-        translation = translate(program, given)
+        status = _run(program, given, translate(program, given))
     except HelpAsked:
         sys.stderr.write(usage(program, flags))
         return 0
     except FlagError as exc:
         sys.stderr.write(f"{exc}\n{usage(program, flags)}")
         return 2
-    except GoFatal as exc:
-        sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
-        return 1
-    try:
-        status = _run(program, given, translation)
     except GoFatal as exc:
         sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
         return 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_statements
+from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
 from nsqtools.cli.options.one_channel import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
@@ -17,7 +17,6 @@ from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
-from nsqtools.client.connection_settings import resolve_options, texts_of
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.text import counted
 
@@ -166,7 +165,7 @@ def client_settings(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return texts_of(resolve_options(flag_statements(context, vars(flags))))
+    return flag_texts(context, vars(flags))
 
 
 def drain(
@@ -218,7 +217,7 @@ def drain(
     if to is None:
         if allow_repeats:
             raise ConfigurationError("--allow-repeats is for a drain with --to")
-        form = Answers(yes=yes, dry_run=dry_run, json=json)
+        form = DrainForm(yes=yes, dry_run=dry_run, json=json)
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
@@ -246,7 +245,7 @@ def drain(
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
 
 
-class Answers(NamedTuple):
+class DrainForm(NamedTuple):
     """How a drain is confirmed and reported."""
 
     yes: bool
@@ -255,7 +254,7 @@ class Answers(NamedTuple):
 
 
 def drain_channels(
-    node: str, options: ClientOptions, channels: OneChannel, form: Answers, runtime: Runtime
+    node: str, options: ClientOptions, channels: OneChannel, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.discovery import http_access

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, flag_statements
+from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, flag_texts
 from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ByteWriter, ListingForm, moment, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.client.connection_settings import resolve_options, texts_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted
 
@@ -71,7 +70,7 @@ def https_settings(
     ],
 ) -> dict[str, str]:
     """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
-    return texts_of(resolve_options(flag_statements(context, flags)))
+    return flag_texts(context, flags)
 
 
 def list_(

@@ -90,11 +90,12 @@ def report(
     from nsqtools.archive.catalog import find_inputs
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.jobs.inputs import Choice
-    from nsqtools.spark.jobs.reporting import make_report, require_plotly
+    from nsqtools.spark.jobs.reporting import make_report
 
     inputs = find_inputs(paths)
     if html is not None:
-        require_plotly()
+        import plotly  # noqa: F401 - before the work, which takes long
+
         check_page(html)
     settings = spark.settings("nsq spark report", inputs.places)
     with damage_place(

@@ -326,6 +326,11 @@ def flag_statements(
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
+def flag_texts(context: Context, flags: Mapping[str, Any]) -> dict[str, str]:
+    """What the flags say as text under go-nsq's names. Raises `ConfigurationError`."""
+    return texts_of(resolve_options(flag_statements(context, flags)))
+
+
 def opt_statements(
     context: Context, name: str, values: Iterable[str] | None
 ) -> Iterator[GivenOption]:
@@ -481,7 +486,7 @@ def cluster_connection(
         nsqd_tcp, nsqd_http = (), (DEFAULT_NSQD_HTTP_ADDRESS,)
     if lookupd or nsqd_http:
         nsqd_tcp = ()
-    options = texts_of(resolve_options(flag_statements(context, {**https, **vars(lookup)})))
+    options = flag_texts(context, {**https, **vars(lookup)})
     mapping = parse_address_map(where.address_map or (), "--address-map")
     return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
 

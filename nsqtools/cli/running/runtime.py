@@ -75,8 +75,11 @@ class ExitStatus(IntEnum):
 # What commands import that is not in the base installation, and which extra brings it.
 EXTRA_OF = {
     "ddsketch": "server",
+    "deltalake": "delta",
     "httptools": "server",
     "jinja2": "web",
+    "plotly": "spark",
+    "pyarrow": "parquet",
     "pycurl": "http",
     "starlette": "web",
     "textual": "top",

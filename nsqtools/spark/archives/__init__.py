@@ -11,3 +11,7 @@
 
 One process on the driver plans; executors get partitions, and open files.
 """
+
+from nsqtools.spark.session import require_pyspark
+
+require_pyspark()

@@ -59,13 +59,14 @@ from nsqtools.archive.layout import (
     encode_members,
     index_of,
     is_hidden,
+    manifest_of,
     owner_of,
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.reader import is_message, read_lines
-from nsqtools.archive.storage import DeniedError, Entry
-from nsqtools.errors import NotFoundError, OutputError
+from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
+from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
@@ -188,13 +189,6 @@ def beginning_of(data: bytes) -> tuple[Codec, bytes]:
         return codec, b""
 
 
-def message_content(text: bytes, codec: Codec) -> FileContent | None:
-    """Return what a file is that begins with a message as we write it."""
-    if match := _BEGINNING.match(text):
-        return FileContent(LineKind.messages, codec, match[1].decode("ascii", "replace"))
-    return None
-
-
 def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileContent:
     """Keys may stand in another order, and what comes first may be damaged."""
     problems: list[str] = []
@@ -240,6 +234,9 @@ class ListedFile:
         self.first_ts = 0  # of the first member, if there is an index
         self.has_index = self._begin()
         self._content: FileContent | None = None
+        self._beginning: bytes | None = None
+        self._is_named = name == str(path)
+        self._version = ""
 
     def _begin(self) -> bool:
         try:
@@ -264,6 +261,10 @@ class ListedFile:
     def location(self) -> str:
         """Where it is now: a path, or the URL of an object."""
         return str(self.path)
+
+    @property
+    def _stored(self) -> tuple[Storage, str]:
+        return LocalStorage(self.path.parent), self.path.name
 
     def is_current(self) -> bool:
         """Whether the name still is this file's: one in progress moves when it is finished."""
@@ -353,19 +354,24 @@ class ListedFile:
         return self._content
 
     def _read_content(self, delimiter: bytes) -> FileContent:
-        with open_to_read(self.path) as file:
-            data = file.read(LOOK_SIZE)
-            if codec_of(data) is Codec.ZSTD:
-                data += file.read(ZSTD_BLOCK_SIZE)
+        data = self._beginning
+        if data is None:
+            data = self._read_beginning()
         codec, text = beginning_of(data)
-        if not self.has_index:
-            is_named = self.name == str(self.path)
-            if why := why_foreign("" if is_named or not self.is_finished else self.name, data):
-                return FileContent(LineKind.bodies, codec, foreign=why)
-        if found := message_content(text, codec):
-            return found
+        name = "" if self._is_named or not self.is_finished else self.name
+        if not self.has_index and (why := why_foreign(name, data)):
+            return FileContent(LineKind.bodies, codec, foreign=why)
+        if match := _BEGINNING.match(text):
+            return FileContent(LineKind.messages, codec, match[1].decode("ascii", "replace"))
         members = self.members() if self.has_index else None
-        return _look_well(ArchiveFile.at(self.path, members, self.head), delimiter, codec)
+        return _look_well(ArchiveFile(*self._stored, members, self.head), delimiter, codec)
+
+    def _read_beginning(self) -> bytes:
+        storage, name = self._stored
+        data = storage.read_range(name, 0, LOOK_SIZE, self._version)
+        if codec_of(data) is Codec.ZSTD:
+            data = storage.read_range(name, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, self._version)
+        return data
 
 
 class Listing:
@@ -397,7 +403,7 @@ class Listing:
         def walk(root: Path) -> Iterator[Folder]:
             return self._folders.walk(root, cannot_list)
 
-        try:
+        with failing("read", ""):
             in_progress = [
                 _Found(root, path, is_settled=False)
                 for root in works
@@ -411,8 +417,6 @@ class Listing:
                 for path in folder.finished
             ]
             files = self._unite((*finished, *in_progress), on_damage)
-        except OSError as exc:
-            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -526,7 +530,8 @@ class StoredArchive(ListedFile):
         self.recorded = recorded
         self._is_named = is_named
         self._lines: bytes | None = None
-        self._beginning: bytes | None = None
+        self._beginning = None
+        self._version = entry.version
         self._content = None
         if recorded is not None:
             self.has_index, self.head, self.total = True, recorded.head, recorded.total
@@ -540,16 +545,13 @@ class StoredArchive(ListedFile):
         self.first_ts = members[0].min_ts if members else 0
         self._beginning = self._read_beginning()  # of what is listed and deleted nothing is known
 
-    def _read_beginning(self) -> bytes:
-        read, version = self.place.storage.read_range, self.entry.version
-        data = read(self.place.key, 0, LOOK_SIZE, version)
-        if codec_of(data) is Codec.ZSTD:
-            data = read(self.place.key, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
-        return data
-
     @property
     def location(self) -> str:
         return str(self.place)
+
+    @property
+    def _stored(self) -> tuple[Storage, str]:
+        return self.place.storage, self.place.key
 
     def is_current(self) -> bool:
         return True
@@ -566,22 +568,6 @@ class StoredArchive(ListedFile):
 
     def size(self) -> int:
         return self.entry.size
-
-    def _read_content(self, delimiter: bytes) -> FileContent:
-        data = self._beginning
-        if data is None:
-            data = self._read_beginning()
-        codec, text = beginning_of(data)
-        if not self.has_index and (why := why_foreign("" if self._is_named else self.name, data)):
-            return FileContent(LineKind.bodies, codec, foreign=why)
-        if found := message_content(text, codec):
-            return found
-        if not text:
-            kind = LineKind.messages if self.members() else LineKind.nothing
-        else:
-            first = text.partition(delimiter)[0]
-            kind = LineKind.messages if is_message(first) else LineKind.bodies
-        return FileContent(kind, codec)
 
 
 CATALOG = ".nsq-catalog"
@@ -610,16 +596,11 @@ class StoredListing:
         """
         found: dict[Key, ListedFile] = {}
         learned: list[StoredArchive] = []
-        try:
-            with ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
-                for place in self._places:
-                    for folder, entries in self._folders(place):
-                        files = self._learn(threads, place, folder, entries)
-                        learned += (
-                            each for each in files if not each.has_none_within(self._within)
-                        )
-        except OSError as exc:
-            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+        with failing("read", ""), ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
+            for place in self._places:
+                for folder, entries in self._folders(place):
+                    files = self._learn(threads, place, folder, entries)
+                    learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
             if (other := found.setdefault(file.key, file)) is file:
@@ -708,7 +689,7 @@ def _beside(name: str, suffix: str) -> str:
 def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
     """Return the index of a file; None without one. Raises ``OSError``."""
     try:
-        return place.storage.read(place.beside(f".{place.name}{INDEX}").key)
+        return place.storage.read(index_of(PurePosixPath(place.key)).as_posix())
     except FileNotFoundError:
         return None
     except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
@@ -720,7 +701,7 @@ def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
 def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
     """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.storage.read(place.beside(f".{place.name}{MANIFEST}").key))
+        document = json.loads(place.storage.read(manifest_of(PurePosixPath(place.key)).as_posix()))
         if document["size"] != entry.size:
             return None
         writer, number = document["writer"], document["number"]

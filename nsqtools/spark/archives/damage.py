@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.durable import replace_file
+from nsqtools.archive.location import Location
+from nsqtools.archive.storage import failing
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import NsqError
 
 log = logging.getLogger("nsqtools")
 
@@ -68,31 +69,13 @@ class DamageReports:
             found = [*found[:MOST_LINES], more]
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
-        self._write(self._folder, name, text)
-
-    def _write(self, folder: Location, name: str, text: str) -> None:
-        try:
-            if isinstance(folder, StoredPlace):
-                report = folder / (name + SUFFIX)
-                report.storage.put(report.key, text.encode())
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / (name + SUFFIX), text.encode(), is_durable=False)
-        except OSError as exc:
-            raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
+        with failing("write", self._folder):
+            open_storage(str(self._folder)).put(name + SUFFIX, text.encode())
 
 
 def read_damage(folder: Location) -> list[ArchiveDamage]:
     """Return everything reported in a ``damagePath``, by file and position. Raises ``OSError``."""
-    lines = [line for text in _reports(folder) for line in text.decode().splitlines()]
+    reports = open_storage(str(folder))
+    texts = (reports.read(each.name) for each in reports.list() if each.name.endswith(SUFFIX))
+    lines = [line for text in texts for line in text.decode().splitlines()]
     return sorted(ArchiveDamage(**json.loads(line)) for line in lines)
-
-
-def _reports(folder: Location) -> Iterator[bytes]:
-    if isinstance(folder, StoredPlace):
-        for entry in folder.below():
-            if entry.name.endswith(SUFFIX):
-                yield folder.storage.read((folder / entry.name).key)
-        return
-    for path in folder.glob(f"*{SUFFIX}") if folder.is_dir() else ():
-        yield path.read_bytes()

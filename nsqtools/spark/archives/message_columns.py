@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
 
 from nsqtools.archive.body_columns import BodyColumns, fields_of
 from nsqtools.archive.columns import BodyKind, message_schema
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MESSAGE_DDL = (
     "topic string, nsqd string, id string, timestamp timestamp, ts_ns bigint, attempts int, "
     "body binary"
 )
-ARCHIVED_DDL = f"{MESSAGE_DDL}, file string, pos bigint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,6 @@ class Bodies:
 
     def archived_schema(self) -> pyarrow.Schema:
         """Return them with the place of the message."""
-        import pyarrow
 
         schema = self.message_schema().append(pyarrow.field("file", pyarrow.string()))
         return schema.append(pyarrow.field("pos", pyarrow.int64()))

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.codecs import Codec, unpack_whole
@@ -21,23 +23,19 @@ from nsqtools.archive.columns import (
     exact_columns,
     fast_columns,
     filtered_columns,
-    split_lines,
     wanted_rows,
     whole_lines,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import DamagedError, unpack_members
-from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member
+from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
-
-if TYPE_CHECKING:
-    import pyarrow
 
 READ_SIZE = 1 << 20
 OPEN_TRIES = 5
@@ -234,7 +232,6 @@ class _Reader:
     """Reads one range."""
 
     def __init__(self, wanted: Range, settings: ReadSettings, names: Sequence[str]) -> None:
-        import pyarrow
 
         self._range = wanted
         self._settings = settings
@@ -315,7 +312,6 @@ class _Reader:
         yield from self._rows(columns, _int64(self._places(piece, bodies)))
 
     def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
-        import pyarrow
 
         parts = []
         for piece, count in zip(held, counts, strict=True):
@@ -337,7 +333,6 @@ class _Reader:
         return list(accumulate(lengths[:-1], initial=piece.pos)) if lines else []
 
     def _rows(self, columns: Columns, positions: Any) -> Iterator[pyarrow.RecordBatch]:
-        import pyarrow
 
         count = len(positions)
         if not count:
@@ -357,6 +352,5 @@ class _Reader:
 
 
 def _int64(numbers: list[int]) -> Any:
-    import pyarrow
 
     return pyarrow.array(numbers, pyarrow.int64())

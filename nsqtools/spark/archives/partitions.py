@@ -22,6 +22,7 @@ from nsqtools.archive.layout import (
     decode_index,
     encode_members,
 )
+from nsqtools.archive.storage import failing
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -275,13 +276,12 @@ def damage_reporter(settings: ReadSettings) -> ReportDamage:
 def planned_again(plan: Callable[[], Planned]) -> Planned:
     """Plan again when a file has moved meanwhile. Raises `OutputError`."""
     for tries_left in reversed(range(TRIES)):
-        try:
-            return plan()
-        except FileNotFoundError as exc:
-            if not tries_left:
-                raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
-        except OSError as exc:
-            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+        with failing("read", ""):
+            try:
+                return plan()
+            except FileNotFoundError as exc:
+                if not tries_left:
+                    raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
     raise AssertionError("unreachable")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
 
 from nsqtools.archive.body_columns import load_schema
 from nsqtools.archive.columns import BodyKind
@@ -37,13 +37,6 @@ class FileFormat(Enum):
     raw = "raw"
 
 
-class OnDamage(Enum):
-    """Whether damage fails the query, or is reported in the ``damagePath``."""
-
-    fail = "fail"
-    report = "report"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """What is read, and how."""
@@ -61,8 +54,8 @@ class ReadSettings:
     delimiter: bytes = b"\n"
     topic: str | None = None
     """The topic of files of bare bodies."""
-    on_damage: OnDamage = OnDamage.fail
     damage_path: Location | None = None
+    """Where damage is reported; without it, it fails the query."""
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     min_partitions: int = 0
     """0: as many as run at a time, when there is enough for them."""
@@ -146,13 +139,6 @@ class BatchLimits:
     files: int | None = None
 
 
-class Waiting(TypedDict):
-    """See `StreamSettings`."""
-
-    min_rows: int
-    max_delay_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Where a stream begins, how much a batch takes, and whether lost data fails it."""
@@ -176,11 +162,9 @@ def archive_settings(options: Options) -> ReadSettings:
             "format 'nsq-archive' needs a path",
             hint='For example: spark.read.format("nsq-archive").load("/var/nsq")',
         )
-    on_damage = OnDamage(
-        options.choice("onDamage", [each.value for each in OnDamage], default="fail")
-    )
+    reports = options.choice("onDamage", ("fail", "report"), default="fail") == "report"
     damage_path = options.place("damagePath")
-    if (on_damage is OnDamage.report) != bool(damage_path):
+    if reports != bool(damage_path):
         raise ConfigurationError(
             "onDamage=report needs damagePath, and damagePath needs onDamage=report",
             hint="damagePath is a directory shared with executors, or a place in an object store, "
@@ -196,7 +180,6 @@ def archive_settings(options: Options) -> ReadSettings:
         format=FileFormat(format),
         delimiter=_delimiter(options.text("delimiter")),
         topic=check_topic(topic) if topic else None,
-        on_damage=on_damage,
         damage_path=damage_path,
     )
     return shared_settings(options, settings)
@@ -234,34 +217,30 @@ def stream_settings(options: Options) -> StreamSettings:
     timestamp_ns = options.time_ns("startingTimestamp")
     if starting and timestamp_ns is not None:
         raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
-    poll_s = options.duration_s("pollInterval")
-    if poll_s is None:
-        is_stored = any(isinstance(parse_place(path), StoredPlace) for path in _paths(options))
-        poll_s = STORED_POLL_S if is_stored else DEFAULT_POLL_S
-    return StreamSettings(
+    is_stored = any(isinstance(parse_place(path), StoredPlace) for path in _paths(options))
+    return replace(
+        batch_settings(options, STORED_POLL_S if is_stored else DEFAULT_POLL_S),
         starting_offsets=(starting or EARLIEST).strip(),
         starting_timestamp_ns=timestamp_ns,
-        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        limits=read_limits(options),
-        poll_s=poll_s,
-        **waiting(options),
     )
 
 
-def waiting(options: Options) -> Waiting:
-    """Read what a batch waits for. Raises `ConfigurationError`."""
+def batch_settings(options: Options, poll_s: float) -> StreamSettings:
+    """Read what makes a batch of any stream. Raises `ConfigurationError`."""
     rows, delay_s = options.integer("minRowsPerTrigger"), options.duration_s("maxTriggerDelay")
     if delay_s is not None and rows is None:
         raise ConfigurationError("maxTriggerDelay needs minRowsPerTrigger")
-    return {"min_rows": rows or 0, "max_delay_s": delay_s or DEFAULT_MAX_DELAY_S}
-
-
-def read_limits(options: Options) -> BatchLimits:
-    """Read the limits of a batch. Raises `ConfigurationError`."""
-    return BatchLimits(
-        options.integer("maxRowsPerTrigger"),
-        size_option(options, "maxBytesPerTrigger"),
-        options.integer("maxFilesPerTrigger"),
+    wanted_s = options.duration_s("pollInterval")
+    return StreamSettings(
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        limits=BatchLimits(
+            options.integer("maxRowsPerTrigger"),
+            size_option(options, "maxBytesPerTrigger"),
+            options.integer("maxFilesPerTrigger"),
+        ),
+        poll_s=poll_s if wanted_s is None else wanted_s,
+        min_rows=rows or 0,
+        max_delay_s=delay_s or DEFAULT_MAX_DELAY_S,
     )
 
 

@@ -7,3 +7,7 @@ reporting    what went through topics, by the hour
 replay_job   archives and Parquet back into topics
 sql          a query over archives and Parquet
 """
+
+from nsqtools.spark.session import require_pyspark
+
+require_pyspark()

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
+
 from nsqtools.archive.compaction import RunJobs
 from nsqtools.archive.slices import Done, Job, run_job
 from nsqtools.spark.failures import spark_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from nsqtools.spark.spark_settings import SparkSettings
 
 CLUSTER_SLOTS = 64

@@ -29,7 +29,6 @@ identity. As with Delta's own sink, a query is named by the id in its checkpoint
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -37,7 +36,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
@@ -46,20 +49,15 @@ from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import SINK_LOG, committed
 from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.lease import leased
-from nsqtools.archive.location import Location, StoredPlace, absolute, contains, spark_url
+from nsqtools.archive.lease import held
+from nsqtools.archive.location import Location, absolute, contains, spark_url
 from nsqtools.archive.slices import create_table, need_columns
-from nsqtools.archive.storage import Storage, failure_of
+from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.opening import lock_file
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
@@ -97,35 +95,14 @@ def held_directories(
     of bodies. Raises `ConfigurationError`, and `OutputError`.
     """
     bodies = mark_directories(source, output, checkpoint, bodies)
-    with _locked(checkpoint) as held:
+    with held(checkpoint, LOCK) as descriptors:
         _refuse_other_format(output, is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
-            yield held, bodies
+            yield descriptors, bodies
             return
         remove_leftovers(output)
-        yield held, bodies
+        yield descriptors, bodies
         remove_leftovers(output)
-
-
-@contextmanager
-def _locked(checkpoint: Location) -> Iterator[tuple[int, ...]]:
-    if isinstance(checkpoint, StoredPlace):
-        with leased(checkpoint, LOCK):
-            yield ()
-        return
-    try:
-        descriptor = lock_file(checkpoint / LOCK)
-    except OSError as exc:
-        raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
-    if descriptor is None:
-        raise OutputError(
-            f"another nsq spark ingest uses {checkpoint}",
-            hint="If it was killed, its Spark still ends: try again in a few seconds.",
-        )
-    try:
-        yield (descriptor,)
-    finally:
-        os.close(descriptor)
 
 
 def mark_directories(
@@ -141,7 +118,7 @@ def mark_directories(
     if contains(output, checkpoint) or contains(checkpoint, output):
         raise ConfigurationError("--output and --checkpoint must not contain each other")
     at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
-    try:
+    with failing("use", output):
         of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
         of_output = _read_mark(at_output, OUTPUT_MARK)
         if of_checkpoint is None:
@@ -175,8 +152,6 @@ def mark_directories(
             grown = replace(of_checkpoint, fields=bodies.fields)
             at_checkpoint.put(CHECKPOINT_MARK, _encoded(grown))
         return bodies
-    except OSError as exc:
-        raise failure_of(exc, "use", output) from exc
 
 
 def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
@@ -243,7 +218,7 @@ def _encoded(mark: IngestMark) -> bytes:
 def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
     """Refuse to go on in another format: what was written before would be missing there."""
     place = open_storage(str(absolute(output)))
-    try:
+    with failing("use", output):
         if is_delta and _is_used(place, SINK_LOG):
             raise ConfigurationError(
                 f"{output} holds Parquet that is not a Delta table",
@@ -251,8 +226,6 @@ def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
             )
         if not is_delta and _is_used(place, DELTA_LOG):
             raise ConfigurationError(f"{output} is a Delta table", hint="Add --format delta.")
-    except OSError as exc:
-        raise failure_of(exc, "use", output) from exc
 
 
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
@@ -264,7 +237,7 @@ def remove_leftovers(output: Location) -> int:
     Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
     """
     place = open_storage(str(absolute(output)))
-    try:
+    with failing("clean up", output):
         names = [entry.name for entry in place.list()]
         known = committed(place, names)
         if known is None:
@@ -276,8 +249,6 @@ def remove_leftovers(output: Location) -> int:
             place.delete(match[0])
             place.delete(f"{folder}.{match[1]}.crc")
         return len(left)
-    except OSError as exc:
-        raise failure_of(exc, "clean up", output) from exc
 
 
 POLL_S = 0.2
@@ -349,7 +320,6 @@ class IngestCounts:
 
 def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
     """Start it. The places must have been taken."""
-    from pyspark.sql import functions as F
 
     columns = struct_of(source.bodies.message_schema())
     stream = spark.readStream.format(source.format).schema(columns)
@@ -490,7 +460,6 @@ class DeltaSink:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
-        from pyspark.sql import functions as F
 
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
@@ -524,7 +493,6 @@ class DeltaSink:
 
 def _slots(rows: DataFrame) -> list[Row]:
     """The topics and days in a batch, with the range of their times."""
-    from pyspark.sql import functions as F
 
     first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
     return rows.groupBy(*PARTITIONS).agg(first, last).collect()

@@ -12,7 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from nsqtools.archive.catalog import (
     DAY_NS,
@@ -29,9 +32,6 @@ from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.message_columns import BYTES, MESSAGE_DDL, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
@@ -84,7 +84,6 @@ def read_messages(
 
     Of archives only the ``used`` columns are read, and those that the choice is made by.
     """
-    from pyspark.sql import functions as F
 
     tables = table_files((*inputs.parquet, *inputs.delta), choice.is_wanted)
     ddl = f"{MESSAGE_DDL}, body_bytes binary, date date"
@@ -127,8 +126,6 @@ def load_columns(
 
     Spark asks a data source in Python for the columns of its schema, whatever a query uses.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
 
     known = struct_of(bodies.archived_schema())
     read = [each for each in known.fields if each.name in used] or known.fields[-1:]
@@ -193,7 +190,6 @@ def read_files(
 
 
 def _chosen(rows: DataFrame, choice: Choice) -> DataFrame:
-    from pyspark.sql import functions as F
 
     if choice.topics:
         rows = rows.where(F.col("topic").isin(*choice.topics))

@@ -20,12 +20,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.lease import leased
+from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
+from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
 from nsqtools.spark.archives.archive_files import LineKind, ListedFile, listing_of
@@ -36,15 +40,12 @@ from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.publishing.ledger import (
     LOCK,
     LedgerEntry,
-    locked_ledger,
     read_entries,
     read_stored_entries,
 )
 from nsqtools.spark.publishing.row_outcomes import PublishReport, total
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
     from nsqtools.spark.spark_settings import SparkSettings
 
 VERSION = 1
@@ -145,12 +146,11 @@ def fix_partitions(spark: SparkSession, bytes: int) -> None:
 def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
     """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
     path = ledger / PLAN
-    try:
-        content = open_storage(str(ledger)).read(PLAN)
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+    with failing("read", path):
+        try:
+            content = open_storage(str(ledger)).read(PLAN)
+        except FileNotFoundError:
+            return None
     try:
         plan = ReplayPlan(**json.loads(content))
         if plan.version != VERSION:
@@ -170,10 +170,8 @@ def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
 
 def save_plan(ledger: Location, plan: ReplayPlan) -> None:
     """Write it down for the next run. Raises `OutputError`."""
-    try:
+    with failing("write the ledger", ledger):
         open_storage(str(ledger)).put(PLAN, plan.encode())
-    except OSError as exc:
-        raise OutputError(f"cannot write the ledger {ledger} ({exc.strerror})") from exc
 
 
 def check_sizes(plan: ReplayPlan) -> None:
@@ -189,10 +187,8 @@ def check_sizes(plan: ReplayPlan) -> None:
 def size_of(path: str) -> int:
     """The size of a file. Raises `OutputError`."""
     place = parse_place(path)
-    try:
+    with failing("read", path):
         return place.entry().size if isinstance(place, StoredPlace) else place.stat().st_size
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
 
 
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
@@ -285,7 +281,7 @@ class ReplayJob:
         ledger = self._publishing.ledger
         if ledger is None:
             return self._publish()
-        with leased(ledger, LOCK) if isinstance(ledger, StoredPlace) else locked_ledger(ledger):
+        with held(ledger, LOCK):
             assert self._plan is not None
             save_plan(ledger, self._plan)
             outcome = self._publish()
@@ -396,7 +392,6 @@ def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> Repla
 
 def target(topics: Mapping[str, str]) -> Column:
     """The topic that a message goes to."""
-    from pyspark.sql import functions as F
 
     column = F.lit(topics[""]) if topics.get("") else F.col("topic")
     for old, new in topics.items():

@@ -16,6 +16,9 @@ from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import TimestampType
+
 from nsqtools.archive.catalog import find_inputs, table_files
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -30,8 +33,6 @@ from nsqtools.spark.pyspark_internals import stand_in, struct_of, used_columns
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-
     from nsqtools.spark.spark_settings import SparkSettings
 
 ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
@@ -175,7 +176,6 @@ class QueryRows:
     """Turns the rows of one query into what can be printed."""
 
     def __init__(self, frame: DataFrame) -> None:
-        from pyspark.sql.types import TimestampType
 
         self.columns: list[str] = frame.columns
         self._frame = frame

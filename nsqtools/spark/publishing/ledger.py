@@ -39,10 +39,11 @@ from typing import Self
 
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace
+from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import sync_folder, write_all
-from nsqtools.files.opening import lock_file, open_to_write, try_lock
+from nsqtools.files.opening import open_to_write, try_lock
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.row_outcomes import DeadLetters, dead_letter, row_of
 
@@ -77,7 +78,7 @@ def prepare_ledger(folder: Location, job: str) -> None:
     """
     content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
     place = open_storage(str(folder))
-    try:
+    with failing("write the ledger", folder):
         names = [entry.name for entry in place.list()]
         if JOB not in names and any(name.startswith("part-") for name in names):
             raise ConfigurationError(
@@ -88,32 +89,11 @@ def prepare_ledger(folder: Location, job: str) -> None:
         except FileExistsError:
             pass
         found = place.read(JOB)
-    except OSError as exc:
-        raise OutputError(f"cannot write the ledger {folder} ({exc.strerror})") from exc
     if found != content:
         raise ConfigurationError(
             f"{folder} is the ledger of another job",
             hint="Give another directory; everything is published again then.",
         )
-
-
-@contextmanager
-def locked_ledger(folder: Path) -> Iterator[None]:
-    """Lock the directory. Raises `NsqError` when another run has it, `OutputError`."""
-    path = folder / LOCK
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = lock_file(path)
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
-    if descriptor is None:
-        raise NsqError(
-            f"the ledger {folder} is in use by another run", hint="Wait until it has ended."
-        )
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def part_path(folder: Path, partition: int) -> Path:
@@ -131,12 +111,10 @@ class LedgerPart:
         self.path = part_path(folder, partition)
         self.partition = partition
         self._synced_at = time.monotonic()
-        try:
+        with failing("write", self.path):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._descriptor = open_to_write(self.path, flags, 0o640)
             sync_folder(folder)  # or the file may be nameless after a power failure
-        except OSError as exc:
-            raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
         try:
             self._lock(time.monotonic() + wait_s)
             self.entry = self._read()
@@ -147,12 +125,10 @@ class LedgerPart:
     def note(self) -> None:
         """Append ``entry`` as it is now. Raises `OutputError`."""
         line = json.dumps(asdict(self.entry)).encode() + b"\n"
-        try:
+        with failing("write", self.path):
             write_all(self._descriptor, line)
             if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
                 self.sync()
-        except OSError as exc:
-            raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
 
     @property
     def is_due(self) -> bool:
@@ -176,7 +152,7 @@ class LedgerPart:
         os.close(self._descriptor)
 
     def _lock(self, until: float) -> None:
-        try:
+        with failing("lock", self.path):
             while not try_lock(self._descriptor):
                 if time.monotonic() >= until:
                     raise NsqError(
@@ -185,20 +161,16 @@ class LedgerPart:
                         hint="Set spark.speculation=false, and run a job once at a time.",
                     )
                 time.sleep(POLL_S)
-        except OSError as exc:
-            raise OutputError(f"cannot lock {self.path} ({exc.strerror})") from exc
 
     def _read(self) -> LedgerEntry:
         """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
-        try:
+        with failing("read", self.path):
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             with open(self._descriptor, "rb", closefd=False) as file:
                 content = file.read()
             whole = content.rpartition(b"\n")[0]
             if len(whole) + 1 < len(content):
                 os.ftruncate(self._descriptor, len(whole) + 1 if whole else 0)
-        except OSError as exc:
-            raise OutputError(f"cannot read {self.path} ({exc.strerror})") from exc
         if not whole:
             return LedgerEntry()
         return decode_entry(whole.rpartition(b"\n")[2], self.path)
@@ -272,16 +244,15 @@ class StoredLedgerPart:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError:
-            raise NsqError(
-                f"partition {self.partition} is being published by another task, "
-                f"which writes to {self._numbers.place}",
-                hint="Set spark.speculation=false, and run a job once at a time.",
-            ) from None
-        except OSError as exc:
-            raise OutputError(f"cannot use {self._numbers.place} ({exc.strerror})") from exc
+        with failing("use", self._numbers.place):
+            try:
+                yield
+            except FileExistsError:
+                raise NsqError(
+                    f"partition {self.partition} is being published by another task, "
+                    f"which writes to {self._numbers.place}",
+                    hint="Set spark.speculation=false, and run a job once at a time.",
+                ) from None
 
 
 def read_stored_entries(folder: StoredPlace) -> list[LedgerEntry]:
@@ -309,7 +280,7 @@ class StoredDeadLetters:
         self._lines: list[bytes] = []
         self._size = 0
         self._first_row = 0
-        with self._errors():
+        with failing("write into", self._folder):
             self._keep(done or 0)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
@@ -326,7 +297,7 @@ class StoredDeadLetters:
         if not self._lines:
             return
         content = b"".join(self._lines)
-        with self._errors():
+        with failing("write into", self._folder):
             # one attempt's rows may be in another order than another's, and must not be replaced
             name = f"{self._prefix}{self._first_row:012d}-{zlib.crc32(content):08x}.jsonl"
             object = self._folder / name
@@ -342,7 +313,7 @@ class StoredDeadLetters:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not self._is_kept:
-            with self._errors():
+            with failing("write into", self._folder):
                 self._keep(0)
 
     def _keep(self, done: int) -> None:
@@ -357,13 +328,6 @@ class StoredDeadLetters:
                 object.storage.delete(object.key)
             elif len(kept) < len(lines):
                 object.storage.put(object.key, b"".join(kept))
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            raise OutputError(f"cannot write into {self._folder} ({exc.strerror})") from exc
 
 
 def open_ledger_part(

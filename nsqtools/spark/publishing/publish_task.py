@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow
 
 from nsqtools.client.outcomes import may_split
 from nsqtools.errors import (
@@ -48,9 +50,6 @@ from nsqtools.spark.publishing.ledger import (
 )
 from nsqtools.spark.publishing.row_outcomes import MAX_REASONS, NO_ID, DeadLetters, PublishReport
 from nsqtools.spark.publishing.sink_plan import SinkPlan
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
 
@@ -126,7 +125,6 @@ def chunk_of(batch: pyarrow.RecordBatch, *, has_topic: bool) -> Chunk:
 
 def byte_strings(array: pyarrow.Array) -> list[bytes | None]:
     """The values of a column of binaries or texts, as bytes."""
-    import pyarrow
 
     if not pyarrow.types.is_binary(array.type):
         array = array.cast(pyarrow.large_binary())  # of texts nothing is copied

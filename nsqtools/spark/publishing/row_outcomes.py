@@ -15,11 +15,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.archive.storage import failing
+from nsqtools.errors import NsqError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import open_to_append
 from nsqtools.records.envelope import Envelope, encode_many
@@ -96,11 +98,9 @@ def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
 
 def write_document(path: Path, report: PublishReport, *, is_complete: bool) -> None:
     """Write the counts to a file, whole or not at all. Raises `OutputError`."""
-    try:
+    with failing("write", path):
         content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
         replace_file(path, content.encode())
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
 
 
 def require_all(report: PublishReport) -> None:
@@ -139,30 +139,31 @@ class DeadLetters:
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
         """Add a row, given by its number in the partition."""
-        self._write(dead_letter(row, message, reason))
+        with failing("write", self.path):
+            if self._file is None:
+                self._part.parent.mkdir(parents=True, exist_ok=True)
+                self._part.unlink(missing_ok=True)
+                self._file = open_to_append(self._part, 0o640)
+            self._file.write(dead_letter(row, message, reason))
 
     def sync(self) -> None:
         """Make what was written durable."""
         if self._file is not None:
-            try:
+            with failing("write", self.path):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 if not self._is_named:
                     sync_folder(self._part.parent)
                     self._is_named = True
-            except OSError as exc:
-                raise self._error(exc) from exc
 
     def finish(self) -> None:
         """Give the file its name, if there is anything in it."""
         if self._file is None:
             return
         self.sync()
-        try:
+        with failing("write", self.path):
             self._part.replace(self.path)
             sync_folder(self.path.parent)
-        except OSError as exc:
-            raise self._error(exc) from exc
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +178,7 @@ class DeadLetters:
     def _keep(self, done: int) -> None:
         """Keep what an earlier attempt wrote of rows that are done."""
         source = self._part if self._part.exists() else self.path
-        try:
+        with failing("write", self.path), suppress(FileNotFoundError):
             lines = source.read_bytes().splitlines(keepends=True)
             kept = [line for line in lines if row_of(line) < done]
             if kept:
@@ -185,23 +186,6 @@ class DeadLetters:
                 self._file = open_to_append(self._part, 0o640)
             else:
                 self._part.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise self._error(exc) from exc
-
-    def _write(self, line: bytes) -> None:
-        try:
-            if self._file is None:
-                self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._part.unlink(missing_ok=True)
-                self._file = open_to_append(self._part, 0o640)
-            self._file.write(line)
-        except OSError as exc:
-            raise self._error(exc) from exc
-
-    def _error(self, exc: OSError) -> OutputError:
-        return OutputError(f"cannot write {self.path} ({exc.strerror})")
 
 
 def dead_letter(row: int, message: Envelope, reason: str) -> bytes:

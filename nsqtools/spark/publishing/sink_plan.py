@@ -16,19 +16,19 @@ outcomePath                 a file for the counts, as JSON
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsqtools.archive.location import Location, StoredPlace
+from nsqtools.archive.location import Location
+from nsqtools.archive.storage import failing
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import check_topic, parse_address
 from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 from nsqtools.spark.format_options import Options, producer_connection
@@ -133,19 +133,11 @@ def make_folders(settings: SinkSettings) -> None:
     Raises `OutputError`.
     """
     outcome = settings.outcome.parent if settings.outcome else None
-    for folder in (settings.plan.dead_letters, outcome):
-        if folder is not None:
-            try:
-                if isinstance(folder, StoredPlace):
-                    probe = folder / f".nsq-probe-{uuid.uuid4().hex}"
-                    probe.storage.put(probe.key, b"")
-                    probe.storage.delete(probe.key)
-                    continue
-                folder.mkdir(parents=True, exist_ok=True)
-                if not os.access(folder, os.W_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            except OSError as exc:
-                raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
+    for folder in filter(None, (settings.plan.dead_letters, outcome)):
+        storage, probe = open_storage(str(folder)), f".nsq-probe-{uuid.uuid4().hex}"
+        with failing("write into", folder):
+            storage.put(probe, b"")
+            storage.delete(probe)
 
 
 def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:

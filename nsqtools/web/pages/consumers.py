@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from nsqtools.cluster.directory import ClusterStats
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow
+from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
 from nsqtools.errors import NotFoundError
 from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import page_number, page_of
@@ -45,20 +46,13 @@ class Program:
         return sorted({each.client.user_agent for each in self.connections} - {""})
 
     @property
-    def in_flight(self) -> int:
-        return sum(each.client.in_flight_count for each in self.connections)
-
-    @property
-    def ready(self) -> int:
-        return sum(each.client.ready_count for each in self.connections)
-
-    @property
-    def finished(self) -> int:
-        return sum(each.client.finish_count for each in self.connections)
-
-    @property
-    def requeued(self) -> int:
-        return sum(each.client.requeue_count for each in self.connections)
+    def numbers(self) -> dict[str, int]:
+        """The counts of its connections together, by the names that they have everywhere."""
+        clients = [each.client for each in self.connections]
+        return {
+            name: sum(getattr(client, theirs) for client in clients)
+            for name, theirs in CONSUMER_NUMBERS.items()
+        }
 
     @property
     def finish(self) -> float | None:
@@ -88,7 +82,7 @@ def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Prog
         groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
     found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
     found = [each for each in found if _has(each, words)]
-    found.sort(key=lambda each: -each.in_flight)
+    found.sort(key=lambda each: -each.numbers["in_flight"])
     return found
 
 

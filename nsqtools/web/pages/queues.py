@@ -13,6 +13,7 @@ from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
 from nsqtools.cluster.queue_rows import QueueRow, sums_of
+from nsqtools.cluster.topics import all_of
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
@@ -279,8 +280,7 @@ class NodePages:
         cluster, snapshot = self._site.context.cluster, self._site.snapshot()
         directory = self._directory.get("", lambda _: self._ask())
         present = {row.topic for row in snapshot.totals} if snapshot else set()
-        registered = sorted({name for names in directory.topics.values() for name in names})
-        inactive = [name for name in registered if name not in present]
+        inactive = sorted(all_of(directory.topics) - present)
         errors = {failure.address: str(failure.error) for failure in directory.failures}
         return self._site.frame(
             request,
