@@ -118,7 +118,6 @@ class TableWriter:
     @property
     def schema(self) -> pyarrow.Schema:
         """The columns of the table, those of partitions included."""
-
         schema = self.columns.schema() if self.columns else message_schema(self.plan.body)
         kinds = {"date": pyarrow.date32(), "hour": pyarrow.int32()}
         for name in self.plan.partitions:
@@ -144,7 +143,6 @@ class TableWriter:
 
     def _write(self, archive: ArchiveFile, identity: str, topic: str | None) -> list[Draft] | None:
         """Make the files; None when the bodies have columns that were not known before."""
-
         schema = self.schema
         left = [name for name in schema.names if name not in self.plan.partitions]
         in_file = pyarrow.schema([schema.field(name) for name in left])
@@ -205,7 +203,6 @@ class TableWriter:
         self, batch: pyarrow.RecordBatch, archive: ArchiveFile
     ) -> Iterator[tuple[tuple[str | None, ...], pyarrow.RecordBatch]]:
         """Cut a batch into partitions; what has no time has that of the file."""
-
         times = batch["ts_ns"]
         if times.null_count:
             times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
@@ -240,7 +237,6 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-
     values = keys.unique()
     if len(values) == 1:
         yield values[0].as_py(), batch
@@ -280,7 +276,6 @@ class Table:
 
     def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
         """Return fields of bodies with the types that the table has, and the table's own."""
-
         fields = {each.name: each.type for each in known}
         if self.catalog is None or not self.catalog.exists():
             return [pyarrow.field(name, kind) for name, kind in fields.items()]
