@@ -51,7 +51,7 @@ from nsqtools.archive.catalog import (
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import index_of, manifest_of
-from nsqtools.archive.lease import held
+from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, contains
 from nsqtools.archive.slices import (
     NOTES,
@@ -258,6 +258,7 @@ class Compaction:
         with failing("read", self.output):
             self._check(is_table(self.storage), is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
+        self._place = Held()
         self.sources: list[Source] = []
         self.partitions: list[Partition] = []
 
@@ -428,7 +429,7 @@ class Compaction:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other compactions out of the output."""
-        with held(self.output, f"{NOTES}/lock"):
+        with held(self.output, f"{NOTES}/lock") as self._place:
             if not isinstance(self.output, StoredPlace):
                 if list(self.output.glob("_staging/topic=*/date=*.replaced")):
                     raise OutputError(
@@ -467,6 +468,7 @@ class Compaction:
 
     def _finish(self, partition: Partition) -> None:
         """Commit the files of a partition, and note what they were made of."""
+        self._place.check()
         files = partition.files
         removes = [self._table_file(partition, each) for each in partition.sources]
         if self.is_within and sum(done.read for done in partition.done) != sum(

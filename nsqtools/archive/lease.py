@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing, failure_of
@@ -120,9 +121,13 @@ class Lease:
         self.renew()
 
     def renew(self) -> None:
-        """Write the next number. Raises `OutputError`."""
+        """Write the next number; the lease is lost where that fails. Raises `OutputError`."""
         with _mutex:
-            self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
+            try:
+                self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
+            except NsqError as error:
+                self._lost = error
+                raise
 
     def keep(self) -> None:
         """Renew it until `release`; on a thread."""
@@ -130,7 +135,6 @@ class Lease:
             try:
                 self.renew()
             except NsqError as error:
-                self._lost = error
                 log.error("%s", error)
                 return
 
@@ -193,16 +197,28 @@ def leased(root: StoredPlace, name: str) -> Iterator[Lease]:
         keeper.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A place that this run has alone. ``descriptors`` are locked: a child may inherit them."""
+
+    descriptors: tuple[int, ...] = ()
+    lease: Lease | None = None
+
+    def check(self) -> None:
+        """Raise `OutputError` when another run has it: then nothing more may be published."""
+        if self.lease is not None:
+            self.lease.check()
+
+
 @contextmanager
-def held(root: Location, name: str) -> Iterator[tuple[int, ...]]:
+def held(root: Location, name: str) -> Iterator[Held]:
     """Have a place alone: in a directory by a lock on the file ``name``, in a store by a lease.
 
-    Yields the locked descriptors, for a child that must inherit them. Raises `OutputError` when
-    another run has it, and as `failure_of` says.
+    Raises `OutputError` when another run has it, and as `failure_of` says.
     """
     if isinstance(root, StoredPlace):
-        with leased(root, name):
-            yield ()
+        with leased(root, name) as lease:
+            yield Held(lease=lease)
         return
     path = root / name
     with failing("write", path):
@@ -211,6 +227,6 @@ def held(root: Location, name: str) -> Iterator[tuple[int, ...]]:
     if descriptor is None:
         raise _taken(root)
     try:
-        yield (descriptor,)
+        yield Held((descriptor,))
     finally:
         os.close(descriptor)

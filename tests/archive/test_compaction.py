@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -28,8 +28,9 @@ from nsqtools.archive.compaction import (
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
+from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.slices import run_job
+from nsqtools.archive.slices import NOTES, Done, Job, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -418,6 +419,30 @@ def test_a_bucket_takes_and_gives_what_a_directory_does(
     assert done(compact(archive, output, delta=delta)) == (0, 0)
     assert [delete_archive(each) for each in compaction.deletable()[0]] == [True]
     assert not [name for name in bucket.names() if name.startswith("archive/")]
+
+
+def test_a_run_that_lost_the_output_to_another_commits_nothing(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    (tmp_path / "a").mkdir()
+    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
+    output = parse_place(f"{bucket.url}/lake")
+    assert isinstance(output, StoredPlace)
+    inputs = find_inputs([tmp_path / "a"])
+    compaction = Compaction(inputs, output, EVERYTHING, Settings(), is_delta=True)
+
+    def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+        numbers = StoredNumbers(output / NOTES / "lock")
+        numbers.number = numbers.latest()
+        numbers.append(b"{}")  # as a run that waited for the end of the lease
+        yield from in_processes(1)(jobs)
+
+    with compaction.locked():
+        compaction.plan()
+        with pytest.raises(OutputError, match="another run writes to"):
+            compaction.run(while_it_slept)
+
+    assert content(output) == []
 
 
 def test_the_log_of_a_sink_says_which_files_count(tmp_path: Path) -> None:

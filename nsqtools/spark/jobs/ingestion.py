@@ -95,13 +95,13 @@ def held_directories(
     of bodies. Raises `ConfigurationError`, and `OutputError`.
     """
     bodies = mark_directories(source, output, checkpoint, bodies)
-    with held(checkpoint, LOCK) as descriptors:
+    with held(checkpoint, LOCK) as place:
         _refuse_other_format(output, is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
-            yield descriptors, bodies
+            yield place.descriptors, bodies
             return
         remove_leftovers(output)
-        yield descriptors, bodies
+        yield place.descriptors, bodies
         remove_leftovers(output)
 
 
