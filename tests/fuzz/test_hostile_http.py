@@ -19,7 +19,7 @@ from plugins.examples import examples
 from plugins.hostile_cluster import HostileCluster
 
 COMMANDS = """
-    nodes; nodes --json; stat --once; stat --once --json --show clients; stat --once --prometheus;
+    nodes; nodes --json; stat --once; stat --once --json --show clients; stat --once -o csv;
     stat --once --show memory; topic list; topic info clicks; channel list;
     channel info clicks archive --json; topic delete * --dry-run; lookup clicks; info; ping;
     config get log_level

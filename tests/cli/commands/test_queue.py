@@ -78,7 +78,7 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
     for is_running in (True, False):
         if not is_running:
             nsqd.kill()
-        before = state_of(path)
+        before = {} if is_running else state_of(path)
         listed = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
         shown = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
         both = run_nsq(["queue", "cat", str(path), "-t", "t"])

@@ -20,7 +20,7 @@ from nsqtools.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("line", "given", "meant"),
     [
-        ("stat --max-dept 1", "--max-dept", "--max-depth"),
+        ("check --max-dept 1", "--max-dept", "--max-depth"),
         ("bench pub --bach 1", "--bach", "--batch"),
         ("tail -topic=clicks", "-topic", "--topic"),
         ("tail -t clicks -nsqd-tcp-address=a:4150", "-nsqd-tcp-address", "--nsqd-tcp-address"),
