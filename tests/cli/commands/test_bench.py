@@ -77,7 +77,7 @@ def test_sub_drains_what_it_filled_or_what_the_time_is_enough_for(measure: Measu
 
     assert whole["published"] == whole["consumed"] == whole["messages"] == 30_000
     assert whole["latency_ms"] is None
-    assert 0 < part["consumed"] < part["published"] == 100_000
+    assert part["consumed"] < part["published"] == 100_000
 
 
 def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
