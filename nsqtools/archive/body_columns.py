@@ -59,16 +59,13 @@ class BodyColumns:
     @property
     def fields(self) -> list[pyarrow.Field]:
         """The fields by their names in the body: what to begin with the next time."""
-
         return [pyarrow.field(name, type) for name, type in self._types.items()]
 
     def schema(self) -> pyarrow.Schema:
         """Return the columns that `add` gives a batch now, those of the message included."""
-
         return pyarrow.schema([*message_schema(BodyKind.json), *self._own_fields()])
 
     def _own_fields(self) -> list[pyarrow.Field]:
-
         own = [pyarrow.field(self._columns[name], type) for name, type in self._types.items()]
         return [*own, pyarrow.field(ERROR, pyarrow.string())]
 
@@ -88,7 +85,6 @@ class BodyColumns:
 
     def add(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return a batch of `message_schema` with the columns of its bodies."""
-
         body = batch["body"]
         read = _read(body, self._types, is_inferring=self.evolves)
         errors = None
@@ -113,7 +109,6 @@ class BodyColumns:
 
     def _evolve(self, read: Mapping[str, Any]) -> bool:
         """Take in new fields; return whether one of them has to be read again, as text."""
-
         again = False
         for name, array in read.items():
             if name in self._types or name in self._left:
@@ -168,7 +163,6 @@ class BodyColumns:
 
     def _scattered(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
         """Read the bodies that fit, and put nulls where the others are."""
-
         read = _read(bodies, self._types, is_inferring=False)
         if read is None:  # they fit by themselves, and Arrow reads some of them differently
             read = self._one_by_one(bodies, fits, errors)
@@ -177,7 +171,6 @@ class BodyColumns:
         return {name: array.take(places) for name, array in read.items()}
 
     def _one_by_one(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
-
         rows = [at for at, fit in enumerate(fits.to_pylist()) if fit]
         parts: dict[str, list[Any]] = {name: [] for name in self._types}
         for number, row in enumerate(rows):
@@ -192,7 +185,6 @@ class BodyColumns:
 
 def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
     """Read JSON objects in the given columns, and in what else is found; None if one is not so."""
-
     count = len(body)
     if not count:
         return {name: pyarrow.nulls(0, type) for name, type in types.items()}
@@ -228,14 +220,12 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
 
 def _found(column: Any) -> Any:
     """A field that was not asked for; of one that becomes no column only its type counts."""
-
     is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
     return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
 def _type_of(value: object) -> Any:
     """Return the type of the column that a plain value makes; None for others."""
-
     if isinstance(value, bool):
         return pyarrow.bool_()
     if isinstance(value, int):
@@ -247,7 +237,6 @@ def _type_of(value: object) -> Any:
 
 def _checker(kind: Any) -> Callable[[object], bool]:
     """Return what tells whether a value of JSON fits a type; asked for every field of a body."""
-
     if types.is_struct(kind):
         known = [(field.name, _checker(field.type)) for field in kind]
         return lambda value: (
@@ -275,7 +264,6 @@ def _checker(kind: Any) -> Callable[[object], bool]:
 
 def _is_time(value: object) -> bool:
     """Whether Arrow reads it as a time: it is asked, for it knows more forms than Python."""
-
     if value is None:
         return True
     try:
@@ -312,7 +300,6 @@ def load_schema(source: Path | str) -> dict[str, Any]:
 
 def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
     """Return the fields of a schema. Raises ``ValueError`` and others for what is none."""
-
     if "fields" in document:
         return [
             pyarrow.field(str(each["name"]), pyarrow.type_for_alias(each["type"]))
@@ -324,7 +311,6 @@ def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
 
 
 def _arrow_type(name: str, schema: Mapping[str, Any]) -> Any:
-
     kinds = schema["type"]
     some = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"]
     plain = {
@@ -358,7 +344,6 @@ def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
 
 
 def _json_type(kind: Any) -> dict[str, Any]:
-
     if types.is_struct(kind):
         return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}
     if types.is_list(kind):

@@ -54,7 +54,6 @@ IDENTITY = ("topic", "nsqd", "id")
 
 def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
     """Return the columns of a message, without those that `body_columns` makes of its body."""
-
     is_binary = kind is BodyKind.binary
     body = [("body", pyarrow.binary() if is_binary else pyarrow.string())]
     if not is_binary:
@@ -107,7 +106,6 @@ def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
 
 def _same_in_all(text: bytes, lines: int) -> Columns:
     """The columns of topic and nsqd where all lines have the same: most files have one topic."""
-
     first = ORIGIN.match(text)
     if first is None or not _begin_with(first[0], text, lines):
         return {}
@@ -136,7 +134,6 @@ KEYS_OF = {
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-
     known = _json_schema()
     is_all = len(keys) == len(known)
     try:
@@ -162,7 +159,6 @@ def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
 
 
 def _json_schema() -> pyarrow.Schema:
-
     text = pyarrow.string()
     number = pyarrow.int64()
     return pyarrow.schema(
@@ -179,7 +175,6 @@ def _json_schema() -> pyarrow.Schema:
 
 
 def _is_right(read: Columns) -> bool:
-
     if any(read[name].null_count for name in read if not name.startswith("body")):
         return False
     if "attempts" in read:
@@ -206,13 +201,11 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
 
 
 def _micros(ts_ns: Any) -> Any:
-
     return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
 def _decoded(body: Any, body64: Any) -> Any:
     """Return the bytes of ``body64``; None unless each row has one of the two, and it is valid."""
-
     count = len(body)
     if body64.null_count == count:
         return pyarrow.nulls(count, pyarrow.binary()) if not body.null_count else None
@@ -235,7 +228,6 @@ def _has_text(raw: Any) -> bool:
 
 def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
     """Return the columns of bodies; each has either text or bytes."""
-
     if kind is not BodyKind.binary:
         return {"body": text, "body_bytes": raw}
     joined = text.cast(binary())
@@ -244,7 +236,6 @@ def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
 
 def columns_of_bodies(bodies: Sequence[bytes | None], kind: BodyKind) -> Columns:
     """Return the columns of bodies, each of which has either text or bytes."""
-
     if kind is BodyKind.binary:
         return {"body": pyarrow.array(bodies, pyarrow.binary())}
     texts = [None if body is None else _text(body) for body in bodies]
@@ -269,7 +260,6 @@ def exact_columns(
 
     Lines are counted from 0.
     """
-
     rows, kept, problems = [], [], []
     for number, line in enumerate(lines):
         try:
@@ -294,7 +284,6 @@ def bare_columns(
     bodies: Sequence[bytes], topic: str | None, kind: BodyKind = BodyKind.string
 ) -> Columns:
     """Return the columns of bare bodies: only their topic may be known."""
-
     schema, count = message_schema(kind), len(bodies)
     columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
     if topic is not None:
@@ -312,7 +301,6 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
 
     None when all rows are wanted. One without a time is, as bare bodies have none.
     """
-
     masks = []
     if within.since_ns is not None:
         masks.append(compute.greater_equal(columns["ts_ns"], within.since_ns))
@@ -352,7 +340,6 @@ def read_batches(
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
     """
-
     schema = message_schema(kind)
     is_jsonl: bool | None = None
     number = 0
@@ -381,7 +368,6 @@ def read_batches(
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
     """Return bare bodies in the columns of `message_schema`."""
-
     columns, schema = bare_columns(bodies, None), message_schema()
     return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 

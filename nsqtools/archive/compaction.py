@@ -348,7 +348,6 @@ class Compaction:
 
         Of two types the first is taken; values of the other go to ``_error``.
         """
-
         tables = [DeltaCatalog(str(place)) for place in self._inputs.delta]
         if self.table is not None and self.table.exists():
             tables.insert(0, self.table)
@@ -442,7 +441,6 @@ class Compaction:
 
     def run(self, run_jobs: RunJobs) -> None:
         """Do what is planned. The output must be locked."""
-
         if not self.settings.skips_damaged:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
@@ -608,6 +606,5 @@ def in_processes(processes: int) -> RunJobs:
 
 def _leave_signals() -> None:
     """An interrupt of the terminal is for the process that has the others."""
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pyarrow.set_cpu_count(1)

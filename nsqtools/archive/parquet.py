@@ -60,7 +60,6 @@ class ParquetWriter:
     """
 
     def __init__(self, path: Path, schema: pyarrow.Schema) -> None:
-
         self.path = path
         self.schema = schema
         names = schema.names
@@ -135,7 +134,6 @@ class ParquetWriter:
 
 def _sorted(table: pyarrow.Table) -> pyarrow.Table:
     """Return the rows in the order of time; those of one time keep theirs."""
-
     if TIME not in table.column_names:
         return table
     times = table[TIME].combine_chunks()
@@ -148,7 +146,6 @@ def _compare(
     path: Path, sums: Sequence[Sequence[int]], names: Sequence[str]
 ) -> tuple[int | None, int | None]:
     """Read a file back; return the lowest and the highest time. Raises ``OSError``."""
-
     times: list[int | None] = []
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -168,7 +165,6 @@ def _compare(
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
     """Return a checksum of the values of a column, which is the same however they are chunked."""
-
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
     sums = [0, 0, 0]  # of which are null, of lengths, and of the values or their bytes
     for array in chunks:
@@ -179,7 +175,6 @@ def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
 
 
 def _add(array: pyarrow.Array, sums: list[int]) -> None:
-
     kind = array.type
     if types.is_string(kind) or types.is_binary(kind):
         if array.null_count:
@@ -228,7 +223,6 @@ def read(
     ``columns`` that the file lacks are left out, too. Raises ``OSError``, `CorruptError` for what
     is not whole Parquet.
     """
-
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
@@ -256,7 +250,6 @@ def _raise_as_read(exc: Exception) -> NoReturn:
 
 def time_span(times: Any) -> list[int | None]:
     """Return the lowest and the highest of a column of times; None where there is none."""
-
     return list(compute.min_max(times).as_py().values())
 
 

@@ -176,7 +176,6 @@ class _Reading:
     """Reads what a job names, in the columns of its output."""
 
     def __init__(self, job: Job) -> None:
-
         self._job = job
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
@@ -188,7 +187,6 @@ class _Reading:
             self._columns = BodyColumns(fields_of(job.fields), evolves=False)
 
     def table(self, part: Slice) -> pyarrow.Table:
-
         return pyarrow.Table.from_batches(self.batches(part), self.schema).combine_chunks()
 
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
@@ -228,7 +226,6 @@ class _Reading:
         return batch
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-
         if source.topic is None:
             return batch
         mask = compute.equal(batch["topic"], source.topic)
@@ -244,7 +241,6 @@ class _Reading:
 
     def identities(self, part: Slice) -> pyarrow.Table:
         """Return the identities of what the output has of the times of a slice."""
-
         within = TimeRange(part.since_ns, part.until_ns)
         found: list[Any] = []
         for source in self._job.present:
@@ -270,7 +266,6 @@ def fitted(
     A value of another type than its column does not fit: none of the row's columns has one then,
     as when the body had been read, and ``_error`` says why.
     """
-
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
         columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
@@ -295,7 +290,6 @@ def fitted(
 
 def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
     """Return values as another type has them, and which of them it has, null included."""
-
     if values.type == kind:
         return values, pyarrow.scalar(True)
     if all(types.is_integer(each) or types.is_floating(each) for each in (values.type, kind)):
@@ -307,7 +301,6 @@ def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
 
 def body_kind(table: DeltaCatalog) -> BodyKind | None:
     """Return what the bodies of a table are, None of one that is not there."""
-
     if not table.exists():
         return None
     is_binary = types.is_binary(table.schema().field("body").type)
@@ -316,7 +309,6 @@ def body_kind(table: DeltaCatalog) -> BodyKind | None:
 
 def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
     """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
-
     for source in (each for some in present for each in some):
         is_binary = types.is_binary(columns_in(source).field("body").type)
         return BodyKind.binary if is_binary else BodyKind.string
@@ -325,7 +317,6 @@ def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
 
 def columns_in(source: Source) -> pyarrow.Schema:
     """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
-
     with failing("read", source.shown):
         try:
             with source.storage.open(source.name) as file, parquet.ParquetFile(file) as opened:
@@ -338,7 +329,6 @@ def create_table(
     table: DeltaCatalog, others: Iterable[str] = (), kind: BodyKind = BodyKind.string
 ) -> None:
     """Make a table of messages, if there is none. ``others`` are more columns of partitions."""
-
     schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
     for name in others:
         schema = schema.append(pyarrow.field(name, pyarrow.string()))
@@ -373,7 +363,6 @@ def unreadable(source: Source, problem: str) -> NsqError:
 
 def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
     """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
-
     if kind is BodyKind.binary:
         body = body.cast(pyarrow.binary())
         return {"body": body if raw is None else compute.coalesce(body, raw)}
@@ -390,7 +379,6 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
 
     Only rows of equal times are compared. One without an id is kept.
     """
-
     if rows.num_rows < 2:
         return rows
     times = rows["ts_ns"].combine_chunks()
@@ -420,7 +408,6 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
-
     if not drop:
         return rows
     keep = bytearray(b"\1") * rows.num_rows
@@ -432,7 +419,6 @@ def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
 
 def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
     """Return the rows whose identity is not among those that are there."""
-
     if not present.num_rows or not rows.num_rows:
         return rows
     known = compute.unique(present["ts_ns"])

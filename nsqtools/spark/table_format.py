@@ -74,7 +74,6 @@ def _files(
     batches: Iterable[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
     """Write rows that are in the order of partitions."""
-
     storage = open_storage(path)
     batches = iter(batches)
     if (first := next(batches, None)) is None:

@@ -47,7 +47,6 @@ class Bodies:
 
     def archived_schema(self) -> pyarrow.Schema:
         """Return them with the place of the message."""
-
         schema = self.message_schema().append(pyarrow.field("file", pyarrow.string()))
         return schema.append(pyarrow.field("pos", pyarrow.int64()))
 

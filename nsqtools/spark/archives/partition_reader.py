@@ -232,7 +232,6 @@ class _Reader:
     """Reads one range."""
 
     def __init__(self, wanted: Range, settings: ReadSettings, names: Sequence[str]) -> None:
-
         self._range = wanted
         self._settings = settings
         schema = settings.bodies.archived_schema()
@@ -312,7 +311,6 @@ class _Reader:
         yield from self._rows(columns, _int64(self._places(piece, bodies)))
 
     def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
-
         parts = []
         for piece, count in zip(held, counts, strict=True):
             if self._has_members:
@@ -333,7 +331,6 @@ class _Reader:
         return list(accumulate(lengths[:-1], initial=piece.pos)) if lines else []
 
     def _rows(self, columns: Columns, positions: Any) -> Iterator[pyarrow.RecordBatch]:
-
         count = len(positions)
         if not count:
             return
@@ -352,5 +349,4 @@ class _Reader:
 
 
 def _int64(numbers: list[int]) -> Any:
-
     return pyarrow.array(numbers, pyarrow.int64())

@@ -320,7 +320,6 @@ class IngestCounts:
 
 def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
     """Start it. The places must have been taken."""
-
     columns = struct_of(source.bodies.message_schema())
     stream = spark.readStream.format(source.format).schema(columns)
     stream = stream.options(**source.options, **source.bodies.options())
@@ -460,7 +459,6 @@ class DeltaSink:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
-
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
         ranges = {
@@ -493,6 +491,5 @@ class DeltaSink:
 
 def _slots(rows: DataFrame) -> list[Row]:
     """The topics and days in a batch, with the range of their times."""
-
     first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
     return rows.groupBy(*PARTITIONS).agg(first, last).collect()

@@ -84,7 +84,6 @@ def read_messages(
 
     Of archives only the ``used`` columns are read, and those that the choice is made by.
     """
-
     tables = table_files((*inputs.parquet, *inputs.delta), choice.is_wanted)
     ddl = f"{MESSAGE_DDL}, body_bytes binary, date date"
     frames = [
@@ -126,7 +125,6 @@ def load_columns(
 
     Spark asks a data source in Python for the columns of its schema, whatever a query uses.
     """
-
     known = struct_of(bodies.archived_schema())
     read = [each for each in known.fields if each.name in used] or known.fields[-1:]
     rows = reader.schema(StructType(read)).load(list(paths))
@@ -190,7 +188,6 @@ def read_files(
 
 
 def _chosen(rows: DataFrame, choice: Choice) -> DataFrame:
-
     if choice.topics:
         rows = rows.where(F.col("topic").isin(*choice.topics))
     if choice.within.since_ns is not None:

@@ -392,7 +392,6 @@ def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> Repla
 
 def target(topics: Mapping[str, str]) -> Column:
     """The topic that a message goes to."""
-
     column = F.lit(topics[""]) if topics.get("") else F.col("topic")
     for old, new in topics.items():
         if old:

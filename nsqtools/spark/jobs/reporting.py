@@ -68,7 +68,6 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], l
 
     Raises `ConfigurationError` when there are too many intervals to be a report.
     """
-
     rows = _by_message(messages, step_ns)
     topic, begin = F.col("topic"), F.col("begin_ns")
     grouped = rows.groupingSets([[topic, begin], [topic]], topic, begin)
@@ -89,7 +88,6 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], l
 
 def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
     """A row for each message, with the number of its copies; bare bodies are identified by size."""
-
     begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))
     rows = messages.select(
         "topic",
@@ -114,7 +112,6 @@ def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
 
 def _aggregates() -> list[Column]:
     """The columns of `Figures`. Spark computes equal percentiles once; half a byte goes to even."""
-
     copies = F.col("copies")
     sizes = F.percentile("size", list(SIZES), copies)
     attempts = F.percentile("attempts", list(ATTEMPTS))
@@ -134,7 +131,6 @@ def _aggregates() -> list[Column]:
 
 
 def _rounded(name: str, found: Column, shares: Sequence[float]) -> list[Column]:
-
     return [
         F.bround(found[at]).cast("bigint").alias(f"{name}_p{share * 100:.0f}")
         for at, share in enumerate(shares)
@@ -155,7 +151,6 @@ class Gap:
 
 def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Gap], int]:
     """Return the longest pauses, at most `MOST_GAPS`, in order of time, and how many there are."""
-
     timed = messages.where(F.col("topic").isNotNull() & F.col("ts_ns").isNotNull())
     slot = F.col("ts_ns") - F.pmod("ts_ns", F.lit(longer_than_ns))
     slots = timed.groupBy("topic", slot.alias("slot")).agg(

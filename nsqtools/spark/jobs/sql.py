@@ -176,7 +176,6 @@ class QueryRows:
     """Turns the rows of one query into what can be printed."""
 
     def __init__(self, frame: DataFrame) -> None:
-
         self.columns: list[str] = frame.columns
         self._frame = frame
         # pyspark has both kinds of timestamps without a zone; one is in that of this process

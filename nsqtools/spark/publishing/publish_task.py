@@ -125,7 +125,6 @@ def chunk_of(batch: pyarrow.RecordBatch, *, has_topic: bool) -> Chunk:
 
 def byte_strings(array: pyarrow.Array) -> list[bytes | None]:
     """The values of a column of binaries or texts, as bytes."""
-
     if not pyarrow.types.is_binary(array.type):
         array = array.cast(pyarrow.large_binary())  # of texts nothing is copied
     values: list[bytes | None] = array.to_pylist()
