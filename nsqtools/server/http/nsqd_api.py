@@ -12,6 +12,7 @@ import socket
 import time
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 
@@ -226,7 +227,7 @@ class NsqdHTTP:
         messages: list[bytes],
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
-    ) -> Awaitable[Reply]:
+    ) -> Reply | Awaitable[Reply]:
         stored: Future[None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
@@ -238,14 +239,12 @@ class NsqdHTTP:
                 stored.set_exception(error)
 
         topic.submit(messages, delay_s, blocks, done)
-        return self._reply_when(stored)
+        return _reply(stored) if stored.done() else self._reply_when(stored)
 
     async def _reply_when(self, stored: Future[None]) -> Reply:
-        try:
+        with suppress(BackendError):
             await stored
-        except BackendError:
-            raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED
+        return _reply(stored)
 
     def _delay_s(self, text: str) -> float:
         delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
@@ -273,7 +272,8 @@ class NsqdHTTP:
         messages, blocks = await topic.prepare_in_steps(bodies)
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
             raise HTTPRefusal(503, "EXITING")
-        return await self._put(topic, messages, blocks=blocks)
+        reply = self._put(topic, messages, blocks=blocks)
+        return reply if isinstance(reply, Reply) else await reply
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
@@ -360,6 +360,14 @@ class NsqdHTTP:
         channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY
+
+
+def _reply(stored: Future[None]) -> Reply:
+    try:
+        stored.result()
+    except BackendError:
+        raise HTTPRefusal(503, "EXITING") from None
+    return _PUBLISHED
 
 
 def _string_list(body: bytes) -> list[str] | None:

@@ -151,20 +151,26 @@ class Topic:
             self.put_durably(messages, delay_s, done)
             return
         try:
-            if delay_s:
-                self.put_deferred(messages[0], delay_s)
-            else:
-                self.put(messages, blocks)
+            self.put(messages, blocks, delay_s)
         except BackendError as exc:
             done(exc)
         else:
             done(None)
 
-    def put(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
-        """Queue messages, in all channels or in none. Raises `BackendError`."""
+    def put(
+        self, messages: list[bytes], blocks: Sequence[Block] = (), delay_s: float = 0.0
+    ) -> None:
+        """Queue messages, in all channels or in none. Raises `BackendError`.
+
+        A delay starts when a channel gets the message; one that has to wait on disk for a channel
+        loses it, as in nsqd.
+        """
         if self._limits.are_set:
             self._limits.admit(self._targets(), messages)
-        if self._flows and not self.backlog.has_messages:
+        if delay_s and (self._flows or self.depth < self._mem_queue_size):
+            self._deferred += [(message, delay_s) for message in messages]
+            self._copy_deferred()
+        elif self._flows and not self.backlog.has_messages:
             self._copy(messages, blocks)
         else:
             self.backlog.put(messages, blocks=blocks)
@@ -225,19 +231,6 @@ class Topic:
     def _drop_surplus(self) -> None:
         if self.backlog.is_over and self.is_ephemeral:
             self.backlog.overflow()
-
-    def put_deferred(self, message: bytes, delay_s: float) -> None:
-        """Queue a message whose delay starts when a channel gets it. Raises `BackendError`.
-
-        A message that has to wait on disk for a channel loses its delay, as in nsqd.
-        """
-        if not self._flows and self.depth >= self._mem_queue_size:
-            self.put([message])
-            return
-        self._limits.admit(self._targets(), [message])
-        self._deferred.append((message, delay_s))
-        self._copy_deferred()
-        self._count([message])
 
     def _copy(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
         done: list[tuple[Channel, Undo]] = []

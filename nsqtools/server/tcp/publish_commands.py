@@ -200,10 +200,7 @@ class PublishCommands:
             self._put_durably(command, topic, messages, delay_s)
             return
         try:
-            if delay_s:
-                topic.put_deferred(messages[0], delay_s)
-            else:
-                topic.put(messages, blocks)
+            topic.put(messages, blocks, delay_s)
         except BackendError as exc:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
         self.counts[topic.name] += len(messages)
