@@ -16,6 +16,7 @@ import warnings
 from asyncio import TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
@@ -266,7 +267,7 @@ class TLSLayer:
         cipher = self._object.cipher()
         if cipher is None:
             return ""
-        numbers = {each["name"]: each["id"] & 0xFFFF for each in self._object.context.get_ciphers()}
+        numbers = _suite_numbers(self._object.context)
         return _GO_SUITES.get(cipher[0]) or f"Unknown {numbers.get(cipher[0], 0)}"
 
     @property
@@ -286,6 +287,12 @@ def _as_go_says(error: ssl.SSLError) -> str:
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "tls: client didn't provide a certificate"
     return f"tls: {error.reason or error}".lower().replace("_", " ")
+
+
+@lru_cache(maxsize=8)
+def _suite_numbers(context: ssl.SSLContext) -> dict[str, int]:
+    """The numbers of the suites by OpenSSL's names: /stats asks once for each client."""
+    return {each["name"]: each["id"] & 0xFFFF for each in context.get_ciphers()}
 
 
 _GO_SUITES = {
