@@ -107,7 +107,7 @@ class Lease:
         first = self._latest()
         while (latest := self._latest()) and not self._is_released(latest):
             if latest != first:
-                raise self._taken()
+                raise _taken(self._place)
             if time.monotonic() > deadline_s:
                 break
             time.sleep(POLL_S)
@@ -117,7 +117,7 @@ class Lease:
     def check(self) -> None:
         """Raise `OutputError` when the lease was lost; else it is ours for a while longer."""
         if self._lost is not None:
-            raise self._taken()
+            raise _taken(self._place)
         self.renew()
 
     def renew(self) -> None:
@@ -150,10 +150,7 @@ class Lease:
             try:
                 self._numbers.append(json.dumps(document).encode())
             except FileExistsError:
-                raise self._taken() from None
-
-    def _taken(self) -> OutputError:
-        return _taken(self._place)
+                raise _taken(self._place) from None
 
     def _latest(self) -> int:
         with failing("list", self._place):

@@ -140,7 +140,7 @@ def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
 def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
     """The addresses of each kind, of those from the strongest origin that gives any.
 
-    Commas separate them too: in a variable nobody knows that it takes spaces.
+    Commas separate them too, as in most variables.
     """
     given = [
         tuple(each.strip() for text in context.params.get(kind) or () for each in text.split(","))
