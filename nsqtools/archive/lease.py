@@ -21,6 +21,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,8 +95,13 @@ class Lease:
     def __init__(self, place: StoredPlace, *, renew_s: float = RENEW_S) -> None:
         self._place = place
         self._numbers = StoredNumbers(place)
+        self._holder = {
+            "holder": f"{socket.gethostname()}, process {os.getpid()}",
+            "token": uuid.uuid4().hex,
+        }
         self._renew_s = renew_s
-        self._lost: Exception | None = None
+        self._renewed_s = 0.0
+        self._lost: NsqError | None = None
         self._end = threading.Event()
 
     def take(self, lease_s: float = LEASE_S) -> None:
@@ -112,45 +118,72 @@ class Lease:
                 break
             time.sleep(POLL_S)
         self._numbers.number = latest
-        self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
+        self._write()
+
+    def need(self) -> None:
+        """Raise why the lease was lost, if `keep` knows that it was; this asks nobody."""
+        if self._lost is not None:
+            raise self._lost
 
     def check(self) -> None:
         """Raise `OutputError` when the lease was lost; else it is ours for a while longer."""
-        if self._lost is not None:
-            raise _taken(self._place)
+        self.need()
         self.renew()
 
     def renew(self) -> None:
-        """Write the next number; the lease is lost where that fails. Raises `OutputError`."""
+        """Write the next number. Raises `OutputError`."""
         with _mutex:
-            try:
-                self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
-            except NsqError as error:
-                self._lost = error
-                raise
+            self._write()
 
-    def keep(self) -> None:
-        """Renew it until `release`; on a thread."""
+    def keep(self, lease_s: float = LEASE_S) -> None:
+        """Renew it until `release`; on a thread.
+
+        It is lost when another run has it, or when it could not be renewed for so long that another
+        may have it.
+        """
         while not self._end.wait(self._renew_s):
             try:
                 self.renew()
             except NsqError as error:
-                log.error("%s", error)
-                return
+                if self._lost is None and time.monotonic() - self._renewed_s > lease_s:
+                    self._lost = error
+                log.log(logging.ERROR if self._lost else logging.WARNING, "%s", error)
+                if self._lost:
+                    return
 
     def release(self) -> None:
         """Leave the place to others."""
         self._end.set()
         if self._lost is None:
             with _mutex:
-                self._write({"released": True})
+                self._write(released=True)
 
-    def _write(self, document: dict[str, object]) -> None:
+    def _write(self, *, released: bool = False) -> None:
+        data = json.dumps({**self._holder, "released": released}).encode()
         with failing("write", self._place):
             try:
-                self._numbers.append(json.dumps(document).encode())
+                try:
+                    self._numbers.append(data)
+                except FileExistsError:
+                    if not self._was_written():
+                        raise
+                    self._numbers.append(data)
             except FileExistsError:
-                raise _taken(self._place) from None
+                self._lost = _taken(self._place)
+                raise self._lost from None
+        self._renewed_s = time.monotonic()
+
+    def _was_written(self) -> bool:
+        """Whether the last number is ours: of a write whose answer was lost. Raises ``OSError``."""
+        latest = self._numbers.latest()
+        try:
+            found = json.loads(self._numbers.read(latest))
+        except (FileNotFoundError, ValueError):
+            return False
+        if found.get("token") != self._holder["token"]:
+            return False
+        self._numbers.number = latest
+        return True
 
     def _latest(self) -> int:
         with failing("list", self._place):
@@ -205,6 +238,11 @@ class Held:
         """Raise `OutputError` when another run has it: then nothing more may be published."""
         if self.lease is not None:
             self.lease.check()
+
+    def need(self) -> None:
+        """Raise why the place was lost, if that is known; cheaper than `check`."""
+        if self.lease is not None:
+            self.lease.need()
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
 import pytest
 from plugins.object_store import Bucket
+from plugins.waiting import patience_s
 
-from nsqtools.archive.lease import Lease, held, leased
+from nsqtools.archive.lease import Lease, StoredNumbers, held, leased
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.errors import OutputError
 
@@ -52,6 +54,57 @@ def test_a_run_that_slept_while_another_had_the_place_has_lost_it(place: StoredP
         asleep.check()
 
     other.check()
+
+
+def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> None:
+    lease = Lease(place / "lock")
+    lease.take()
+    written = StoredNumbers(place / "lock", 1)
+    written.append(written.read(1))
+
+    lease.check()
+
+    lease.release()
+    Lease(place / "lock").take(0)
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_lease(
+    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease(place / "lock", renew_s=0.01)
+    lease.take()
+    failures = iter([OSError("away")] * 3)
+    append, renewed = StoredNumbers.append, threading.Event()
+
+    def fails_at_first(numbers: StoredNumbers, data: bytes) -> None:
+        for failure in failures:
+            raise failure
+        append(numbers, data)
+        renewed.set()
+
+    monkeypatch.setattr(StoredNumbers, "append", fails_at_first)
+    keeper = threading.Thread(target=lease.keep)
+    keeper.start()
+    assert renewed.wait(patience_s(10))
+    lease.need()
+    lease.release()
+    keeper.join()
+
+
+def test_one_that_could_not_be_renewed_for_its_length_is_lost(
+    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease(place / "lock", renew_s=0.01)
+    lease.take()
+
+    def fails(numbers: StoredNumbers, data: bytes) -> None:
+        raise OSError(errno.ENETDOWN, "the network is down")
+
+    monkeypatch.setattr(StoredNumbers, "append", fails)
+    lease.keep(lease_s=0.1)
+
+    with pytest.raises(OutputError, match="the network is down"):
+        lease.need()
 
 
 def test_one_run_at_a_time_has_a_directory(tmp_path: Path) -> None:

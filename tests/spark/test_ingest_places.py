@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from plugins.object_store import Bucket
 
-from nsqtools.archive.location import parse_place
+from nsqtools.archive.lease import StoredNumbers
+from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
+    LOCK,
     OUTPUT_MARK,
     held_directories,
     mark_directories,
@@ -84,6 +86,28 @@ def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
         mark_directories(SOURCE, output, parse_place(f"{output}/checkpoint"))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
         mark_directories("the topic views, channel spark", output, checkpoint)
+
+
+def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -> None:
+    """The files of the other's batch look like leftovers until it commits them."""
+    output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
+    assert isinstance(checkpoint, StoredPlace)
+    left = "out/topic=a/date=2026-09-21/left.parquet"
+    holding = held_directories(SOURCE, output, checkpoint)
+    place, _ = holding.__enter__()
+    place.need()
+
+    numbers = StoredNumbers(checkpoint / LOCK)
+    numbers.number = numbers.latest()
+    numbers.append(b"{}")  # as a run that waited for the end of the lease
+    bucket.storage.put(left, b"x")
+    bucket.storage.put("out/_spark_metadata/0", b"v1\n")
+    with pytest.raises(OutputError, match="another run writes to"):
+        holding.__exit__(None, None, None)
+    with pytest.raises(OutputError, match="another run writes to"):
+        place.need()
+
+    assert left in bucket.names()
 
 
 def log_entry(output: Path, name: str) -> str:

@@ -164,7 +164,7 @@ def ingest(
             made,
         ),
         naming_flags(),
-        open_spark(runtime, replace(settings, inherited=held)) as session,
+        open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
         Progress(runtime) as progress,
     ):
         query = start_query(session, replace(source, bodies=made), sink)
@@ -172,6 +172,7 @@ def ingest(
             query,
             for_s=for_,
             show=lambda counts: tell_progress(counts, progress, metrics_file),
+            need=held.need,
             monotonic=runtime.monotonic,
         )
         with stopping(follower.stop) as signals:

@@ -49,7 +49,7 @@ from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import SINK_LOG, committed
 from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.lease import held
+from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, absolute, contains, spark_url
 from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failing
@@ -88,20 +88,21 @@ def held_directories(
     bodies: Bodies = BYTES,
     *,
     is_delta: bool = False,
-) -> Iterator[tuple[tuple[int, ...], Bodies]]:
+) -> Iterator[tuple[Held, Bodies]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
-    Yields the descriptors that the JVM must inherit (`SparkSettings.inherited`), and what becomes
-    of bodies. Raises `ConfigurationError`, and `OutputError`.
+    Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
+    what becomes of bodies. Raises `ConfigurationError`, and `OutputError`.
     """
     bodies = mark_directories(source, output, checkpoint, bodies)
     with held(checkpoint, LOCK) as place:
         _refuse_other_format(output, is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
-            yield place.descriptors, bodies
+            yield place, bodies
             return
         remove_leftovers(output)
-        yield place.descriptors, bodies
+        yield place, bodies
+        place.check()  # the files of another run's batch look like leftovers until it commits them
         remove_leftovers(output)
 
 
@@ -347,7 +348,8 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
 class QueryFollower:
     """Counts what a query does. `stop`, from any thread, ends it after the current batch.
 
-    ``for_s`` ends it after that time. ``show`` is called a few times a second.
+    ``for_s`` ends it after that time. ``show`` is called a few times a second, and so is ``need``,
+    which raises when the places were lost to another run.
     """
 
     def __init__(
@@ -356,11 +358,13 @@ class QueryFollower:
         *,
         for_s: float | None = None,
         show: Callable[[IngestCounts], object] = lambda counts: None,
+        need: Callable[[], object] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = IngestCounts()
         self._query = query
         self._show = show
+        self._need = need
         self._monotonic = monotonic
         self._until_s = None if for_s is None else monotonic() + for_s
         self._stop = threading.Event()
@@ -371,8 +375,9 @@ class QueryFollower:
         self._stop.set()
 
     def run(self) -> None:
-        """Follow the query to its end. Raises what the query failed with."""
+        """Follow the query to its end. Raises what it failed with, and what ``need`` does."""
         while self._query.isActive:
+            self._need()
             self._count()
             self._show(self.counts)
             if self._until_s is not None and self._monotonic() >= self._until_s:
