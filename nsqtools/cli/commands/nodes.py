@@ -15,7 +15,7 @@ from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT, Changing, OneTopic
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.text import counted
@@ -150,7 +150,7 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
     """
     from nsqtools.cluster.admin import plan_tombstone
 
-    with change.cluster.open(CHANGE_TIMEOUT) as opened:
+    with change.cluster.open(CHANGE_TIMEOUT_S) as opened:
         plan = plan_tombstone(opened, topic, node)
         return change.carry_out(opened, plan, yes=yes)
 
