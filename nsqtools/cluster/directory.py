@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
+from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.discovery import http_access
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.http.http_api import (
     HTTPAccess,

@@ -207,7 +207,7 @@ def drain(
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --dry-run
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
     """
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import Drain
@@ -257,7 +257,7 @@ def drain_channels(
     node: str, options: ClientOptions, channels: OneChannel, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK

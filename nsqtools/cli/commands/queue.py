@@ -152,7 +152,7 @@ def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...
 
 def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
     """How many messages of each queue an nsqd has outside its files."""
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
     from nsqtools.protocol.stats import read_stats

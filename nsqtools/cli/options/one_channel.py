@@ -97,7 +97,7 @@ class OneChannel:
         if not (self.name or place) or dry_run:
             yield None
             return
-        from nsqtools.client.discovery import http_access
+        from nsqtools.client.connection import http_access
         from nsqtools.cluster.directory import Cluster, ClusterAddresses
         from nsqtools.one_channel.channel_publisher import ChannelPublisher
         from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
