@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
-from nsqtools.cli.options.one_channel import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
+from nsqtools.cli.options.publishing import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
