@@ -21,7 +21,7 @@ from nsqtools.protocol.text import NS, escape_json, escape_line, escape_text
 Cell = str | int | float | bool | None
 
 
-class Kind(Enum):
+class FormKind(Enum):
     """The forms of a listing."""
 
     table = "table"
@@ -38,13 +38,13 @@ class Form(NamedTuple):
     ``columns`` are those to show, in this order; none are all of them.
     """
 
-    kind: Kind | None = None
+    kind: FormKind | None = None
     columns: tuple[str, ...] = ()
 
     @property
     def is_document(self) -> bool:
         """Whether the command prints the JSON document of its schema, in place of rows."""
-        return self.kind is Kind.json and not self.columns
+        return self.kind is FormKind.json and not self.columns
 
     def check(self, columns: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a column that the listing does not have."""
@@ -55,7 +55,7 @@ class Form(NamedTuple):
                 )
 
 
-JSON = Form(Kind.json)
+JSON = Form(FormKind.json)
 PLAIN = Form()
 
 
@@ -73,7 +73,7 @@ def write_listing(
 
     Text on a pipe begins with the names of the columns, unless it continues earlier output (not
     ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
-    are left out, the first ones first, and it is said which. `Kind.wide` leaves out none.
+    are left out, the first ones first, and it is said which. `FormKind.wide` leaves out none.
     """
     if json:
         form = JSON
@@ -82,12 +82,12 @@ def write_listing(
         places = [columns.index(name) for name in form.columns]
         columns, optional = form.columns, ()
         rows = [[row[place] for place in places] for row in rows]
-    kind = form.kind or (Kind.table if runtime.stdout_is_tty else Kind.tsv)
-    if kind is Kind.json:
+    kind = form.kind or (FormKind.table if runtime.stdout_is_tty else FormKind.tsv)
+    if kind is FormKind.json:
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
         return
-    if kind in (Kind.table, Kind.wide):
-        dropped = () if kind is Kind.wide else optional
+    if kind in (FormKind.table, FormKind.wide):
+        dropped = () if kind is FormKind.wide else optional
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
         return
     write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
@@ -121,13 +121,13 @@ def _field(document: Mapping[str, Any], name: str) -> Cell:
 
 
 def _lines(
-    kind: Kind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
+    kind: FormKind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
 ) -> Iterable[str]:
     """The lines of text: objects, or values separated by commas or tabs."""
-    if kind is Kind.jsonl:
+    if kind is FormKind.jsonl:
         return (json_text(dict(zip(columns, row, strict=True))) for row in rows)
     head = (columns,) if headed else ()
-    if kind is Kind.tsv:
+    if kind is FormKind.tsv:
         return ("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
     from nsqtools.cluster.stats_documents import csv_text
 
@@ -223,7 +223,7 @@ Columns = Annotated[
 
 
 def listing_form(
-    output: Kind | None = opt(
+    output: FormKind | None = opt(
         "-o table|wide|tsv|csv|json|jsonl",
         "Form of the listing; wide has all columns, jsonl a row on each line.",
         OUTPUT,
@@ -233,10 +233,10 @@ def listing_form(
     json: Json = False,
 ) -> Form:
     """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""
-    if json and output not in (None, Kind.json):
+    if json and output not in (None, FormKind.json):
         raise ConfigurationError("--json and --output contradict each other")
     names = [name.strip() for name in (columns or "").split(",")]
-    return Form(Kind.json if json else output, tuple(filter(None, names)))
+    return Form(FormKind.json if json else output, tuple(filter(None, names)))
 
 
 ListingForm = Annotated[Form, From(listing_form)]
