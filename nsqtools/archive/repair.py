@@ -29,7 +29,7 @@ TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What was found in a file; without ``problems`` it is good."""
 
     path: str
@@ -38,7 +38,7 @@ class Verdict:
     problems: tuple[str, ...]
 
 
-def verify(archive: ArchiveFile) -> Verdict:
+def verify(archive: ArchiveFile) -> Verification:
     """Read a whole file and compare it with its index. Raises `OutputError`."""
     problems: list[str] = []
 
@@ -59,7 +59,7 @@ def verify(archive: ArchiveFile) -> Verdict:
             problems += _differences_from_manifest(archive)
     except OSError as exc:
         problems.append(f"{exc.filename}: {exc.strerror}")
-    return Verdict(archive.shown, messages, tuple(problems))
+    return Verification(archive.shown, messages, tuple(problems))
 
 
 def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:

@@ -30,9 +30,9 @@ from collections.abc import Callable
 
 from nsqtools.archive.topic_writer import Flush, TopicWriter, WriteFailed
 from nsqtools.client.backlog import Backlog
+from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import NsqError
 
 log = logging.getLogger("nsqtools")

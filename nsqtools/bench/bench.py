@@ -253,7 +253,7 @@ class Bench:
 
 def open_cluster(plan: BenchPlan) -> Cluster:
     """nsqd's HTTP API. Raises when a topic or channel could not be deleted afterwards."""
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
 
     addresses, options = plan.nsqd_tcp_addresses, plan.consumer_options

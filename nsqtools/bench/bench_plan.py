@@ -54,7 +54,7 @@ _WORDS = [
 ]
 
 
-class Bodies:
+class BodyMaker:
     """Makes bodies of ``low`` to ``high`` bytes, the same ones for the same ``seed``."""
 
     def __init__(self, size: tuple[int, int], seed: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from nsqtools.bench.bench_plan import (
     BACKLOG,
     BenchJob,
-    Bodies,
+    BodyMaker,
     WorkerResult,
     first_word,
     has_stamp,
@@ -81,7 +81,7 @@ class LoadPublisher:
         self._job = job
         self._plan = job.plan
         self._counters = counters
-        self._bodies = Bodies(job.plan.size, seed=job.number)
+        self._bodies = BodyMaker(job.plan.size, seed=job.number)
         self._producer = Producer(job.nsqd_tcp_address, job.plan.producer_options)
         self._word = first_word(job.tag, job.number)
         self._rate = job.plan.rate / job.plan.connections

@@ -10,6 +10,7 @@ To add a command:
 2. Enter it in `registry` with the docstring's first line.
 3. Return nothing, or an `ExitStatus`. Raise our errors and print none: `failures` does.
 
-Data goes to stdout through `output`; ``runtime.tell`` says things on stderr; `progress` shows how
-far it is. A command that runs until it is stopped runs inside `signals.stopping`.
+Data goes to stdout through `output` or ``runtime.write``; ``runtime.tell`` says things on stderr;
+`progress` shows how far it is. A command that runs until it is stopped runs inside
+`signals.stopping`.
 """

@@ -1,13 +1,13 @@
 """A connection to an nsqd: from its address, through negotiation, to its loss.
 
 Negotiation (`open_connection`) blocks: name resolution, TCP, TLS and all that is said, so a client
-connects in the `background`. The order is strict and every step reads its answer before the next
-is sent: magic and IDENTIFY in one write, the reply, TLS and its OK, snappy or deflate and its OK,
-AUTH when nsqd requires it, SUB. Nothing may be pipelined after IDENTIFY: nsqd discards it when the
-stream is upgraded. What came with the IDENTIFY reply beyond its frame belongs to the decoder of the
-compressed stream. TLS that was requested and is not offered is an error, because the secret would
-follow in clear text. A secret is sent only to an nsqd that requires it: any other closes the
-connection.
+connects on other threads (`connecting`). The order is strict and every step reads its answer before
+the next is sent: magic and IDENTIFY in one write, the reply, TLS and its OK, snappy or deflate and
+its OK, AUTH when nsqd requires it, SUB. Nothing may be pipelined after IDENTIFY: nsqd discards it
+when the stream is upgraded. What came with the IDENTIFY reply beyond its frame belongs to the
+decoder of the compressed stream. TLS that was requested and is not offered is an error, because the
+secret would follow in clear text. A secret is sent only to an nsqd that requires it: any other
+closes the connection.
 
 Then the connection is attached to an I/O loop by its user, a subscription or a producer: it reads,
 answers heartbeats, sends what a turn has written in one go, and notices when nsqd is dead. The user
@@ -29,10 +29,9 @@ ceiling, but one heartbeat must have had time to come). And a peer that takes no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nsqtools.client.background import run_in_background
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember
 from nsqtools.client.options import ClientOptions
@@ -46,6 +45,7 @@ from nsqtools.errors import (
     ServerError,
     TLSError,
 )
+from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol import commands
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.protocol.commands import (
@@ -63,7 +63,7 @@ from nsqtools.protocol.frames import (
     FrameBuffer,
     decode_error,
 )
-from nsqtools.protocol.names import Address, parse_address
+from nsqtools.protocol.names import Address, parse_address, parse_patterns
 from nsqtools.transport.stream import (
     Deadline,
     RenewedContext,
@@ -81,6 +81,7 @@ log = logging.getLogger("nsqtools")
 MIN_HANDSHAKE_S = 5.0
 LIVENESS_TICK_S = 1.0  # how often it is worth calling `Connection.check_liveness`
 PROVEN_AFTER_S = 30.0
+MAX_CONNECT_TIMEOUT_S = 2.0  # over HTTP
 
 
 class ConnectionUser(Protocol):
@@ -326,12 +327,7 @@ def longest_try_s(options: ClientOptions) -> float:
 
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
     """Return the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
-    return client_tls_context(options) if options.tls_v1 else None
-
-
-def client_tls_context(options: ClientOptions) -> ssl.SSLContext:
-    """Return the TLS context of the options, for https too. Raises `ConfigurationError`."""
-    return client_tls(options).check()
+    return client_tls(options).check() if options.tls_v1 else None
 
 
 def client_tls(options: ClientOptions) -> RenewedContext:
@@ -351,6 +347,30 @@ def client_tls(options: ClientOptions) -> RenewedContext:
             min_version=options.tls_min_version,
             pins_sha256=options.tls_pin_sha256,
         )
+    )
+
+
+def http_access(
+    options: ClientOptions,
+    http_addresses: Iterable[str],
+    address_map: Mapping[str, str] | None = None,
+) -> HTTPAccess:
+    """Return how the client options ask daemons at these addresses, and those they announce.
+
+    Raises `ConfigurationError` for TLS files and mapped addresses that cannot be used.
+    """
+    address_map = address_map or {}
+    uses_tls = any(text.startswith("https:") for text in (*http_addresses, *address_map.values()))
+    return HTTPAccess(
+        connect_timeout_s=min(MAX_CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
+        timeout_s=options.lookupd_poll_timeout_s,
+        max_body_bytes=options.max_http_body,
+        max_nodes=options.max_discovered_nsqd,
+        allow_announced=parse_patterns(options.allow_announced),
+        auth_requires_tls=options.auth_requires_tls,
+        tls=client_tls(options).check() if uses_tls else None,
+        bearer=current_secret(options) if options.lookupd_authorization else "",
+        address_map=address_map,
     )
 
 
@@ -381,39 +401,6 @@ def open_connection(
         stream.close()
         raise
     return connection
-
-
-def open_in_background(
-    address: Address,
-    options: ClientOptions,
-    subscribe: bytes | None,
-    done: Callable[[Connection | NsqError], None],
-    *,
-    is_announced: bool = False,
-) -> None:
-    """Do `open_connection` on another thread, which calls ``done`` with the outcome.
-
-    Certificates and secret are those that their files hold now. Where no thread can be started
-    ``done`` is called at once.
-    """
-
-    def connect() -> bool:
-        result: Connection | NsqError
-        try:
-            tls = client_tls(options).get() if options.tls_v1 else None
-            result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
-        except NsqError as exc:
-            result = exc
-        except Exception as exc:  # a defect must not leave the address connecting for ever
-            log.exception("connecting to %s failed", address)
-            result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
-        done(result)
-        return isinstance(result, Connection)
-
-    try:
-        run_in_background(address, connect, options.connect_threads)
-    except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
-        done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
 
 
 def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:

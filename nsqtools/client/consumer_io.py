@@ -1,11 +1,11 @@
 """All connections of a consumer, on the I/O thread: RDY, backoff, connecting and stopping.
 
-This connects the pure deciders (`rdy`, `backoff`, `Stopping`, `reconnect`) with the sockets: events
-go to the deciders, their decisions go out through `Subscription`. Everything runs on the I/O
-thread unless a method says otherwise. Handler threads call the methods of `message.Answers`: they
-only append to what a subscription has ``_finished`` and ``_answers``, and note it for its consumer.
-The consumer collects the answers of a turn, puts RDY changes before them (nsqd would send one
-message more between a FIN and the RDY 0 after it), and all of it leaves in one write.
+This connects the pure deciders (`rdy`, `Stopping`, `connecting`) with the sockets: events go to the
+deciders, their decisions go out through `Subscription`. Everything runs on the I/O thread unless a
+method says otherwise. Handler threads call the methods of `message.Answers`: they only append to
+what a subscription has ``_finished`` and ``_answers``, and note it for its consumer. The consumer
+collects the answers of a turn, puts RDY changes before them (nsqd would send one message more
+between a FIN and the RDY 0 after it), and all of it leaves in one write.
 
 Closing a socket right after CLS and FINs loses them: nsqd may be writing, the close becomes a
 reset, and what it had not read is gone (measured: all of 250 FINs, in half of the runs). So each
@@ -33,15 +33,14 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from nsqtools.client.backlog import Backlog, Delivery
-from nsqtools.client.backoff import Backoff, Resume, Wait
+from nsqtools.client.connecting import Dialer
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import PROBE_S, ReadyControl, has_windowed_rdy
-from nsqtools.client.reconnect import Dialer
+from nsqtools.client.rdy import PROBE_S, Backoff, ReadyControl, Resume, Wait, has_windowed_rdy
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT

@@ -7,8 +7,8 @@ error costs no connection; it is logged and the next round tries again.
 Rounds are ``lookupd_poll_interval`` plus a random share of it apart, drawn for each round, so that
 a fleet of clients spreads out. A lost connection asks for an earlier round.
 
-Requests run in the `background`. What polls with the same options shares one HTTP client for each
-nsqlookupd, or a thousand topics would keep a thousand connections to it.
+Requests run on the threads of `connecting`. What polls with the same options shares one HTTP client
+for each nsqlookupd, or a thousand topics would keep a thousand connections to it.
 """
 
 from __future__ import annotations
@@ -22,45 +22,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nsqtools.client.background import run_in_background
-from nsqtools.client.connection import client_tls, client_tls_context
+from nsqtools.client.connecting import run_in_background
+from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
 from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, parse_patterns
+from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url
 
 log = logging.getLogger("nsqtools")
 
 EARLY_AFTER_S = 1.0
 EARLY_ROUNDS_APART_S = 5.0
-MAX_CONNECT_TIMEOUT_S = 2.0
 MARGIN_S = 0.5  # for what a request's own time limit does not cover
-
-
-def http_access(
-    options: ClientOptions,
-    http_addresses: Iterable[str],
-    address_map: Mapping[str, str] | None = None,
-) -> HTTPAccess:
-    """Return how the client options ask daemons at these addresses, and those they announce.
-
-    Raises `ConfigurationError` for TLS files and mapped addresses that cannot be used.
-    """
-    address_map = address_map or {}
-    uses_tls = any(text.startswith("https:") for text in (*http_addresses, *address_map.values()))
-    return HTTPAccess(
-        connect_timeout_s=min(MAX_CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
-        timeout_s=options.lookupd_poll_timeout_s,
-        max_body_bytes=options.max_http_body,
-        max_nodes=options.max_discovered_nsqd,
-        allow_announced=parse_patterns(options.allow_announced),
-        auth_requires_tls=options.auth_requires_tls,
-        tls=client_tls_context(options) if uses_tls else None,
-        bearer=current_secret(options) if options.lookupd_authorization else "",
-        address_map=address_map,
-    )
 
 
 class Discovery:

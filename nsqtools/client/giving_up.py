@@ -39,8 +39,6 @@ log = logging.getLogger("nsqtools")
 
 Policy = Literal["requeue", "finish"]
 
-Verdict = Literal["usual", "alone", "give up"]
-
 MAX_KNOWN = 100_000
 ALONE = 2  # deliveries of a suspect; two, as those that come together take turns in both orders
 
@@ -76,7 +74,7 @@ class Attempts:
         """The message is finished."""
         self._known.pop(key, None)
 
-    def verdict(self, key: Key, attempts: int) -> Verdict:
+    def verdict(self, key: Key, attempts: int) -> Literal["usual", "alone", "give up"]:
         """Tell what to do with a delivery, going by nsqd's count of ``attempts``."""
         if not self._limit or attempts <= self._limit:
             return "usual"

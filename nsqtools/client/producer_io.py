@@ -41,7 +41,8 @@ from dataclasses import dataclass
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_background
+from nsqtools.client.connecting import RetryDelays, open_in_background
+from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -53,7 +54,6 @@ from nsqtools.client.publication import (
     PublishQueue,
     call_back,
 )
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,

@@ -1,5 +1,5 @@
-"""RDY: how max_in_flight is shared between the connections. Pure: events and clock readings in,
-RDY commands out.
+"""RDY: how max_in_flight is shared between the connections, and backoff, which takes it from all of
+them. Pure: events and clock readings in, RDY commands out.
 
 RDY is a window: nsqd keeps at most that many messages in flight to a connection (since 0.3.0; the
 old pages describe a credit, so RDY is also sent again when a quarter of it is left, with the next
@@ -21,10 +21,19 @@ A connection without messages passes it on after a moment, to who has waited lon
 have it are busy, one at a time lends it to a connection that waits, which keeps it if it has
 messages and else gives it back after `PROBE_S`: a message on a quiet nsqd waits for seconds, and
 the busy ones lose a twelfth of their time.
+
+Backoff is what a failing handler does to the whole consumer, in three modes. NORMAL: messages flow.
+WAIT: every connection is at RDY 0 until a timer runs out. TEST: one connection has RDY 1, and the
+first answer decides: success lowers the level, failure raises it, a requeue without backoff keeps
+it; then the wait starts again, or at level 0 everything is restored. Answers in WAIT are ignored,
+so fifty failures at once count as one. It protects what the handler works on, so it covers all
+connections (as in go-nsq and pynsq). Unlike go-nsq's, the level keeps its meaning at the cap, and a
+message given up unseen does not count as a result.
 """
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -407,3 +416,85 @@ def has_windowed_rdy(version: str) -> bool:
     if not all(number.isdecimal() for number in numbers):
         return False
     return [int(number) for number in numbers] >= [0, 3, 0]
+
+
+# -- backoff --------------------------------------------------------------------------------------
+
+
+class BackoffMode(enum.Enum):
+    NORMAL = "normal"
+    WAIT = "wait"
+    TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Send RDY 0 everywhere and call `Backoff.expire` after ``delay_s`` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Restore RDY on every connection."""
+
+
+class Backoff:
+    """The machine. Each event returns what to do now, or None.
+
+    ``multiplier_s`` and ``maximum_s`` are seconds; a maximum of 0 disables backoff. With
+    ``full_jitter`` a delay is drawn between 0 and what it would be.
+    """
+
+    def __init__(
+        self,
+        multiplier_s: float = 1.0,
+        maximum_s: float = 120.0,
+        *,
+        full_jitter: bool = False,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._multiplier_s = multiplier_s
+        self._maximum_s = maximum_s
+        self._full_jitter = full_jitter
+        self._rng = rng or random.Random()
+        self.level = 0
+        self.mode = BackoffMode.NORMAL
+
+    def ceiling_s(self, level: int) -> float:
+        """Return the delay of a level in seconds, before jitter."""
+        # beyond 2**62 the product overflows nothing, but it has long been past any cap
+        return min(self._maximum_s, self._multiplier_s * 2.0 ** min(level, 62))
+
+    def failure(self) -> Wait | None:
+        """A message was requeued with backoff."""
+        if self.mode is BackoffMode.WAIT or self._maximum_s <= 0:
+            return None
+        if self.mode is BackoffMode.NORMAL:
+            self.level = 1
+        elif self.ceiling_s(self.level) < self.ceiling_s(self.level + 1):
+            self.level += 1  # not where it would lengthen nothing, only the way back
+        return self._wait()
+
+    def success(self) -> Wait | Resume | None:
+        """A message was finished by its handler."""
+        if self.mode is not BackoffMode.TEST:
+            return None
+        self.level -= 1
+        if self.level > 0:
+            return self._wait()
+        self.mode = BackoffMode.NORMAL
+        return Resume()
+
+    def neutral(self) -> Wait | None:
+        """A message was requeued without backoff."""
+        return self._wait() if self.mode is BackoffMode.TEST else None
+
+    def expire(self) -> None:
+        """The timer ran out and a connection was found to test with RDY 1."""
+        self.mode = BackoffMode.TEST
+
+    def _wait(self) -> Wait:
+        self.mode = BackoffMode.WAIT
+        ceiling_s = self.ceiling_s(self.level)
+        return Wait(self._rng.uniform(0, ceiling_s) if self._full_jitter else ceiling_s)

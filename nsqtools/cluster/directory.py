@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.discovery import http_access
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.http.http_api import (
     HTTPAccess,
@@ -95,10 +95,14 @@ class NsqdToAsk(NamedTuple):
     client: NsqdHTTPClient
 
 
-def open_cluster(settings: ConnectionSettings) -> Cluster:
-    """Return the cluster that the settings lead to, to be closed. Raises `ConfigurationError`."""
+def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
+    """Return the cluster that the settings lead to, to be closed. Raises `ConfigurationError`.
+
+    ``defaults`` are those of `ConnectionSettings.client_options`.
+    """
     lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
-    access = http_access(settings.client_options(), (*lookupds, *nsqds), settings.address_map)
+    options = settings.client_options(**defaults)
+    access = http_access(options, (*lookupds, *nsqds), settings.address_map)
     return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
 
 

@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import most_attempts
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import OutputError
 from nsqtools.forward.command_starter import EndedCommand, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report

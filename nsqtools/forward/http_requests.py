@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNASKED = (b"Accept:", b"Content-Type:", b"Expect:")
 
 
-class Origin(NamedTuple):
+class HttpOrigin(NamedTuple):
     """Where to connect."""
 
     host: str
@@ -93,7 +93,7 @@ class Endpoint:
             raise ConfigurationError(f"{url!r} has characters that a URL must not have")
         path = path.partition("#")[0]
         port = port if port is not None else 443 if is_tls else 80
-        self.origin = Origin(parts.hostname, port, is_tls)
+        self.origin = HttpOrigin(parts.hostname, port, is_tls)
         self.target = _encoded(path.encode())
         self.template: Encoder | None = None
         if "{" in path and is_given:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
-from nsqtools.client.background import run_in_background
+from nsqtools.client.connecting import run_in_background
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.records.prometheus import Metric
 
 

@@ -13,14 +13,26 @@ import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
-from nsqtools.publish.source import BEGIN, InputPlace
 
 VERSION = 1
 SAVE_EVERY_S = 1.0
 HEAD = 4096  # the bytes by which a file is recognized
+
+
+class InputPlace(NamedTuple):
+    """A place in the input: the number of the file, the bytes and, of all files, the records
+    before it."""
+
+    file: int
+    offset: int
+    records: int
+
+
+BEGIN = InputPlace(0, 0, 0)
 
 
 class InputCheckpoint:

@@ -15,7 +15,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.pacing import RateLimit
-from nsqtools.publish.publish_job import allowance
+from nsqtools.publish.publish_job import RecordSource, allowance
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
@@ -23,7 +23,6 @@ from nsqtools.publish.publisher import (
     PublishOptions,
     PublishOutcome,
 )
-from nsqtools.publish.source import RecordSource
 from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import DeadLetter, Envelope, decode_dead_letter
 

@@ -42,6 +42,7 @@ from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.pacing import Pace, RateLimit
+from nsqtools.publish.publish_job import BATCH_BYTES, BATCH_RECORDS
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
@@ -49,7 +50,6 @@ from nsqtools.publish.publisher import (
     PublishOptions,
     PublishOutcome,
 )
-from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
 from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import Envelope, encode_many
 

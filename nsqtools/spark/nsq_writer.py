@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 
-class Published(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """A task's report to the driver."""
 
     def __init__(self, report: PublishReport) -> None:
         self.report = report
 
 
-def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> Published:
+def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> PublishedRows:
     """Publish the rows of a task, in the process that Spark runs it in. Raises `NsqError`."""
     context = TaskContext.get()
     assert context is not None
     task = PublishTask(plan, context.partitionId(), context.attemptNumber())
     has_topic = plan.topic is not None
-    return Published(task.run(chunk_of(batch, has_topic=has_topic) for batch in batches))
+    return PublishedRows(task.run(chunk_of(batch, has_topic=has_topic) for batch in batches))
 
 
 def outcome_of(
@@ -58,7 +58,7 @@ def outcome_of(
     is_complete: bool = True,
 ) -> PublishReport:
     """Add up, log and write down what the tasks that succeeded did."""
-    report = total(message.report for message in messages if isinstance(message, Published))
+    report = total(message.report for message in messages if isinstance(message, PublishedRows))
     # as a warning: this process has no logging configured, which drops anything less
     log.warning("%s: %s", what, summary(report))
     if path is not None:

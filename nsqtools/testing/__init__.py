@@ -1,7 +1,7 @@
 """For the tests of programs that use nsqtools: messages without a server, and servers.
 
-    messages            messages that record how they were answered; they need no server
-    producers           producers that record what was published, or raise the error given
+    fakes               messages that record how they were answered, and producers that record what
+                        was published or raise the error given; they need no server
     pytest_plugin       fixtures: an nsqd and an nsqlookupd for the run, a topic for each test
 
 pytest finds the plugin by itself where nsqtools is installed. See nsq-python(7).
@@ -13,8 +13,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from nsqtools.testing.messages import FakeMessage, fake_batch, fake_message
-    from nsqtools.testing.producers import AsyncFakeProducer, FakeProducer, Published
+    from nsqtools.testing.fakes import (
+        AsyncFakeProducer,
+        FakeMessage,
+        FakeProducer,
+        Published,
+        fake_batch,
+        fake_message,
+    )
 
 __all__ = [
     "AsyncFakeProducer",
@@ -29,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nsqtools.testing import messages, producers
+    from nsqtools.testing import fakes
 
-    public: object = getattr(messages, name, None) or getattr(producers, name)
+    public: object = getattr(fakes, name)
     return public

@@ -17,7 +17,7 @@ from nsqtools.bench.bench_plan import (
     BenchMode,
     BenchPlan,
     BenchReport,
-    Bodies,
+    BodyMaker,
     Latencies,
     first_word,
     has_stamp,
@@ -82,7 +82,7 @@ def test_merged_latencies_are_those_of_all(values: list[tuple[float, int]], cut:
 
 @pytest.mark.parametrize("size", [(1, 1), (10, 300), (1 << 20, 1 << 20)])
 def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> None:
-    bodies, again = Bodies(size, seed=1), Bodies(size, seed=1)
+    bodies, again = BodyMaker(size, seed=1), BodyMaker(size, seed=1)
 
     made = [body for _ in range(3) for body in bodies.batch(7)]
 
@@ -93,7 +93,7 @@ def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> 
 
 
 def test_stamps_are_read_as_they_were_put() -> None:
-    bodies = Bodies((HEAD_SIZE, 100), seed=3)
+    bodies = BodyMaker((HEAD_SIZE, 100), seed=3)
     word = first_word(0xBEEF, 7)
 
     stamped = [*bodies.stamped(3, 11, word), *bodies.stamped(2, 12, word + 3)]

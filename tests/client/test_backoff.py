@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.client.backoff import Backoff, BackoffMode, Resume, Wait
+from nsqtools.client.rdy import Backoff, BackoffMode, Resume, Wait
 
 
 def backoff_at(level: int, mode: BackoffMode, **settings: float) -> Backoff:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from nsqtools.client import discovery as discovery_module
-from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery, http_access
+from nsqtools.client.connection import http_access
+from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError

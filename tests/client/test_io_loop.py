@@ -16,7 +16,7 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.background import MAX_DOUBTFUL, MAX_THREADS, Background
+from nsqtools.client.connecting import MAX_DOUBTFUL, MAX_THREADS, Background
 from nsqtools.client.io_loop import LoopMember
 
 
@@ -330,7 +330,7 @@ def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.client.background.IDLE_S", 0.05)
+    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
     background = Background()
     background.run("x", lambda: True)
     wait_until(lambda: background._threads == 0, what="the end of the thread")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plugins.examples import examples
 
-from nsqtools.client.backoff import Backoff, BackoffMode, Resume, Wait
-from nsqtools.client.rdy import PROBE_S, ReadyControl
+from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl, Resume, Wait
 
 MOST = 8
 

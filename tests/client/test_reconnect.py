@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from plugins.examples import examples
 
-from nsqtools.client.reconnect import KnownNsqd, RetryDelays
+from nsqtools.client.connecting import KnownNsqd, RetryDelays
 from nsqtools.protocol.names import Address
 
 DIRECT = Address("direct", 4150)

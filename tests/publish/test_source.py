@@ -12,7 +12,7 @@ import pytest
 from plugins.waiting import patience_s
 
 from nsqtools.errors import OutputError
-from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS, RecordSource
+from nsqtools.publish.publish_job import BATCH_BYTES, BATCH_RECORDS, RecordSource
 
 
 @pytest.fixture

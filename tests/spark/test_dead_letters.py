@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.row_outcomes import DeadLetters
+from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters
 
 
 def message(body: bytes) -> Envelope:
@@ -17,14 +17,14 @@ def message(body: bytes) -> Envelope:
 
 
 def write(folder: Path, *rows: int, attempt: int = 0, done: int | None = None) -> Path:
-    with DeadLetters(folder, "job", 3, attempt=attempt, done=done) as letters:
+    with LocalDeadLetters(folder, "job", 3, attempt=attempt, done=done) as letters:
         for row in rows:
             letters.write(row, message(b"%d" % row), "too large")
         letters.finish()
     return letters.path
 
 
-def fail(letters: DeadLetters, *rows: int) -> None:
+def fail(letters: LocalDeadLetters, *rows: int) -> None:
     """What a task leaves that ends in an error after these rows."""
     for row in rows:
         letters.write(row, message(b"x"), "too large")
@@ -38,7 +38,7 @@ def rows_in(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("body", [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""])
 def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path, body: bytes) -> None:
-    with DeadLetters(tmp_path, "job", 0) as letters:
+    with LocalDeadLetters(tmp_path, "job", 0) as letters:
         letters.write(17, message(body), 'it "is" so')
         letters.finish()
 
@@ -55,7 +55,7 @@ def test_without_dead_letters_there_is_no_file(tmp_path: Path) -> None:
 
 def test_the_file_appears_at_the_end_and_replaces_that_of_another_attempt(tmp_path: Path) -> None:
     path = write(tmp_path, 1, 2)
-    with DeadLetters(tmp_path, "job", 3, attempt=1) as letters:
+    with LocalDeadLetters(tmp_path, "job", 3, attempt=1) as letters:
         letters.write(1, message(b"1"), "too large")
         assert rows_in(path) == [1, 2]
         letters.finish()
@@ -65,13 +65,13 @@ def test_the_file_appears_at_the_end_and_replaces_that_of_another_attempt(tmp_pa
 
 
 def test_a_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
-    fail(DeadLetters(tmp_path, "job", 0), 1)
+    fail(LocalDeadLetters(tmp_path, "job", 0), 1)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_with_a_ledger_what_is_done_with_is_kept_and_the_rest_is_sent_again(tmp_path: Path) -> None:
-    fail(DeadLetters(tmp_path, "job", 3, done=0), 1, 5, 9)
+    fail(LocalDeadLetters(tmp_path, "job", 3, done=0), 1, 5, 9)
 
     path = write(tmp_path, 8, done=6)
 
@@ -81,7 +81,7 @@ def test_with_a_ledger_what_is_done_with_is_kept_and_the_rest_is_sent_again(tmp_
 
 
 def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    fail(DeadLetters(tmp_path, "job", 3, done=0), 1, 2)
+    fail(LocalDeadLetters(tmp_path, "job", 3, done=0), 1, 2)
     [part] = tmp_path.iterdir()
     part.write_bytes(part.read_bytes()[:-9])
 

@@ -17,7 +17,7 @@ from nsqtools.spark.publishing.ledger import (
     prepare_ledger,
     read_entries,
 )
-from nsqtools.spark.publishing.row_outcomes import DeadLetters
+from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
@@ -130,7 +130,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path, monkeypatch) as record:
         prepare_ledger(ledger, "job")
-        with LedgerPart(ledger, 0) as part, DeadLetters(dead, "job", 0, done=0) as letters:
+        with LedgerPart(ledger, 0) as part, LocalDeadLetters(dead, "job", 0, done=0) as letters:
             for number in range(4):
                 letters.write(number, row, "refused")
                 letters.sync()

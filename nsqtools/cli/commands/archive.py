@@ -37,7 +37,7 @@ from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import (
     ListingForm,
     moment,
-    text_writer,
+    write_bytes,
     write_json,
     write_lines,
     write_listing,
@@ -177,7 +177,6 @@ def cat(
     encode = archive_printer(runtime, ending, format, pick, bodies=bodies, pretty=pretty)
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
-    write = text_writer(runtime)
     damage = DamageReporter(runtime)
     messages = (
         message
@@ -187,7 +186,7 @@ def cat(
     )
     lines = map(encode, itertools.islice(messages, count))
     while some := list(itertools.islice(lines, LINES_A_WRITE)):
-        write(b"".join(some))
+        write_bytes(runtime, b"".join(some))
     if count is None:
         chosen.check()
     return damage.status

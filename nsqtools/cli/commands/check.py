@@ -22,7 +22,7 @@ from nsqtools.cli.options.params import (
     TopicPatterns,
 )
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.output import ByteWriter, write_json
+from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line
@@ -136,7 +136,7 @@ def check(
             CheckFormat.nagios: _nagios,
             CheckFormat.prometheus: _prometheus,
         }[form](verdict, shown, status)
-        ByteWriter(runtime.stdout.fileno()).write("".join(f"{each}\n" for each in lines).encode())
+        runtime.write("".join(f"{each}\n" for each in lines).encode())
     return status
 
 

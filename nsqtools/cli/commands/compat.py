@@ -41,7 +41,6 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.render.output import ByteWriter
     from nsqtools.cli.running.consuming import look_before
     from nsqtools.tail.tail import RunLimits, Tail
 
@@ -54,7 +53,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
         nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
         lookupd_http_addresses=connection.lookupd_http_addresses,
         options=connection.client_options(**INTERACTIVE),
-        write=ByteWriter(runtime.stdout.fileno()).write,
+        write=runtime.write,
         encode=lines_printer(runtime, print_topic=given["print-topic"]),
         limits=RunLimits(given["n"], is_each_topic=True),
     )

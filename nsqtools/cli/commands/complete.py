@@ -19,7 +19,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import NsqError
 
-TIMEOUT = "800ms"  # for a daemon; what another one answered in time is still shown
+TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
 LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
 
@@ -51,7 +51,7 @@ def names_of(
     limit.daemon = True
     limit.start()
     try:
-        with cluster.open(TIMEOUT) as opened:
+        with cluster.open(TIMEOUT_S) as opened:
             if kind is NameKind.nodes:
                 nsqds, _ = opened.nsqds()
                 return [nsqd.address for nsqd in nsqds if is_address(nsqd.address)]

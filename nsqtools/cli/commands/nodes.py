@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
-from nsqtools.cli.options.one_channel import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
+from nsqtools.cli.options.publishing import DrainedChannels, OneChannel, stop_both
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT, Changing, OneTopic
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.text import counted
@@ -150,7 +150,7 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
     """
     from nsqtools.cluster.admin import plan_tombstone
 
-    with change.cluster.open(CHANGE_TIMEOUT) as opened:
+    with change.cluster.open(CHANGE_TIMEOUT_S) as opened:
         plan = plan_tombstone(opened, topic, node)
         return change.carry_out(opened, plan, yes=yes)
 
@@ -207,7 +207,7 @@ def drain(
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --dry-run
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
     """
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import Drain
@@ -257,7 +257,7 @@ def drain_channels(
     node: str, options: ClientOptions, channels: OneChannel, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.one_channel import ToChannel, stop_both
 from nsqtools.cli.options.params import INPUT, Json, Topic
 from nsqtools.cli.options.publishing import (
     DELIVERY,
@@ -23,6 +22,7 @@ from nsqtools.cli.options.publishing import (
     RetryTimeout,
     RetryUnknown,
     Spread,
+    ToChannel,
     UnsentRecords,
     how_far,
     parse_defer,
@@ -31,6 +31,7 @@ from nsqtools.cli.options.publishing import (
     read_input,
     selection,
     size_of,
+    stop_both,
     unsent_files,
 )
 from nsqtools.cli.parsing.binding import opt

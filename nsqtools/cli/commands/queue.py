@@ -19,7 +19,7 @@ from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import ByteWriter, ListingForm, moment, write_json, write_listing
+from nsqtools.cli.render.output import ListingForm, moment, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted
@@ -152,7 +152,7 @@ def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...
 
 def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
     """How many messages of each queue an nsqd has outside its files."""
-    from nsqtools.client.discovery import http_access
+    from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
     from nsqtools.protocol.stats import read_stats
@@ -200,7 +200,6 @@ def cat(
 
     damage = Damage(runtime)
     encode, nsqd = printer(runtime), place_of(data_path)
-    write = ByteWriter(runtime.stdout.fileno()).write
     with StoredQueues(data_path) as stored:
         queues = chosen(stored.queues, topic, channel)
         for queue in queues:
@@ -222,7 +221,7 @@ def cat(
 
         messages = islice(waiting(), count)
         while some := list(islice(messages, AT_ONCE)):
-            write(encode(topic, nsqd, some))
+            runtime.write(encode(topic, nsqd, some))
     return damage.status
 
 

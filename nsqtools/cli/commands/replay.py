@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.one_channel import ToChannel, stop_both
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
@@ -32,10 +31,12 @@ from nsqtools.cli.options.publishing import (
     RetryTimeout,
     RetryUnknown,
     Spread,
+    ToChannel,
     TopicMap,
     UnsentRecords,
     how_far,
     publish_options,
+    stop_both,
     topic_map,
     unsent_files,
 )

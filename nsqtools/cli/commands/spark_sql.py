@@ -23,7 +23,7 @@ from nsqtools.cli.options.spark_options import (
 from nsqtools.cli.options.tables import ColumnsOfArchives
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
-from nsqtools.cli.render.output import Form, Kind, ListingForm, write_documents, write_listing
+from nsqtools.cli.render.output import Form, FormKind, ListingForm, write_documents, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -133,9 +133,9 @@ def write_rows(
     left = iter(rows)
     wanted = islice(left, count) if count else left
     headed = bool(reading.columns)  # a statement such as CREATE VIEW has none
-    if form.kind is Kind.json:  # whose end may be far away: one object a line
-        form = form._replace(kind=Kind.jsonl)
-    in_full = form.kind is Kind.jsonl and not form.columns
+    if form.kind is FormKind.json:  # whose end may be far away: one object a line
+        form = form._replace(kind=FormKind.jsonl)
+    in_full = form.kind is FormKind.jsonl and not form.columns
     at_a_time = None if runtime.stdout_is_tty else ROWS_AT_A_TIME  # one table, many lines
     while batch := list(islice(wanted, at_a_time)):
         if in_full:

@@ -19,7 +19,6 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.consuming import (
     Create,
     EmptyWatch,
@@ -89,7 +88,7 @@ def tail(
         lookupd_http_addresses=connection.lookupd_http_addresses,
         options=connection.client_options(**INTERACTIVE),
         address_map=connection.address_map,
-        write=ByteWriter(runtime.stdout.fileno()).write,
+        write=runtime.write,
         encode=printer(runtime),
         keep=keep,
         limits=limits.run_limits(),
@@ -184,13 +183,11 @@ def peek(
         return ExitStatus.DONE
     if not force and not agree_to_share(report, channel, runtime):
         return ExitStatus.FAILED
-    write = ByteWriter(runtime.stdout.fileno()).write
-
     encode = printer(runtime)
 
     def show(messages: Sequence[Message]) -> None:
         for message in messages:
-            write(encode(message.topic, message.nsqd, [message]))
+            runtime.write(encode(message.topic, message.nsqd, [message]))
 
     look = peek_at(
         topic,

@@ -12,8 +12,7 @@ from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import OUTPUT, ChannelName, Seconds
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
-from nsqtools.cli.render.output import ByteWriter
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime, Session, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
@@ -135,13 +134,10 @@ def printing(runtime: Runtime) -> Write:
     """Write to our streams what commands print; on a terminal, harmlessly."""
     from nsqtools.protocol.text import escape_text
 
-    streams = {1: runtime.stdout, 2: runtime.stderr}
-    writers = {
-        1: ByteWriter(runtime.stdout.fileno()),
-        2: ByteWriter(runtime.stderr.fileno(), "stderr"),
-    }
+    streams = {1: (runtime.stdout, "stdout"), 2: (runtime.stderr, "stderr")}
 
     def write(number: int, data: bytes) -> None:
-        writers[number].write(escape_text(data) if streams[number].isatty() else data)
+        stream, name = streams[number]
+        write_whole(stream.fileno(), escape_text(data) if stream.isatty() else data, name)
 
     return write

@@ -13,7 +13,7 @@ from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_text
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT, AdminChange, Changing
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, AdminChange, Changing
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -103,7 +103,7 @@ def apply(
     with stopping(ended.set) as signals:
         if watch:
             return keep(wanted, change, ended) or signals.status()
-        with change.cluster.open(CHANGE_TIMEOUT) as cluster:
+        with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             before = take_inventory(cluster) if prune else None
             if before is not None and ended.wait(IDLE_S if idle is None else idle):
                 return signals.status()
@@ -123,7 +123,7 @@ def keep(wanted: Topology, change: AdminChange, ended: threading.Event) -> int:
     trouble = ""
     while not ended.is_set():
         try:
-            with change.cluster.open(CHANGE_TIMEOUT) as cluster:
+            with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
                 found = plan_topology(cluster, wanted)
                 if found.steps:
                     change.carry_out(cluster, found, yes=False)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -462,15 +462,14 @@ class ClusterSettings:
 
     connection: ConnectionSettings
 
-    def open(self, timeout: str = "2s") -> Cluster:
-        """Return the `Cluster`, to be closed; ``timeout`` is where the user gave none.
+    def open(self, timeout_s: float = 2.0) -> Cluster:
+        """Return the `Cluster`, to be closed; ``timeout_s`` is where the user gave none.
 
         Raises `ConfigurationError`.
         """
         from nsqtools.cluster.directory import open_cluster
 
-        options = {"lookupd_poll_timeout": timeout, **self.connection.options}
-        return open_cluster(replace(self.connection, options=options))
+        return open_cluster(self.connection, lookupd_poll_timeout_s=timeout_s)
 
 
 def cluster_connection(

@@ -151,7 +151,7 @@ class NodeRow(TypedDict):
     error: Annotated[str | None, "Why it does not answer, or null."]
 
 
-class NodeOfTopic(TypedDict):
+class LookupNode(TypedDict):
     nsqd: TcpAddress
     node: Node
     lookupds: list[str]
@@ -160,7 +160,7 @@ class NodeOfTopic(TypedDict):
 class LookupDocument(TypedDict):
     topic: str
     channels: list[str]
-    nodes: list[NodeOfTopic]
+    nodes: list[LookupNode]
 
 
 class Ping(TypedDict):

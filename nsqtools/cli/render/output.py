@@ -1,8 +1,4 @@
-"""Data to stdout: bytes for message streams, JSON documents, and listings in the form asked for.
-
-Nothing is kept back: `ByteWriter.write` returns when the bytes are with the system, so a message
-may be FINished right after it. A reader that went away is `ReaderGone`, which ends the program
-quietly with status 141.
+"""Data to stdout: JSON documents, and listings in the form asked for.
 
 A listing is rows under named columns. `Form` says how it is printed and which columns are; a
 command declares ``form: ListingForm``, prints its JSON document where ``form.is_document``, and
@@ -12,55 +8,20 @@ gives its rows to `write_listing` otherwise. What ``--json`` prints is described
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS, escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
 
 
-class ReaderGone(OutputError, BrokenPipeError):
-    """The program that read our output closed it; what was not written is not handled."""
-
-
-class ByteWriter:
-    """Writes whole byte strings to a file descriptor, without a buffer."""
-
-    def __init__(self, fileno: int, name: str = "stdout"):
-        self._fileno = fileno
-        self._name = name
-
-    def write(self, data: bytes) -> None:
-        """Write all of ``data``; it is with the system when this returns.
-
-        Raises `ReaderGone` when the reader closed its end, else `OutputError`.
-        """
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self._fileno, rest) :]
-            except BlockingIOError:
-                self._wait()
-            except BrokenPipeError as error:
-                raise ReaderGone(f"{self._name} was closed by its reader") from error
-            except OSError as error:
-                raise OutputError(f"cannot write to {self._name} ({error.strerror})") from error
-
-    def _wait(self) -> None:
-        """Another program made the pipe or terminal that we share non-blocking."""
-        from select import select
-
-        select([], [self._fileno], [])
-
-
-class Kind(Enum):
+class FormKind(Enum):
     """The forms of a listing."""
 
     table = "table"
@@ -77,13 +38,13 @@ class Form(NamedTuple):
     ``columns`` are those to show, in this order; none are all of them.
     """
 
-    kind: Kind | None = None
+    kind: FormKind | None = None
     columns: tuple[str, ...] = ()
 
     @property
     def is_document(self) -> bool:
         """Whether the command prints the JSON document of its schema, in place of rows."""
-        return self.kind is Kind.json and not self.columns
+        return self.kind is FormKind.json and not self.columns
 
     def check(self, columns: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a column that the listing does not have."""
@@ -94,7 +55,7 @@ class Form(NamedTuple):
                 )
 
 
-JSON = Form(Kind.json)
+JSON = Form(FormKind.json)
 PLAIN = Form()
 
 
@@ -112,7 +73,7 @@ def write_listing(
 
     Text on a pipe begins with the names of the columns, unless it continues earlier output (not
     ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
-    are left out, the first ones first, and it is said which. `Kind.wide` leaves out none.
+    are left out, the first ones first, and it is said which. `FormKind.wide` leaves out none.
     """
     if json:
         form = JSON
@@ -121,12 +82,12 @@ def write_listing(
         places = [columns.index(name) for name in form.columns]
         columns, optional = form.columns, ()
         rows = [[row[place] for place in places] for row in rows]
-    kind = form.kind or (Kind.table if runtime.stdout_is_tty else Kind.tsv)
-    if kind is Kind.json:
+    kind = form.kind or (FormKind.table if runtime.stdout_is_tty else FormKind.tsv)
+    if kind is FormKind.json:
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
         return
-    if kind in (Kind.table, Kind.wide):
-        dropped = () if kind is Kind.wide else optional
+    if kind in (FormKind.table, FormKind.wide):
+        dropped = () if kind is FormKind.wide else optional
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
         return
     write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
@@ -160,13 +121,13 @@ def _field(document: Mapping[str, Any], name: str) -> Cell:
 
 
 def _lines(
-    kind: Kind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
+    kind: FormKind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
 ) -> Iterable[str]:
     """The lines of text: objects, or values separated by commas or tabs."""
-    if kind is Kind.jsonl:
+    if kind is FormKind.jsonl:
         return (json_text(dict(zip(columns, row, strict=True))) for row in rows)
     head = (columns,) if headed else ()
-    if kind is Kind.tsv:
+    if kind is FormKind.tsv:
         return ("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
     from nsqtools.cluster.stats_documents import csv_text
 
@@ -175,7 +136,7 @@ def _lines(
 
 def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) -> None:
     """Write one document; without ``indent`` on one line, as streams have it."""
-    ByteWriter(runtime.stdout.fileno()).write(json_text(document, indent).encode())
+    runtime.write(json_text(document, indent).encode())
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
@@ -188,24 +149,23 @@ def json_text(document: Any, indent: int | None = None) -> str:
 def write_documents(runtime: Runtime, documents: Iterable[Any]) -> None:
     """Write documents as JSON, one a line."""
     text = "".join(map(json_text, documents))
-    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+    runtime.write(text.encode())
 
 
 def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
     """Write lines of text. Nothing in a line steers a terminal, or breaks it in two."""
     text = "".join(f"{escape_line(line)}\n" for line in lines)
-    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+    runtime.write(text.encode())
 
 
 def write_text(runtime: Runtime, text: str) -> None:
     """Write what is in a form already. On a terminal nothing in it steers that."""
-    text_writer(runtime)(text.encode("utf-8", "backslashreplace"))
+    write_bytes(runtime, text.encode("utf-8", "backslashreplace"))
 
 
-def text_writer(runtime: Runtime) -> Callable[[bytes], None]:
-    """Return the function that writes bytes to stdout, made harmless where that is a terminal."""
-    write = ByteWriter(runtime.stdout.fileno()).write
-    return (lambda data: write(escape_text(data))) if runtime.stdout_is_tty else write
+def write_bytes(runtime: Runtime, data: bytes) -> None:
+    """Write bytes, made harmless where stdout is a terminal."""
+    runtime.write(escape_text(data) if runtime.stdout_is_tty else data)
 
 
 def cell_text(cell: Cell) -> str:
@@ -263,7 +223,7 @@ Columns = Annotated[
 
 
 def listing_form(
-    output: Kind | None = opt(
+    output: FormKind | None = opt(
         "-o table|wide|tsv|csv|json|jsonl",
         "Form of the listing; wide has all columns, jsonl a row on each line.",
         OUTPUT,
@@ -273,10 +233,10 @@ def listing_form(
     json: Json = False,
 ) -> Form:
     """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""
-    if json and output not in (None, Kind.json):
+    if json and output not in (None, FormKind.json):
         raise ConfigurationError("--json and --output contradict each other")
     names = [name.strip() for name in (columns or "").split(",")]
-    return Form(Kind.json if json else output, tuple(filter(None, names)))
+    return Form(FormKind.json if json else output, tuple(filter(None, names)))
 
 
 ListingForm = Annotated[Form, From(listing_form)]
@@ -319,7 +279,7 @@ def write_table(
         # not str: rich would read "[red]" in it as markup
         table.add_row(*(Text(row[at]) for at in shown))
     text = rendered(runtime, table, width=max(runtime.width, _total(widths, shown)))
-    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+    runtime.write(text.encode())
     left_out = [name for at, name in enumerate(columns) if at not in shown]
     if left_out and says_what_is_left_out:
         runtime.tell(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")

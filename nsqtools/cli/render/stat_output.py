@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsqtools.cli.render.output import Cell, Form, Kind, write_json, write_listing
+from nsqtools.cli.render.output import Cell, Form, FormKind, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
@@ -67,7 +67,7 @@ MEMORY_COLUMNS = (
     "next_gc_bytes",
     "gc_total_runs",
 )
-TIMED = (Kind.csv, Kind.jsonl)
+TIMED = (FormKind.csv, FormKind.jsonl)
 """The forms in which every row has the time of its sample."""
 
 

@@ -184,7 +184,7 @@ ChannelGlobs = Annotated[list[str], Argument(metavar="CHANNEL", help=GLOBS)]
 NewChannels = Annotated[list[str], Argument(metavar="CHANNEL", help="Names.")]
 OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel.")]
 
-CHANGE_TIMEOUT = "5s"  # nsqd deletes files before it answers
+CHANGE_TIMEOUT_S = 5.0  # nsqd deletes files before it answers
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
@@ -207,7 +207,7 @@ class AdminChange(OptionSet):
         """Plan a change of topics and carry it out."""
         from nsqtools.cluster.admin import Action, plan_topics
 
-        with self.cluster.open(CHANGE_TIMEOUT) as cluster:
+        with self.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
             return self.carry_out(cluster, plan, yes=yes)
 
@@ -217,7 +217,7 @@ class AdminChange(OptionSet):
         """Plan a change of channels and carry it out."""
         from nsqtools.cluster.admin import Action, plan_channels
 
-        with self.cluster.open(CHANGE_TIMEOUT) as cluster:
+        with self.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             plan = plan_channels(cluster, Action(action), [topic], patterns)
             return self.carry_out(cluster, plan, yes=yes)
 

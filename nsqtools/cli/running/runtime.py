@@ -4,6 +4,10 @@
 buffers and a clock they move. A command that declares ``runtime: Session`` also gets the options
 that every command has: how much to log, and in what form.
 
+Nothing is kept back: `Runtime.write` returns when the bytes are with the system, so a message may
+be FINished right after it. A reader that went away is `ReaderGone`, which ends the program quietly
+with status 141.
+
 A command that runs until it is stopped runs inside `stopping`. The first INT or TERM asks it to
 stop, which drains what is in flight; the second exits at once. The exit status says which signal it
 was: 130 or 143.
@@ -39,7 +43,7 @@ from typer import Context
 
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -102,6 +106,32 @@ STATUS_OF_CATEGORY = {
     "connect": ExitStatus.UNREACHABLE,
     "refused": ExitStatus.REFUSED,
 }
+
+
+# -- data ---------------------------------------------------------------------------------------
+
+
+class ReaderGone(OutputError, BrokenPipeError):
+    """The program that read our output closed it; what was not written is not handled."""
+
+
+def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
+    """Write all of ``data``, without a buffer; it is with the system when this returns.
+
+    Raises `ReaderGone` when the reader closed its end, else `OutputError`.
+    """
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # another program made the pipe or terminal that we share so
+            from select import select
+
+            select([], [descriptor], [])
+        except BrokenPipeError as error:
+            raise ReaderGone(f"{name} was closed by its reader") from error
+        except OSError as error:
+            raise OutputError(f"cannot write to {name} ({error.strerror})") from error
 
 
 # -- signals ------------------------------------------------------------------------------------
@@ -271,8 +301,8 @@ class Color(Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Streams and clock of one run: data goes to ``stdout``, by way of `output`, and whatever is
-    said about the run to ``stderr``."""
+    """Streams and clock of one run: data goes to ``stdout``, and whatever is said about the run to
+    ``stderr``."""
 
     stdout: TextIO
     stderr: TextIO
@@ -319,6 +349,10 @@ class Runtime:
     def width(self) -> int:
         """Columns of stdout; 100 if it is not a terminal."""
         return terminal_width(self.stdout)
+
+    def write(self, data: bytes) -> None:
+        """Write data to stdout, as `write_whole` does."""
+        write_whole(self.stdout.fileno(), data)
 
     def tell(self, line: str) -> None:
         """Say something about the run on stderr, unless ``--quiet``."""

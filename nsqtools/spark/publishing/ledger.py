@@ -45,7 +45,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import open_to_write, try_lock
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.row_outcomes import DeadLetters, dead_letter, row_of
+from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters, dead_letter, row_of
 
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
@@ -267,7 +267,7 @@ def read_stored_entries(folder: StoredPlace) -> list[LedgerEntry]:
 
 
 class StoredDeadLetters:
-    """The dead letters of one partition; as `DeadLetters`.
+    """The dead letters of one partition; as `LocalDeadLetters`.
 
     They are written as they come, in several objects where they are many. ``done`` is 0 without a
     ledger: what an earlier attempt wrote is removed.
@@ -341,8 +341,8 @@ def open_ledger_part(
 
 def open_dead_letters(
     folder: Location, name: str, partition: int, *, attempt: int, done: int | None
-) -> DeadLetters | StoredDeadLetters:
+) -> LocalDeadLetters | StoredDeadLetters:
     """Open the dead letters of a partition. Raises `OutputError`."""
     if isinstance(folder, StoredPlace):
         return StoredDeadLetters(folder, name, partition, done=done)
-    return DeadLetters(folder, name, partition, attempt=attempt, done=done)
+    return LocalDeadLetters(folder, name, partition, attempt=attempt, done=done)

@@ -48,7 +48,12 @@ from nsqtools.spark.publishing.ledger import (
     open_dead_letters,
     open_ledger_part,
 )
-from nsqtools.spark.publishing.row_outcomes import MAX_REASONS, NO_ID, DeadLetters, PublishReport
+from nsqtools.spark.publishing.row_outcomes import (
+    MAX_REASONS,
+    NO_ID,
+    LocalDeadLetters,
+    PublishReport,
+)
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
@@ -190,7 +195,7 @@ class PublishTask:
         self._checksum = 0
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | StoredLedgerPart | None = None
-        self._dead_letters: DeadLetters | StoredDeadLetters | None = None
+        self._dead_letters: LocalDeadLetters | StoredDeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt)

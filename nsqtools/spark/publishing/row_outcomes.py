@@ -118,7 +118,7 @@ def require_all(report: PublishReport) -> None:
 NO_ID = b"0" * 16
 
 
-class DeadLetters:
+class LocalDeadLetters:
     """The file of one partition. ``name`` is that of the job, ``attempt`` separates attempts that
     start over; with ``done`` the lines of that many rows from the beginning are kept.
 

@@ -22,7 +22,7 @@ from nsqtools.cli.commands import complete
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the second after which the command ends its process, which here runs the tests."""
-    monkeypatch.setattr(complete, "TIMEOUT", f"{patience_s(10):g}s")
+    monkeypatch.setattr(complete, "TIMEOUT_S", patience_s(10))
     monkeypatch.setattr(complete, "Timer", lambda *_: threading.Timer(0, int))
 
 

@@ -11,8 +11,8 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.publish.publish_job import RecordSource
 from nsqtools.publish.repeating import filled
-from nsqtools.publish.source import RecordSource
 
 
 def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:

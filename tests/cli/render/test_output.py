@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.cli.render.output import ByteWriter, ReaderGone, cell_text
+from nsqtools.cli.render.output import cell_text
+from nsqtools.cli.running.runtime import ReaderGone, write_whole
 from nsqtools.errors import OutputError
 
 
@@ -41,7 +42,7 @@ def test_more_than_the_pipe_holds_is_written_whole(pipe: tuple[int, int], blocki
     thread = threading.Thread(target=lambda: got.append(read_all(reader, len(data))))
     thread.start()
 
-    ByteWriter(writer).write(data)
+    write_whole(writer, data)
 
     thread.join(patience_s(30))
     assert got == [data]
@@ -66,7 +67,7 @@ def test_a_reader_that_went_away_is_distinguished(pipe: tuple[int, int]) -> None
     os.close(reader)
 
     with pytest.raises(ReaderGone):
-        ByteWriter(writer).write(b"x")
+        write_whole(writer, b"x")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -75,6 +76,6 @@ def test_a_full_disk_is_an_output_error() -> None:
         open("/dev/full", "wb") as full,
         pytest.raises(OutputError, match=r"cannot write to stdout .No space left") as caught,
     ):
-        ByteWriter(full.fileno()).write(b"x")
+        write_whole(full.fileno(), b"x")
 
     assert not isinstance(caught.value, ReaderGone)

@@ -1,12 +1,21 @@
-"""Messages that came from nowhere and record how they are answered.
+"""Messages that came from nowhere and record how they are answered, and producers without an nsqd.
 
     message = fake_message(b"42", attempts=3)
     handle(message)
     assert message.answers == ["touch", "requeue"]
     assert message.requeue_delay_s == 30
 
-They are `Message` and `Batch` objects with a recorder in the place of the connection: what a
-handler can do with them, and what is returned to it, is the real code.
+    producer = FakeProducer()
+    bill(producer, order)
+    assert producer.published == [Published("bills", b"42")]
+
+    producer.error = PublishNotSent("nsqd is away")  # until it is None again
+    with pytest.raises(PublishNotSent):
+        bill(producer, order)
+
+They are `Message`, `Batch` and `Producer` objects with a recorder in the place of the connection:
+what a program can do with them, what is refused before it is sent, the window and the outcomes are
+the real code. A publish has settled when its call returns.
 """
 
 from __future__ import annotations
@@ -14,8 +23,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+from nsqtools import aio
 from nsqtools.client.message import Batch, Message
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import PendingPublication, call_back
+from nsqtools.errors import PublishError
 
 _ids = itertools.count(1)
 
@@ -127,3 +141,49 @@ def _message(
     message = FakeMessage(recorder, when_ns, attempts, message_id, body)
     recorder.add(message)
     return message
+
+
+class Published(NamedTuple):
+    """A message that a fake producer has confirmed."""
+
+    topic: str
+    body: bytes
+    defer_s: float | None = None
+
+
+class FakeProducer(Producer):
+    """Takes the parameters of `Producer`, and connects to no address.
+
+    ``published`` has what was confirmed, in order. While ``error`` is set, everything ends with it:
+    `PublishNotSent`, `PublishRejected`, `PublishUnknown`.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.published: list[Published] = []
+        self.error: PublishError | None = None
+
+    def _send(self, publication: PendingPublication) -> None:
+        self._wait_for_room(publication)
+        if self.error is None:
+            self.published += [
+                Published(publication.topic, body, publication.defer_s)
+                for body in publication.bodies
+            ]
+        publication.settle(self.error)
+        self._on_settled([publication])
+        call_back([publication])
+
+    def start(self) -> None:
+        """Begin nothing."""
+
+
+class AsyncFakeProducer(aio.Producer):
+    """The same for asyncio, with the parameters of `nsqtools.aio.Producer`.
+
+    ``fake.published`` and ``fake.error`` are those of a `FakeProducer`.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._producer = self.fake = FakeProducer(*args, **more)
