@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedServer
 from plugins.network import Proxy
 from plugins.waiting import patience_s, wait_until
 
@@ -170,7 +171,7 @@ def test_lookupd_killed_and_started_again(
 
 
 def test_connections_cut_at_any_moment_lose_nothing(
-    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
     proxy_to: Callable[[str], Proxy],
     consume: Consume,
     handle: Handle,
@@ -179,7 +180,7 @@ def test_connections_cut_at_any_moment_lose_nothing(
 ) -> None:
     """What was in flight comes again after its timeout; what was not sent is never seen."""
     rng = random.Random(1)
-    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     proxy = proxy_to(nsqd.tcp_address)
     publisher = Publisher(produce(proxy.address))
@@ -195,7 +196,7 @@ def test_connections_cut_at_any_moment_lose_nothing(
 
     handle(consumer, fail_sometimes, workers=3)
     publishing = in_background(publisher.run)
-    for number in range(20):
+    for number in range(12):
         wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
         proxy.piece_size = rng.choice([7, 100, 65536])
         proxy.cut(reset=bool(number % 2))

@@ -255,15 +255,3 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
     assert in_background(run).result(patience_s(5)) == "interrupted"
     assert consumer.stop(timeout_s=patience_s(5))
-
-
-def test_a_defect_on_the_io_thread_reaches_who_waits(
-    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    consumer = consume(nsqd.tcp_address)
-    consumer._io.loop.call_soon(lambda: 1 // 0)
-    with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
-        next(iter(consumer))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert consumer._io.loop.join(patience_s(5))

@@ -22,6 +22,8 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.readme import UNTIL_SIGNAL, parse
 from plugins.waiting import patience_s, wait_until
 
@@ -32,7 +34,7 @@ BLOCKS = parse(GUIDE.name, GUIDE.read_text("utf-8"))
 HEADINGS = ["A worker", "A bulk inserter", "An asyncio worker", "Metrics and tracing"]
 
 
-def program_of(heading: str, nsqd: GoNsqd, **changes: str) -> str:
+def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
     """The first program under a heading, for this nsqd. What is changed must be there."""
     blocks = [block for block in BLOCKS if (block.heading, block.language) == (heading, "python")]
     text = blocks[0].text
@@ -103,11 +105,11 @@ def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
 
 
 def test_the_worker_loses_nothing_when_it_is_killed(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    quick_nsqd: EmbeddedServer, tmp_path: Path
 ) -> None:
-    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd = quick_nsqd
     nsqd.create_channel("orders", "billing")
-    nsqd.publish("orders", *[b'{"id": %d}' % number for number in range(300)])
+    nsqd.publish("orders", *[b'{"id": %d}' % number for number in range(200)])
     slow = {"8080": "0", "    order = json": "    __import__('time').sleep(0.02)\n    order = json"}
     program = program_of("A worker", nsqd, **slow)
     output = tmp_path / "killed"
@@ -122,7 +124,7 @@ def test_the_worker_loses_nothing_when_it_is_killed(
     with running(program, tmp_path):
         wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="all bills")
     written = output.read_text() + (tmp_path / "output").read_text()
-    assert {int(number) for number in re.findall(r"billed (\d+)", written)} == set(range(300))
+    assert {int(number) for number in re.findall(r"billed (\d+)", written)} == set(range(200))
 
 
 def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Producer, PublishError, PublishNotSent, PublishRefused
+from nsqtools import Producer, PublishError, PublishNotSent
 from nsqtools.client.producer_io import ProducerLink
 
 Make = Callable[..., Producer]
@@ -235,15 +235,3 @@ def test_no_more_nsqd_are_believed_than_allowed(
     producer.start()
     wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="rounds")
     assert len(links(producer)) <= 12
-
-
-def test_the_secret_goes_to_no_announced_nsqd_in_plain_text_where_that_is_forbidden(
-    scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, make: Make
-) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd(scripted_nsqd.address)
-    producer = make(lookupd.address, auth_secret="hush", auth_requires_tls=True)
-    publication = producer.submit(TOPIC, [b"x"])
-    scripted_nsqd.identified(auth_required=True)
-    with pytest.raises(PublishRefused, match="plain text"):
-        publication.wait(patience_s(5))

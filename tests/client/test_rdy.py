@@ -28,21 +28,6 @@ def test_a_new_connection_gets_1_and_its_share_on_the_first_message() -> None:
     assert sent(rdy) == [("a", 100)]
 
 
-def test_messages_allowed_once_are_allowed_to_one_connection() -> None:
-    rdy = control(1, "a", "b", "c")
-    assert sent(rdy) == [("a", 1)]
-
-
-def test_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
-    rdy = control(1, "a", "b")
-    rdy.received("a", 1, 1.0)
-    sent(rdy)
-    rdy.redistribute(40.0)
-    assert sent(rdy) == [("a", 0)]
-    rdy.answered("a", 1, 41.0)
-    assert sent(rdy) == [("b", 1)]
-
-
 def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
@@ -51,29 +36,6 @@ def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     sent(rdy)
     rdy.answered("a", 2, 41.0)
     assert sent(rdy) == [("b", 1)]
-
-
-def test_others_are_lowered_before_a_new_one_gets_anything() -> None:
-    rdy = control(10, "a")
-    rdy.received("a", 1, 1.0)
-    rdy.answered("a", 1, 1.0)
-    sent(rdy)
-    rdy.add("b", 2500, 2.0)
-    assert sent(rdy) == [("a", 5), ("b", 1)]
-    rdy.remove("b", 3.0)
-    assert sent(rdy) == [("a", 10)]
-
-
-def test_max_in_flight_can_be_changed_and_0_pauses() -> None:
-    rdy = control(10, "a", "b")
-    rdy.redistribute(5.0)
-    sent(rdy)
-    rdy.set_max_in_flight(0, 6.0)
-    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
-    rdy.redistribute(10.0)
-    assert sent(rdy) == []
-    rdy.set_max_in_flight(10, 11.0)
-    assert sorted(sent(rdy)) == [("a", 5), ("b", 5)]
 
 
 @pytest.mark.parametrize(
@@ -206,21 +168,6 @@ def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
     assert sent(rdy) == []
 
 
-def test_a_wait_takes_all_rdy_and_a_test_gives_one() -> None:
-    rdy = control(10, "a", "b")
-    sent(rdy)
-    rdy.hold(1.0)
-    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
-    rdy.redistribute(5.0)
-    assert sent(rdy) == []
-    assert rdy.test(6.0)
-    [(tester, count)] = sent(rdy)
-    assert count == 1
-    rdy.resume(7.0)
-    assert dict(sent(rdy)) == {"a": 5, "b": 5}
-    assert tester in "ab"
-
-
 def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
     rdy = control(10, "a")
     rdy.hold(1.0)
@@ -233,16 +180,6 @@ def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None
     assert sent(rdy) == [("b", 1)]
 
 
-def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
-    rdy = control(10, "a")
-    rdy.hold(1.0)
-    rdy.test(2.0)
-    rdy.remove("a", 3.0)
-    sent(rdy)
-    rdy.add("b", 2500, 4.0)
-    assert sent(rdy) == [("b", 1)]
-
-
 def test_an_idle_test_moves_to_another_connection() -> None:
     rdy = control(10, "a", "b")
     rdy.hold(1.0)
@@ -252,20 +189,6 @@ def test_an_idle_test_moves_to_another_connection() -> None:
     rdy.redistribute(13.0)
     other = "b" if tester == "a" else "a"
     assert sent(rdy) == [(tester, 0), (other, 1)]
-
-
-def test_max_in_flight_may_change_in_backoff() -> None:
-    rdy = control(10, "a")
-    rdy.hold(1.0)
-    rdy.set_max_in_flight(0, 2.0)
-    assert rdy.test(3.0)
-    sent(rdy)
-    rdy.redistribute(5.0)
-    assert sent(rdy) == []
-    rdy.set_max_in_flight(10, 6.0)
-    assert sent(rdy) == [("a", 1)]
-    rdy.set_max_in_flight(0, 7.0)
-    assert sent(rdy) == [("a", 0)]
 
 
 @pytest.mark.parametrize("connections", [10, 500])

@@ -41,16 +41,6 @@ def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
     assert 7.9 < max(drawn) <= 8
 
 
-def test_a_failed_direct_address_is_due_after_its_delay() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    assert known.failed(DIRECT, 100) == 8
-    assert known.next_due() == 108
-    assert known.take_due(107.9) == []
-    assert known.take_due(108) == [DIRECT]
-    assert known.failed(DIRECT, 200) == 16
-
-
 def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)

@@ -53,21 +53,6 @@ def test_what_is_not_answered_in_time_is_requeued_once_and_then_closed() -> None
     assert stopping.next_step(connection, 131) == "close"
 
 
-def test_requeues_that_get_through_end_in_order() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
-    connection = Connection(saw_close_wait=True)
-    assert stopping.next_step(connection, 130) == "requeue"
-    connection.is_drained = True
-    assert stopping.next_step(connection, 130.1) == "shutdown"
-
-
-def test_an_abort_does_not_wait_for_handlers() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
-    connection = Connection()
-    stopping.expire(101)
-    assert stopping.next_step(connection, 101) == "requeue"
-
-
 @pytest.mark.parametrize(("drain", "now", "refused"), [(True, 100, False), (False, 100, True)])
 def test_late_messages_go_back_unless_they_are_drained(
     drain: bool, now: float, refused: bool
