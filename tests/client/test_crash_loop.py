@@ -22,7 +22,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
 COUNT = 40
 
 WORKER = """

@@ -117,7 +117,7 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
     threads: collections.Counter[int] = collections.Counter()
 
     def handler(message: Message) -> None:
-        time.sleep(0.02)
+        time.sleep(0.05)
         threads[threading.get_ident()] += 1
 
     with running(nsqd, handler, workers=4) as consumer:

@@ -21,13 +21,6 @@ def sent(rdy: ReadyControl[str]) -> list[tuple[str, int]]:
     return rdy.take_changes()
 
 
-def test_a_new_connection_gets_1_and_its_share_on_the_first_message() -> None:
-    rdy = control(100, "a")
-    assert sent(rdy) == [("a", 1)]
-    rdy.received("a", 1, 1.0)
-    assert sent(rdy) == [("a", 100)]
-
-
 def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
@@ -111,13 +104,6 @@ def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
     assert not states.is_full(60.0, 2.0)
     states.received("b", 4, 60.0)
     assert states.is_full(60.0, 2.0)
-
-
-def test_a_closing_connection_does_not_starve() -> None:
-    states = control(1, "a")
-    states.received("a", 1, 1.0)
-    states.close("a", 2.0)
-    assert not states.is_starved
 
 
 @pytest.mark.parametrize(

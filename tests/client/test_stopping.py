@@ -27,16 +27,6 @@ def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> Non
     assert stopping.next_step(connection, 103) == "close"
 
 
-def test_a_message_may_come_a_moment_after_close_wait() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
-    connection = Connection(saw_close_wait=True, is_drained=True)
-    assert stopping.next_step(connection, 100.1) == "wait"
-    connection.is_drained = False
-    assert stopping.next_step(connection, 100.2) == "wait"
-    connection.is_drained = True
-    assert stopping.next_step(connection, 100.3) == "shutdown"
-
-
 def test_without_close_wait_a_second_is_enough() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
     connection = Connection(is_drained=True)

@@ -22,7 +22,6 @@ from nsqtools.errors import (
     TLSError,
 )
 from nsqtools.http.http_api import HTTPAPI, NsqlookupdHTTPClient
-from nsqtools.protocol.names import Address
 
 ScriptedLookupdFactory = Callable[[], Any]
 
@@ -71,11 +70,6 @@ def test_a_server_that_never_answers(deaf_address: str) -> None:
         get(url, timeout_s=0.1)
 
 
-def test_a_host_that_does_not_exist() -> None:
-    with pytest.raises(ConnectionFailed, match=r"no-such-host\.invalid"):
-        get("http://no-such-host.invalid:4161")
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -114,6 +108,9 @@ def test_both_forms_of_json_are_read(scripted_lookupd: ScriptedLookupdFactory) -
     lookupd = scripted_lookupd()
     lookupd.answer = {"topics": ["a"]}
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
+    [(_, headers)] = lookupd.requests
+    assert headers["Accept"] == "application/vnd.nsq; version=1.0"
+    assert "Authorization" not in headers
     lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["a"]}}
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
 
@@ -126,14 +123,6 @@ def test_an_unknown_topic_is_an_answer(scripted_lookupd: ScriptedLookupdFactory)
         lookupd.answer = {"message": "PAGE_NOT_FOUND"}
         with pytest.raises(HTTPError):
             api.lookup("t")
-
-
-def test_a_lookup_names_the_nsqd(scripted_lookupd: ScriptedLookupdFactory) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd("10.0.0.1:4150", "[fe80::1]:4150")
-    with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
-        found = api.lookup("t")
-    assert found.nsqd == {Address("10.0.0.1", 4150), Address("fe80::1", 4150)}
 
 
 def test_a_certificate_that_is_not_trusted_is_named(

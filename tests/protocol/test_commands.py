@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,36 +16,9 @@ from nsqtools.protocol.requests import (
     read_multi_publish_size,
 )
 
-ID = b"0123456789abcdef"
 LIMIT = 1 << 20
 
 bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
-
-
-@pytest.mark.parametrize(
-    ("encoded", "wire"),
-    [
-        (commands.MAGIC_V2, b"  V2"),
-        (commands.NOP, b"NOP\n"),
-        (commands.CLS, b"CLS\n"),
-        (commands.identify(b"{}"), b"IDENTIFY\n\x00\x00\x00\x02{}"),
-        (commands.auth(b"s3cret"), b"AUTH\n\x00\x00\x00\x06s3cret"),
-        (commands.subscribe("t", "c#ephemeral"), b"SUB t c#ephemeral\n"),
-        (commands.publish("t", b"b\n"), b"PUB t\n\x00\x00\x00\x02b\n"),
-        (commands.deferred_publish("t", 0, b"b"), b"DPUB t 0\n\x00\x00\x00\x01b"),
-        (
-            commands.multi_publish("t", [b"a", b"bc"]),
-            b"MPUB t\n\x00\x00\x00\x0f\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc",
-        ),
-        (commands.ready(0), b"RDY 0\n"),
-        (commands.ready(2500), b"RDY 2500\n"),
-        (commands.finish(ID), b"FIN 0123456789abcdef\n"),
-        (commands.requeue(ID, 0), b"REQ 0123456789abcdef 0\n"),
-        (commands.touch(ID), b"TOUCH 0123456789abcdef\n"),
-    ],
-)
-def test_a_command_has_the_bytes_of_the_protocol_page(encoded: bytes, wire: bytes) -> None:
-    assert encoded == wire
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), min_size=1))

@@ -79,18 +79,6 @@ def test_any_cut_gives_the_same(frames: list[tuple[int, bytes]], cuts: list[int]
         assert take_all(pieces) == expected(frames)
 
 
-LONG, EMPTY = (MESSAGE, b"h" * 26 + b"x" * 40), (RESPONSE, b"")
-
-
-@pytest.mark.parametrize(
-    "frames", [[LONG, LONG], [LONG, (RESPONSE, b"y" * 60)], [LONG, EMPTY]], ids=["m", "r", "empty"]
-)
-def test_no_frame_waits_for_more_than_its_own_end(frames: list[tuple[int, bytes]]) -> None:
-    data = stream_of(frames)
-    for cut in range(len(data)):
-        assert take_all([data[:cut], data[cut:]]) == expected(frames)
-
-
 @given(frame_lists)
 def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]) -> None:
     buffer = FrameBuffer()
@@ -101,13 +89,6 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
             taken.append(frame)
     assert taken == frames
     assert len(buffer) == 0
-
-
-def test_attempts_are_unsigned() -> None:
-    for attempts in (40_000, 65_535):
-        data = WireMessage(1, attempts, b"0123456789abcdef", b"").encode()
-        [message], _ = take_all([encode_frame(MESSAGE, data)])
-        assert message.attempts == attempts
 
 
 def test_what_is_left_after_a_frame_is_handed_over_whole() -> None:

@@ -34,10 +34,6 @@ messages = st.builds(
 )
 
 
-def test_the_line_has_the_documented_form() -> None:
-    assert encode_many("clicks", "127.0.0.1:4150", [MESSAGE]) == LINE
-
-
 def test_the_line_is_what_json_dumps_of_the_fields_would_be() -> None:
     body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
     fields = {

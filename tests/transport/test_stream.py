@@ -142,20 +142,6 @@ def test_the_local_address_is_used() -> None:
         stream.close()
 
 
-def test_every_ip_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-        def two_addresses(*arguments: object, **more: object) -> list[object]:
-            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-            return [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.1", port))]
-
-        monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
-        stream = connect(Address("nsqd.test", port), Deadline(5))
-        assert str(stream.address) == f"nsqd.test:{port}"
-        stream.close()
-
-
 def test_a_deadline_counts_down_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(stream_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
