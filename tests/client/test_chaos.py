@@ -84,36 +84,6 @@ def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
     assert set(seen) <= publisher.confirmed | publisher.unknown
 
 
-@rounds
-def test_kill_9_ends_no_client(
-    go_nsqd: Callable[..., GoNsqd],
-    consume: Consume,
-    handle: Handle,
-    produce: Produce,
-    in_background: InBackground,
-    rounds: int,
-) -> None:
-    """SIGKILL: what nsqd had in memory is gone, and everybody goes on."""
-    nsqd = go_nsqd("-mem-queue-size=0")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    publisher = Publisher(produce(nsqd.tcp_address))
-    consumer = consume(nsqd.tcp_address)
-    handle(consumer, lambda message: True)
-    publishing = in_background(publisher.run)
-    for _ in range(rounds):
-        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
-        finished = consumer.stats.finished
-        nsqd.kill()
-        nsqd.start()
-        wait_until(
-            lambda finished=finished: consumer.stats.finished > finished + 20,  # type: ignore[misc]
-            what="messages after the kill",
-            timeout_s=10,
-        )
-    publisher.is_over.set()
-    publishing.result(patience_s(10))
-
-
 def test_a_frozen_nsqd_is_left_and_found_again(
     nsqd: GoNsqd, consume: Consume, produce: Produce
 ) -> None:

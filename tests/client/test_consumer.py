@@ -120,6 +120,7 @@ def test_consumers_may_share_one_backlog(nsqd: GoNsqd, consume: Consume) -> None
     while len(seen) < 2:
         batch = first.next_batch(timeout_s=patience_s(5))
         assert batch
+        assert batch.nsqd == nsqd.tcp_address
         seen[batch.topic] = [message.body for message in batch]
         batch.finish()
     assert seen == {"one": [b"1"], "two": [b"2"]}

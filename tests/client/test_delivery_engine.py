@@ -365,7 +365,7 @@ def test_a_healthy_fleet_gives_nothing_up(
     seen: collections.Counter[bytes] = collections.Counter()
 
     def handler(message: Message) -> None:
-        time.sleep(0.7)
+        time.sleep(0.5)
         seen[message.body] += 1
 
     consumers = [

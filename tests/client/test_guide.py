@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -22,7 +21,6 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.readme import UNTIL_SIGNAL, parse
 from plugins.waiting import patience_s, wait_until
@@ -102,29 +100,6 @@ def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
     nsqd.start()
     assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
     assert (tmp_path / "output").read_text().count("billed") == 20
-
-
-def test_the_worker_loses_nothing_when_it_is_killed(
-    quick_nsqd: EmbeddedServer, tmp_path: Path
-) -> None:
-    nsqd = quick_nsqd
-    nsqd.create_channel("orders", "billing")
-    nsqd.publish("orders", *[b'{"id": %d}' % number for number in range(200)])
-    slow = {"8080": "0", "    order = json": "    __import__('time').sleep(0.02)\n    order = json"}
-    program = program_of("A worker", nsqd, **slow)
-    output = tmp_path / "killed"
-    for _ in range(3):
-        begun = output.stat().st_size if output.exists() else 0
-        with (
-            output.open("ab") as file,
-            subprocess.Popen([sys.executable, "-c", program], stdout=file) as process,
-        ):
-            wait_until(lambda: output.stat().st_size > begun + 200, what="some bills")  # noqa: B023
-            process.kill()
-    with running(program, tmp_path):
-        wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="all bills")
-    written = output.read_text() + (tmp_path / "output").read_text()
-    assert {int(number) for number in re.findall(r"billed (\d+)", written)} == set(range(200))
 
 
 def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path: Path) -> None:

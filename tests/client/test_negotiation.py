@@ -174,26 +174,6 @@ def test_sockets_are_read_and_written_by_one_thread(
     assert used == {("send_ready", io_thread), ("receive_ready", io_thread)}
 
 
-@pytest.mark.parametrize("compression", COMPRESSION, ids=names)
-def test_a_burst_over_tls_is_read_to_its_end(
-    tls_nsqd: GoNsqd,
-    certificates: Certificates,
-    consume: Consume,
-    compression: dict[str, bool],
-) -> None:
-    """More than a read takes, and then silence: what TLS has decrypted must not wait."""
-    tls_nsqd.create_channel(TOPIC, CHANNEL)
-    tls_nsqd.publish(TOPIC, *[b"%03d" % n * 333 for n in range(1000)])
-    consumer = consume(
-        tls_nsqd.tcp_address,
-        tls_v1=True,
-        tls_root_ca_file=str(certificates.ca),
-        max_in_flight=1000,
-        **compression,
-    )
-    wait_until(lambda: consumer.stats.received == 1000, what="1000 messages", timeout_s=3)
-
-
 # -- TLS that must not be -----------------------------------------------------------------------
 
 

@@ -121,22 +121,6 @@ def test_a_connection_outlives_what_nsqlookupd_says(
     assert nsqd.depth(TOPIC) == 2
 
 
-def test_an_nsqd_that_dies_costs_no_publish_while_there_is_another(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd = nsqlookupd()
-    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    nsqds = {nsqd.tcp_address: nsqd for nsqd in (go_nsqd(flag), go_nsqd(flag))}
-    producer = make(lookupd.http_address, more={"retry_timeout_s": patience_s(20)})
-    wait_until(lambda: try_to_publish(producer) and len(links(producer)) == 2, what="both")
-    (used,) = connected(producer)
-    nsqds[used].stop()
-    for _ in range(20):
-        producer.publish(TOPIC, b"x")
-    (other,) = nsqds.keys() - {used}
-    assert nsqds[other].depth(TOPIC) == 20
-
-
 def try_to_publish(producer: Producer) -> bool:
     try:
         producer.publish(TOPIC, b"x")

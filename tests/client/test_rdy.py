@@ -31,6 +31,9 @@ def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     assert sent(rdy) == [("b", 1)]
 
 
+LASTS_S = 30
+
+
 @pytest.mark.parametrize(
     ("connections", "allowed", "busy"),
     [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)],
@@ -46,7 +49,7 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
     waits: list[float] = []
     handled = dict.fromkeys(names, 0)
     ticks = 0
-    for step in range(60 * 200):
+    for step in range(LASTS_S * 200):
         now = step / 200
         for name in names:
             if rdy[name].in_flight:
@@ -65,11 +68,11 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
                 rdy.received(name, 1, now)
                 handled[name] += 1
         assert sum(max(rdy[name].rdy, rdy[name].in_flight) for name in names) <= allowed
-    left = [60 - at for queued in sparse.values() for at in queued]
+    left = [LASTS_S - at for queued in sparse.values() for at in queued]
     if sparse:
         limit_s = 5 if allowed > 1 else 10
         assert sorted([*waits, *left])[int(0.95 * len(waits + left))] < limit_s
-    assert sum(handled.values()) >= 0.9 * min(allowed, busy) * 60 * 200
+    assert sum(handled.values()) >= 0.9 * min(allowed, busy) * LASTS_S * 200
     assert min(handled[name] for name in names[:busy]) > 0
 
 
@@ -163,6 +166,16 @@ def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None
     rdy.add("b", 2500, 4.0)
     assert sent(rdy) == []
     assert rdy.test(5.0)
+    assert sent(rdy) == [("b", 1)]
+
+
+def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
+    rdy = control(10, "a")
+    rdy.hold(1.0)
+    rdy.test(2.0)
+    rdy.remove("a", 3.0)
+    sent(rdy)
+    rdy.add("b", 2500, 4.0)
     assert sent(rdy) == [("b", 1)]
 
 

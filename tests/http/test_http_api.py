@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,40 +15,11 @@ from nsqtools.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     HTTPError,
-    NsqError,
-    ProtocolError,
     TLSError,
 )
 from nsqtools.http.http_api import HTTPAPI, NsqlookupdHTTPClient
 
 ScriptedLookupdFactory = Callable[[], Any]
-
-
-@pytest.fixture
-def says() -> Iterator[Callable[[bytes], str]]:
-    """``says(b"...")``: the URL of a server that sends these bytes to whoever connects."""
-    listeners: list[socket.socket] = []
-    threads: list[threading.Thread] = []
-
-    def serve(answer: bytes) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def answer_once() -> None:
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.recv(10_000)
-                accepted.sendall(answer)
-
-        threads.append(threading.Thread(target=answer_once))
-        threads[-1].start()
-        return "http://{}:{}".format(*listener.getsockname())
-
-    yield serve
-    for thread in threads:
-        thread.join(5)
-    for listener in listeners:
-        listener.close()
 
 
 def get(url: str, **settings: Any) -> Any:
@@ -68,26 +37,6 @@ def test_a_server_that_never_answers(deaf_address: str) -> None:
     url = f"http://{deaf_address}"
     with pytest.raises(DeadlineExceeded, match=f"{url}: no answer in time"):
         get(url, timeout_s=0.1)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        (b"", ProtocolError),
-        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", ProtocolError),
-        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", HTTPError),
-        (b"HTTP/1.1 302 Away\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", HTTPError),
-    ],
-)
-def test_a_server_that_is_no_nsq(
-    says: Callable[[bytes], str], answer: bytes, kind: type[NsqError]
-) -> None:
-    url = says(answer)
-    with pytest.raises(kind, match=url):
-        get(url)
 
 
 @pytest.mark.parametrize(

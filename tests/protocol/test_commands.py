@@ -21,12 +21,6 @@ LIMIT = 1 << 20
 bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
 
 
-@given(st.lists(st.binary(min_size=16, max_size=16), min_size=1))
-def test_joined_finishes_are_single_ones_in_a_row(ids: list[bytes]) -> None:
-    joined = commands.encode_finishes(ids)
-    assert joined == b"".join(commands.finish(message_id) for message_id in ids)
-
-
 @given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))
 def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
     wire = commands.encode_finishes([message_id.encode() for message_id in ids])
