@@ -57,34 +57,6 @@ def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
     assert f"of {TOPIC} from {nsqd.tcp_address}" in repr(asyncio.run(main()))
 
 
-def test_tasks_share_the_messages(nsqd: GoNsqd) -> None:
-    publish(nsqd, 40)
-
-    async def main() -> tuple[float, list[int]]:
-        counts = [0] * 8
-        async with consumer_of(nsqd) as consumer:
-
-            async def work(number: int) -> None:
-                async for message in consumer:
-                    await asyncio.sleep(0.05)
-                    await message.finish()
-                    counts[number] += 1
-                    if sum(counts) == 40:
-                        consumer.begin_stop()
-
-            began = time.monotonic()
-            async with asyncio.TaskGroup() as group:
-                for number in range(8):
-                    group.create_task(work(number))
-            return time.monotonic() - began, counts
-
-    took_s, counts = asyncio.run(main())
-    assert sum(counts) == 40
-    assert min(counts) >= 1
-    assert took_s < 1.5  # 2 s one by one
-    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
-
-
 def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
     publish(nsqd, 2000)
 

@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -17,7 +16,7 @@ from nsqtools.client.connection import open_connection
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError, ProtocolError, ServerError
+from nsqtools.errors import ConfigurationError, NsqError, ServerError
 from nsqtools.protocol.names import parse_address
 
 InBackground = Callable[..., "Future[object]"]
@@ -97,21 +96,6 @@ def test_zero_is_a_delay_and_seconds_become_milliseconds(
     [message] = batch_of(consumer)
     message.requeue(delay_s, backoff=False)
     conn.expect(f"REQ {message_id} {delay_ms}")
-
-
-def test_the_http_port_is_named(nsqd: GoNsqd) -> None:
-    with pytest.raises(ProtocolError, match=nsqd.http_address) as caught:
-        open_connection(parse_address(nsqd.http_address), ClientOptions(), None)
-    assert "HTTP port" in caught.value.hint
-
-
-def test_nsqlookupds_tcp_port_is_named(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-) -> None:
-    address = nsqlookupd().tcp_address
-    with pytest.raises(ProtocolError, match=address) as caught:
-        open_connection(parse_address(address), ClientOptions(), None)
-    assert "nsqlookupd" in caught.value.hint
 
 
 def test_a_message_is_answered_once_whoever_asks(

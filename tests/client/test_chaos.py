@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.network import Proxy
 from plugins.waiting import patience_s, wait_until
@@ -82,62 +82,6 @@ def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
     publishing.result(patience_s(10))
     wait_until(lambda: publisher.confirmed <= set(seen), what="all that was confirmed")
     assert set(seen) <= publisher.confirmed | publisher.unknown
-
-
-def test_a_frozen_nsqd_is_left_and_found_again(
-    nsqd: GoNsqd, consume: Consume, produce: Produce
-) -> None:
-    """SIGSTOP for longer than two heartbeats, as a machine that swaps."""
-    consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, read_timeout_s=1)
-    producer = produce(nsqd.tcp_address, publish_timeout_s=0.5)
-
-    def publishes(body: bytes) -> bool:
-        try:
-            producer.publish(TOPIC, body)
-        except PublishError:  # half a second may be too short to connect in
-            return False
-        return True
-
-    wait_until(lambda: publishes(b"before"), what="a publish", timeout_s=10)
-    wait_until(lambda: consumer.connections, what="a connection")
-    nsqd.pause()
-    with pytest.raises(PublishUnknown):
-        producer.publish(TOPIC, b"meanwhile")
-    wait_until(lambda: not consumer.connections, what="the loss")
-    nsqd.resume()
-    wait_until(lambda: consumer.connections, what="a connection", timeout_s=10)
-    # what nsqd still gave to the connection of before would come after its timeout only
-    wait_until(lambda: len(nsqd.channel_stats(TOPIC, CHANNEL)["clients"]) == 1, what="one client")
-
-    wait_until(lambda: publishes(b"after"), what="a publish", timeout_s=10)
-    bodies: set[bytes] = set()
-    while b"after" not in bodies:
-        batch = consumer.next_batch(patience_s(5))
-        assert batch, bodies
-        bodies |= {message.body for message in batch}
-        batch.finish()
-
-
-def test_lookupd_killed_and_started_again(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    go_nsqd: Callable[..., GoNsqd],
-    consume: Consume,
-    handle: Handle,
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    consumer = consume(lookupd=lookupd.http_address)
-    handle(consumer, lambda message: True)
-    wait_until(lambda: consumer.connections, what="the nsqd")
-    lookupd.kill()
-    nsqd.publish(TOPIC, b"x")
-    wait_until(lambda: consumer.stats.finished == 1, what="a message without lookupd")
-    nsqd.stop()
-    wait_until(lambda: not consumer.connections, what="the loss")
-    lookupd.start()
-    nsqd.start()
-    wait_until(lambda: consumer.connections, what="the nsqd, found again", timeout_s=20)
 
 
 def test_connections_cut_at_any_moment_lose_nothing(

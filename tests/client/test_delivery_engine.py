@@ -31,6 +31,8 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 
+FINISHING = {"giving_up": "finish"}
+
 
 def fill(nsqd: Nsqd, count: int) -> list[bytes]:
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -178,7 +180,7 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
 
 def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
     """Deliveries 1 to 9 expire here while the handler is busy; nobody saw them."""
-    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3)
+    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     message_id = conn.new_id()
     for attempts in range(1, 10):
         conn.message(b"x", message_id=message_id, attempts=attempts)
@@ -188,9 +190,6 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     handle(consumer, lambda message: handled.append(message.attempts))
     wait_until(lambda: handled == [9], what="the last delivery")
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
-
-
-FINISHING = {"giving_up": "finish"}
 
 
 def always_fails(seen: list[int]) -> Callable[[Message], bool]:
@@ -272,9 +271,8 @@ def test_a_handler_that_fails_late_has_tried(
 # -- healthy programs, with the harshest settings: what is given up would be finished -------------
 
 
-@pytest.mark.parametrize("way", ["handlers", "batches"])
 def test_what_a_pool_still_holds_is_not_given_up(
-    quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, way: str
+    quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it times out again and again before the pool comes to it."""
     monkeypatch.setattr(in_flight_limit, "START", 16)
@@ -288,15 +286,9 @@ def test_what_a_pool_still_holds_is_not_given_up(
         options=ClientOptions(max_attempts=1),
         giving_up="finish",
     )
-
-    def work() -> None:
-        if way == "handlers":
-            consumer.run(held.append, auto_answer=False)
-        else:
-            for batch in consumer.batches():
-                held.extend(batch)
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(
+        target=consumer.run, args=(held.append,), kwargs={"auto_answer": False}
+    )
     thread.start()
     try:
         wait_until(
@@ -352,49 +344,6 @@ def test_a_pool_gets_no_more_than_it_can_take(quick_nsqd: EmbeddedServer, way: s
             thread.join(patience_s(10))
     assert len(seen) == 60
     assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
-
-
-def test_a_healthy_fleet_gives_nothing_up(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
-    """More nsqd than its handlers can have messages in flight within msg_timeout."""
-    nsqds = [go_nsqd("--msg-timeout=2s") for _ in range(5)]
-    for number, nsqd in enumerate(nsqds):
-        nsqd.create_channel(TOPIC, CHANNEL)
-        nsqd.publish(TOPIC, *[b"%d-%d" % (number, n) for n in range(2)])
-    seen: collections.Counter[bytes] = collections.Counter()
-
-    def handler(message: Message) -> None:
-        time.sleep(0.5)
-        seen[message.body] += 1
-
-    consumers = [
-        Consumer(
-            TOPIC,
-            CHANNEL,
-            nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in nsqds],
-            options=ClientOptions(max_attempts=1),
-            giving_up="finish",
-        )
-        for _ in range(2)
-    ]
-    threads = [threading.Thread(target=each.run, args=(handler,)) for each in consumers]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(
-            lambda: not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in nsqds),
-            what="empty channels",
-            timeout_s=60,
-        )
-    finally:
-        for each in consumers:
-            each.abort()
-        for thread in threads:
-            thread.join(patience_s(10))
-    assert len(seen) == 10  # handlers saw all that is finished
-    assert sum(each.stats.given_up for each in consumers) == 0
-    assert sum(each.stats.expired for each in consumers) <= 5  # not one for each connection
 
 
 def end_turn(consumer: Consumer) -> None:

@@ -13,7 +13,6 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.clients import TOPIC, Produce, bodies_in
 from plugins.daemons import GoNsqd
-from plugins.network import TO_CLIENT, Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -339,26 +338,6 @@ def test_retrying_ends_with_the_retry_timeout(make: Make) -> None:
     with pytest.raises(PublishNotSent, match=f"connect to {DEAD}"):
         producer.publish(TOPIC, b"x")
     assert time.monotonic() - began >= 0.5
-
-
-def test_an_unknown_fate_is_retried_only_on_request(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], make: Make
-) -> None:
-    proxy = proxy_to(nsqd.tcp_address)
-    options = ClientOptions(publish_timeout_s=patience_s(2))
-    for retry_unknown in (False, True):
-        producer = make(proxy.address, options, retry_timeout_s=10, retry_unknown=retry_unknown)
-        producer.publish(TOPIC, b"x")
-        proxy.pause(TO_CLIENT)
-        publication = producer.submit(TOPIC, [b"y"])
-        wait_until(lambda p=publication: p.is_written, what="it to be written")
-        proxy.cut(reset=True)
-        proxy.resume(TO_CLIENT)
-        if retry_unknown:
-            publication.wait(patience_s(10))
-        else:
-            with pytest.raises(PublishUnknown):
-                publication.wait(patience_s(10))
 
 
 def test_a_refused_client_is_not_told_that_publishing_again_is_safe(

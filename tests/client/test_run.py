@@ -114,17 +114,6 @@ def test_a_negative_delay_is_refused_where_it_is_written() -> None:
             RequeueWithoutBackoff(delay_s)
 
 
-def test_a_handler_may_return_what_its_answer_returned(
-    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
-) -> None:
-    """Answers can be awaited, which is no reason to refuse them."""
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"1", b"2")
-    consumer = consume(nsqd.tcp_address)
-    in_background(consumer.run, Message.finish)
-    wait_until(lambda: consumer.stats.finished == 2, what="both FINs")
-
-
 def test_a_long_handler_keeps_its_message_with_auto_touch(
     serve: Serve,
     data_path: Callable[[], Path],
