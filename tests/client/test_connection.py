@@ -138,6 +138,20 @@ def test_what_is_about_to_be_sent_after_a_long_idle_time_is_not_stuck() -> None:
     assert bench.connection.is_open
 
 
+def test_writes_are_watched_only_while_something_waits() -> None:
+    bench = Bench()
+    bench.stream.room = 4
+    bench.connection.write(b"FIN 1\n")
+    bench.connection.write(b"FIN 2\n")
+    assert bench.loop.unflushed == [bench.connection]
+    bench.connection.flush()
+    assert bench.loop.watched == [True]
+    bench.stream.room = 100
+    bench.connection.flush()
+    assert bench.loop.watched == [True, False]
+    assert bench.stream.taken == b"FIN 1\nFIN 2\n"
+
+
 def test_a_failed_send_still_reports_the_reason_that_nsqd_gave() -> None:
     bench = Bench()
     bench.stream.failure = ConnectionLost("nsqd:4150: broken pipe")

@@ -19,7 +19,8 @@ import nsqtools
 from nsqtools.errors import NsqError
 
 WAIT_S = patience_s(15.0)
-BEAT_S = min(2.0, patience_s(1.0))  # nsqd closes when a process does not run for two of them
+# nsqd closes when a process does not run for two of them
+BEAT_S = min(2.0, max(1.0, patience_s(0.5)))
 
 
 def clients_seen(nsqd: GoNsqd) -> int:

@@ -155,7 +155,7 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
     data_path: Callable[[], Path], serve: Serve, tmp_path: Path
 ) -> None:
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1500ms"))
-    fill(nsqd, 16)
+    fill(nsqd, 12)
     program = tmp_path / "reader.py"
     program.write_text(SLOW_READER)
     with subprocess.Popen(

@@ -268,7 +268,7 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
         origin = Origin(12)
         bodies = [message.body for message in origin.batch]
         courier.send(Parcel(origin.batch, bodies, TOPIC, 0.0))
-        until = time.monotonic() + (0.5 if then_gone else patience_s(20))
+        until = time.monotonic() + (0.3 if then_gone else patience_s(20))
         now = 0.0
         while not courier.is_idle and time.monotonic() < until:
             courier.changed.wait(0.02)
@@ -292,10 +292,10 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
             producer = Producer(
                 nsqd.address,
                 retry_unknown=True,
-                retry_timeout_s=0.5 if ends_by == "retry_timeout_s" else 60,
+                retry_timeout_s=0.3 if ends_by == "retry_timeout_s" else 60,
             )
             sent = producer.submit(
-                TOPIC, [b"pay"], timeout_s=0.5 if ends_by == "timeout_s" else None
+                TOPIC, [b"pay"], timeout_s=patience_s(0.3) if ends_by == "timeout_s" else None
             )
             connection = nsqd.accept()
             connection.expect("IDENTIFY")
@@ -303,7 +303,7 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
             connection.expect(f"PUB {TOPIC}")
             nsqd.stop_listening()
             connection.close()
-            producer.stop(0.5 if ends_by == "stop" else patience_s(10))
+            producer.stop(0.3 if ends_by == "stop" else patience_s(10))
             with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
                 sent.wait()
 

@@ -190,6 +190,20 @@ def test_an_idle_test_moves_to_another_connection() -> None:
     assert sent(rdy) == [(tester, 0), (other, 1)]
 
 
+def test_max_in_flight_may_change_in_backoff() -> None:
+    rdy = control(10, "a")
+    rdy.hold(1.0)
+    rdy.set_max_in_flight(0, 2.0)
+    assert rdy.test(3.0)
+    sent(rdy)
+    rdy.redistribute(5.0)
+    assert sent(rdy) == []
+    rdy.set_max_in_flight(10, 6.0)
+    assert sent(rdy) == [("a", 1)]
+    rdy.set_max_in_flight(0, 7.0)
+    assert sent(rdy) == [("a", 0)]
+
+
 @pytest.mark.parametrize("connections", [10, 500])
 def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections: int) -> None:
     """Counted in lines of Python, which a busy machine does not change."""
