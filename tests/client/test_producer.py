@@ -223,14 +223,6 @@ def test_an_answer_to_nothing_ends_the_connection(
     assert outcome(again) == "published"
 
 
-def test_a_stop_waits_for_confirmations(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address)
-    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(64)]
-    assert producer.stop(patience_s(5))
-    assert all(publication.is_settled for publication in publications)
-    assert nsqd.depth(TOPIC) == 64
-
-
 def test_a_stop_that_cannot_wait_settles_the_rest(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
 ) -> None:

@@ -200,5 +200,5 @@ class ReadyMachine(RuleBasedStateMachine):
         assert served == live or not self.max_in_flight
 
 
-ReadyMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
+ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestReadyMachine = ReadyMachine.TestCase

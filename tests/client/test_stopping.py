@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
-
 from nsqtools.client.consumer_io import Stopping
 
 
@@ -41,15 +39,6 @@ def test_what_is_not_answered_in_time_is_requeued_once_and_then_closed() -> None
     assert stopping.next_step(connection, 130) == "requeue"
     assert stopping.next_step(connection, 130.5) == "wait"
     assert stopping.next_step(connection, 131) == "close"
-
-
-@pytest.mark.parametrize(("drain", "now", "refused"), [(True, 100, False), (False, 100, True)])
-def test_late_messages_go_back_unless_they_are_drained(
-    drain: bool, now: float, refused: bool
-) -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=drain)
-    assert stopping.refuses(now) is refused
-    assert stopping.refuses(130)
 
 
 def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:

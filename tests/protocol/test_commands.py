@@ -16,9 +16,20 @@ from nsqtools.protocol.requests import (
     read_multi_publish_size,
 )
 
+ID = b"0123456789abcdef"
 LIMIT = 1 << 20
 
 bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
+
+
+def test_a_command_is_one_line_with_its_words() -> None:
+    assert commands.subscribe("t", "c#ephemeral") == b"SUB t c#ephemeral\n"
+    assert commands.ready(2500) == b"RDY 2500\n"
+    assert commands.finish(ID) == b"FIN 0123456789abcdef\n"
+    assert commands.requeue(ID, 0) == b"REQ 0123456789abcdef 0\n"
+    assert commands.touch(ID) == b"TOUCH 0123456789abcdef\n"
+    assert commands.auth(b"s3cret") == b"AUTH\n\x00\x00\x00\x06s3cret"
+    assert commands.deferred_publish("t", 0, b"b") == b"DPUB t 0\n\x00\x00\x00\x01b"
 
 
 @given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))

@@ -79,6 +79,18 @@ def test_any_cut_gives_the_same(frames: list[tuple[int, bytes]], cuts: list[int]
         assert take_all(pieces) == expected(frames)
 
 
+LONG, EMPTY = (MESSAGE, b"h" * 26 + b"x" * 40), (RESPONSE, b"")
+
+
+@pytest.mark.parametrize(
+    "frames", [[LONG, LONG], [LONG, (RESPONSE, b"y" * 60)], [LONG, EMPTY]], ids=["m", "r", "empty"]
+)
+def test_no_frame_waits_for_more_than_its_own_end(frames: list[tuple[int, bytes]]) -> None:
+    data = stream_of(frames)
+    for cut in range(len(data)):
+        assert take_all([data[:cut], data[cut:]]) == expected(frames)
+
+
 @given(frame_lists)
 def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]) -> None:
     buffer = FrameBuffer()

@@ -82,19 +82,15 @@ def test_each_chunk_gives_its_records_at_once() -> None:
 
 def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> None:
     splitter = Splitter(limit=10)
+    assert splitter.feed(b"x" * 10) == []
+    assert splitter.feed(b"\n") == [b"x" * 10]
 
+    splitter = Splitter(limit=10)
     assert splitter.feed(b"a\nb\n" + b"x" * 11) == [b"a", b"b"]
     with pytest.raises(NsqError, match="record 3 is longer than 10 bytes"):
         splitter.feed(b"x\n")
     with pytest.raises(NsqError, match="record 3"):
         splitter.end()
-
-
-def test_a_record_of_just_the_limit_is_taken() -> None:
-    splitter = Splitter(limit=10)
-
-    assert splitter.feed(b"x" * 10) == []
-    assert splitter.feed(b"\n") == [b"x" * 10]
 
 
 def test_a_record_in_many_small_chunks_costs_no_more_than_its_length() -> None:

@@ -91,6 +91,7 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
 
     assert tail.run() is End.COUNT
     assert tail.count == len(b"".join(written).splitlines()) == 123
+    assert not tail.falls_short
 
     def waiting() -> int:
         return nsqd.depth("clicks", "c") + nsqd.depth("views", "c")
