@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.archives import unfinished
@@ -42,12 +43,10 @@ def fill(nsqd: Nsqd, count: int) -> list[bytes]:
 
 
 @contextmanager
-def running(
-    nsqd: Nsqd, handler: Callable[[Message], object], *, workers: int = 1
-) -> Iterator[Consumer]:
-    """A consumer with default options, and its handler at work."""
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address)
-    thread = threading.Thread(target=consumer.run, args=(handler,), kwargs={"workers": workers})
+def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iterator[Consumer]:
+    """A consumer with default options, and ``work(consumer)`` on a thread until the block ends."""
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, **more)
+    thread = threading.Thread(target=work, args=(consumer,))
     thread.start()
     try:
         yield consumer
@@ -73,7 +72,7 @@ def test_a_slow_handler_gets_every_message_once_and_in_time(
         time.sleep(handler_s)
         seen[message.body] += 1
 
-    with running(nsqd, handler) as consumer:
+    with running(nsqd, lambda consumer: consumer.run(handler)) as consumer:
         wait_until(lambda: len(seen) == count, what="all messages", timeout_s=3 * count * handler_s)
         wait_until(lambda: consumer.stats.finished >= count, what="the last FIN")
         stats = nsqd.channel_stats(TOPIC, CHANNEL)
@@ -96,7 +95,7 @@ def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
         seen.append(message.body)
         release.wait(patience_s(20))
 
-    with running(nsqd, handler) as stuck:
+    with running(nsqd, lambda consumer: consumer.run(handler)) as stuck:
         wait_until(lambda: stuck.stats.received == 10, what="all messages in the client")
         rest: list[bytes] = []
         try:
@@ -122,7 +121,7 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
         time.sleep(0.05)
         threads[threading.get_ident()] += 1
 
-    with running(nsqd, handler, workers=4) as consumer:
+    with running(nsqd, lambda consumer: consumer.run(handler, workers=4)) as consumer:
         wait_until(lambda: threads.total() == 100, what="100 messages", timeout_s=15)
         # a thousand quiet consumers cost a process next to nothing
         wait_until(lambda: consumer._io.delivery._ticks is None, what="no clock for nothing")
@@ -279,35 +278,26 @@ def test_what_a_pool_still_holds_is_not_given_up(
     nsqd = quick_nsqd
     bodies = fill(nsqd, 10)
     held: list[Message] = []
-    consumer = Consumer(
-        TOPIC,
-        CHANNEL,
-        nsqd_tcp_addresses=nsqd.tcp_address,
+    finished: set[bytes] = set()
+
+    def finish_all() -> bool:
+        finished.update(message.body for message in held[:] if message.finish())
+        return len(finished) == 10
+
+    with running(
+        nsqd,
+        lambda consumer: consumer.run(held.append, auto_answer=False),
         options=ClientOptions(max_attempts=1),
-        giving_up="finish",
-    )
-    thread = threading.Thread(
-        target=consumer.run, args=(held.append,), kwargs={"auto_answer": False}
-    )
-    thread.start()
-    try:
+        **FINISHING,
+    ) as consumer:
         wait_until(
             lambda: sum(message.attempts >= 3 for message in held) >= 10,
             what="third deliveries",
             timeout_s=30,
         )
         assert unfinished(nsqd, TOPIC, CHANNEL) == 10
-        finished: set[bytes] = set()
-
-        def finish_all() -> bool:
-            finished.update(message.body for message in held[:] if message.finish())
-            return len(finished) == 10
-
         wait_until(finish_all, what="the answers", timeout_s=10)
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the FINs")
-    finally:
-        consumer.abort()
-        thread.join(patience_s(10))
     assert sorted(finished) == sorted(bodies)
     assert consumer.stats.given_up == 0
 
@@ -324,24 +314,16 @@ def test_a_pool_gets_no_more_than_it_can_take(quick_nsqd: EmbeddedServer, way: s
         time.sleep(0.15)
         message.finish()
 
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address)
-    with ThreadPoolExecutor(4) as pool:
+    def work(consumer: Consumer) -> None:
+        if way == "handlers":
+            consumer.run(lambda message: pool.submit(slow, message), auto_answer=False)
+        else:
+            for batch in consumer.batches():
+                for message in batch:
+                    pool.submit(slow, message)
 
-        def work() -> None:
-            if way == "handlers":
-                consumer.run(lambda message: pool.submit(slow, message), auto_answer=False)
-            else:
-                for batch in consumer.batches():
-                    for message in batch:
-                        pool.submit(slow, message)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel")
-        finally:
-            consumer.abort()
-            thread.join(patience_s(10))
+    with ThreadPoolExecutor(4) as pool, running(nsqd, work):
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel")
     assert len(seen) == 60
     assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
 
