@@ -1,7 +1,6 @@
-"""nsqd and nsqlookupd killed, stopped and started again under a consumer and a producer.
+"""nsqd stopped and started again, and connections cut, under a consumer and a producer.
 
-Nothing that was confirmed may be missing. The short forms go round once or twice, the slow ones
-ten times.
+Nothing that was confirmed may be missing. Kills are in tests/faults.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from nsqtools.client.producer import Producer
 from nsqtools.errors import PublishError, PublishUnknown
 
 InBackground = Callable[..., "Future[Any]"]
-rounds = pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
 
 
 class Publisher:
@@ -56,7 +54,7 @@ class Publisher:
         return lambda: len(self.confirmed) > before + 20
 
 
-@rounds
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
     go_nsqd: Callable[..., GoNsqd],
     consume: Consume,

@@ -1,4 +1,4 @@
-"""Connections that die, or must not. The clock of silence alone is in test_liveness.py."""
+"""Connections that die, or must not. The clock of silence alone is in test_connection.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer.run: signals, late answers, automatic TOUCH, and a fork."""
+"""Consumer.run: signals, refused handlers, automatic TOUCH, hooks, and a fork."""
 
 from __future__ import annotations
 
