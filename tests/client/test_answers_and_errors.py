@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -17,7 +16,7 @@ from nsqtools.client.connection import open_connection
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError, ProtocolError, ServerError
+from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.names import parse_address
 
 InBackground = Callable[..., "Future[object]"]
@@ -61,18 +60,6 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
     assert scripted_nsqd.address in str(error)
 
 
-@pytest.mark.parametrize("delay_s", [-1, float("nan"), -0.001])
-def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, delay_s: float
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    scripted_nsqd.subscribed("RDY 200").message(b"x")
-    [message] = batch_of(consumer)
-    with pytest.raises(ConfigurationError):
-        message.requeue(delay_s)
-    assert not message.is_answered
-
-
 @pytest.mark.parametrize(
     ("attempts", "delay_s", "delay_ms"),
     [
@@ -99,21 +86,6 @@ def test_zero_is_a_delay_and_seconds_become_milliseconds(
     conn.expect(f"REQ {message_id} {delay_ms}")
 
 
-def test_the_http_port_is_named(nsqd: GoNsqd) -> None:
-    with pytest.raises(ProtocolError, match=nsqd.http_address) as caught:
-        open_connection(parse_address(nsqd.http_address), ClientOptions(), None)
-    assert "HTTP port" in caught.value.hint
-
-
-def test_nsqlookupds_tcp_port_is_named(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-) -> None:
-    address = nsqlookupd().tcp_address
-    with pytest.raises(ProtocolError, match=address) as caught:
-        open_connection(parse_address(address), ClientOptions(), None)
-    assert "nsqlookupd" in caught.value.hint
-
-
 def test_a_message_is_answered_once_whoever_asks(
     dialog: Dialog, in_background: InBackground
 ) -> None:
@@ -133,17 +105,6 @@ def test_a_message_is_answered_once_whoever_asks(
         assert not message.touch()
         conn.expect(f"FIN {message_id}")
     assert conn.not_yet_expected == []
-
-
-def test_answers_after_the_end_are_no_error_and_not_sent(dialog: Dialog) -> None:
-    consumer, conn = dialog("RDY 200", drain_timeout_s=0.1)
-    conn.message(b"x")
-    [message] = batch_of(consumer)
-    conn.half_close()
-    wait_until(lambda: not consumer.connections, what="the loss")
-    consumer.stop(timeout_s=patience_s(5))
-    assert [message.finish(), message.requeue(), message.touch()] == [False] * 3
-    conn.expect_closed()
 
 
 def test_an_answer_never_goes_to_the_next_connection(

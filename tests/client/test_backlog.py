@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
-from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
@@ -47,16 +43,6 @@ class Source:
     def finish_unseen(self, message_id: bytes) -> None: ...
     def requeue_late(self, *arguments: object) -> None: ...
     def give_back(self, *arguments: object) -> None: ...
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-@pytest.mark.parametrize("entry", ["other", Arrival(Owner(), [])], ids=["other", "messages"])
-def test_everything_that_is_added_is_announced(is_first: bool, entry: object) -> None:
-    announced: list[int] = []
-    backlog = Backlog(on_entry=lambda: announced.append(1))
-    backlog.put(entry, is_first=is_first)
-
-    assert announced == [1]
 
 
 # -- what a turn of the I/O thread has read is one entry -------------------------------------------
@@ -136,26 +122,6 @@ def test_what_was_not_reached_comes_first_again() -> None:
     backlog.put("other")
     backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
-
-
-def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
-    backlog, owner = Backlog(), Owner()
-    source = Source(0)
-    batch = Batch(source, [Message(source, 0, 9, b"0-0", b"x")])
-    backlog.put(Arrival(owner, [batch], to_give_up=True))
-    assert backlog.get(0) is None
-    assert owner.given_up == [batch]
-
-
-def test_it_is_asked_while_a_thread_waits() -> None:
-    backlog = Backlog()
-    assert not backlog.is_asked
-    with ThreadPoolExecutor(1) as threads:
-        entry = threads.submit(backlog.get)
-        wait_until(lambda: backlog.is_asked, what="the thread")
-        backlog.put("other")
-        assert entry.result(patience_s(5)) == "other"
-    assert not backlog.is_asked
 
 
 # -- a thread that takes from many connections -----------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.client.rdy import Backoff, BackoffMode, Resume, Wait
+from nsqtools.client.rdy import Backoff, BackoffMode, Wait
 
 
 def backoff_at(level: int, mode: BackoffMode, **settings: float) -> Backoff:
@@ -70,16 +70,6 @@ def test_every_event_in_every_mode(
     assert getattr(backoff, event)() == action
     assert backoff.level == level
     assert backoff.mode is next_mode
-
-
-def test_level_three_needs_three_successes() -> None:
-    backoff = backoff_at(3, BackoffMode.TEST)
-    assert backoff.success() == Wait(4)
-    backoff.expire()
-    assert backoff.success() == Wait(2)
-    backoff.expire()
-    assert backoff.success() == Resume()
-    assert backoff.mode is BackoffMode.NORMAL
 
 
 def test_at_the_cap_further_failures_do_not_lengthen_the_way_back() -> None:

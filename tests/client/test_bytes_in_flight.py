@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from plugins.clients import CHANNEL, TOPIC
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
@@ -45,18 +44,16 @@ class Run:
         assert not self._thread.is_alive()
 
 
-@pytest.mark.parametrize("count_of_nsqd", [1, 3])
 def test_large_messages_are_few_at_a_time_and_small_ones_many_again(
-    any_nsqd: Callable[..., Nsqd], count_of_nsqd: int
+    any_nsqd: Callable[..., Nsqd],
 ) -> None:
-    servers = [any_nsqd() for _ in range(count_of_nsqd)]
+    servers = [any_nsqd() for _ in range(3)]
     for nsqd in servers:
         nsqd.create_channel(TOPIC, CHANNEL)
-        for _ in range(12):
+        for _ in range(6):
             nsqd.publish(TOPIC, *[bytes(LARGE)] * 8)
     with Run(*servers, max_in_flight_bytes=10 * LARGE) as run:
-        large = 12 * 8 * count_of_nsqd
-        wait_until(lambda: run.handled == large, what="the large ones", timeout_s=20)
+        wait_until(lambda: run.handled == 3 * 6 * 8, what="the large ones", timeout_s=20)
         assert run.most <= 2 * 10  # of 200
         delivery = run.consumer._io.delivery
         assert delivery.limit <= 10

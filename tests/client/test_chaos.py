@@ -1,7 +1,6 @@
-"""nsqd and nsqlookupd killed, stopped and started again under a consumer and a producer.
+"""nsqd stopped and started again, and connections cut, under a consumer and a producer.
 
-Nothing that was confirmed may be missing. The short forms go round once or twice, the slow ones
-ten times.
+Nothing that was confirmed may be missing. Kills are in tests/faults.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.network import Proxy
 from plugins.waiting import patience_s, wait_until
 
@@ -24,7 +24,6 @@ from nsqtools.client.producer import Producer
 from nsqtools.errors import PublishError, PublishUnknown
 
 InBackground = Callable[..., "Future[Any]"]
-rounds = pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
 
 
 class Publisher:
@@ -55,7 +54,7 @@ class Publisher:
         return lambda: len(self.confirmed) > before + 20
 
 
-@rounds
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
     go_nsqd: Callable[..., GoNsqd],
     consume: Consume,
@@ -83,94 +82,8 @@ def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
     assert set(seen) <= publisher.confirmed | publisher.unknown
 
 
-@rounds
-def test_kill_9_ends_no_client(
-    go_nsqd: Callable[..., GoNsqd],
-    consume: Consume,
-    handle: Handle,
-    produce: Produce,
-    in_background: InBackground,
-    rounds: int,
-) -> None:
-    """SIGKILL: what nsqd had in memory is gone, and everybody goes on."""
-    nsqd = go_nsqd("-mem-queue-size=0")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    publisher = Publisher(produce(nsqd.tcp_address))
-    consumer = consume(nsqd.tcp_address)
-    handle(consumer, lambda message: True)
-    publishing = in_background(publisher.run)
-    for _ in range(rounds):
-        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
-        finished = consumer.stats.finished
-        nsqd.kill()
-        nsqd.start()
-        wait_until(
-            lambda finished=finished: consumer.stats.finished > finished + 20,  # type: ignore[misc]
-            what="messages after the kill",
-            timeout_s=10,
-        )
-    publisher.is_over.set()
-    publishing.result(patience_s(10))
-
-
-def test_a_frozen_nsqd_is_left_and_found_again(
-    nsqd: GoNsqd, consume: Consume, produce: Produce
-) -> None:
-    """SIGSTOP for longer than two heartbeats, as a machine that swaps."""
-    consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, read_timeout_s=1)
-    producer = produce(nsqd.tcp_address, publish_timeout_s=0.5)
-
-    def publishes(body: bytes) -> bool:
-        try:
-            producer.publish(TOPIC, body)
-        except PublishError:  # half a second may be too short to connect in
-            return False
-        return True
-
-    wait_until(lambda: publishes(b"before"), what="a publish", timeout_s=10)
-    wait_until(lambda: consumer.connections, what="a connection")
-    nsqd.pause()
-    with pytest.raises(PublishUnknown):
-        producer.publish(TOPIC, b"meanwhile")
-    wait_until(lambda: not consumer.connections, what="the loss")
-    nsqd.resume()
-    wait_until(lambda: consumer.connections, what="a connection", timeout_s=10)
-    # what nsqd still gave to the connection of before would come after its timeout only
-    wait_until(lambda: len(nsqd.channel_stats(TOPIC, CHANNEL)["clients"]) == 1, what="one client")
-
-    wait_until(lambda: publishes(b"after"), what="a publish", timeout_s=10)
-    bodies: set[bytes] = set()
-    while b"after" not in bodies:
-        batch = consumer.next_batch(patience_s(5))
-        assert batch, bodies
-        bodies |= {message.body for message in batch}
-        batch.finish()
-
-
-def test_lookupd_killed_and_started_again(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    go_nsqd: Callable[..., GoNsqd],
-    consume: Consume,
-    handle: Handle,
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    consumer = consume(lookupd=lookupd.http_address)
-    handle(consumer, lambda message: True)
-    wait_until(lambda: consumer.connections, what="the nsqd")
-    lookupd.kill()
-    nsqd.publish(TOPIC, b"x")
-    wait_until(lambda: consumer.stats.finished == 1, what="a message without lookupd")
-    nsqd.stop()
-    wait_until(lambda: not consumer.connections, what="the loss")
-    lookupd.start()
-    nsqd.start()
-    wait_until(lambda: consumer.connections, what="the nsqd, found again", timeout_s=20)
-
-
 def test_connections_cut_at_any_moment_lose_nothing(
-    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
     proxy_to: Callable[[str], Proxy],
     consume: Consume,
     handle: Handle,
@@ -179,7 +92,7 @@ def test_connections_cut_at_any_moment_lose_nothing(
 ) -> None:
     """What was in flight comes again after its timeout; what was not sent is never seen."""
     rng = random.Random(1)
-    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     proxy = proxy_to(nsqd.tcp_address)
     publisher = Publisher(produce(proxy.address))
@@ -195,7 +108,7 @@ def test_connections_cut_at_any_moment_lose_nothing(
 
     handle(consumer, fail_sometimes, workers=3)
     publishing = in_background(publisher.run)
-    for number in range(20):
+    for number in range(12):
         wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
         proxy.piece_size = rng.choice([7, 100, 65536])
         proxy.cut(reset=bool(number % 2))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.client.connection import Connection, silence_limit_s
+from nsqtools.client.connection import Connection
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionLost, NsqError, ServerError
 from nsqtools.protocol.commands import IdentifyReply
@@ -117,10 +117,6 @@ def test_silence_beyond_two_heartbeats_is_death(
     assert bench.user.events == [f"lost: nsqd:4150 was silent for {limit_s} s"]
 
 
-def test_without_heartbeats_silence_means_nothing() -> None:
-    assert silence_limit_s(ClientOptions(heartbeat_interval_s=-1)) is None
-
-
 def test_a_peer_that_takes_no_bytes_is_dead_after_the_write_timeout() -> None:
     bench = Bench(write_timeout_s=10, heartbeat_interval_s=-1)
     bench.loop.time += 3600  # a long idle time before the jam does not count
@@ -156,17 +152,6 @@ def test_writes_are_watched_only_while_something_waits() -> None:
     assert bench.stream.taken == b"FIN 1\nFIN 2\n"
 
 
-def test_a_heartbeat_is_answered_and_proves_the_connection() -> None:
-    bench = Bench()
-    bench.stream.unread = [frame(0, b"_heartbeat_")]
-    bench.stream.room = 100
-    assert not bench.connection.is_proven
-    bench.connection.on_readable()
-    bench.connection.flush()
-    assert bench.stream.taken == b"NOP\n"
-    assert bench.connection.is_proven
-
-
 def test_a_failed_send_still_reports_the_reason_that_nsqd_gave() -> None:
     bench = Bench()
     bench.stream.failure = ConnectionLost("nsqd:4150: broken pipe")
@@ -174,12 +159,3 @@ def test_a_failed_send_still_reports_the_reason_that_nsqd_gave() -> None:
     bench.connection.write(b"RDY 1\n")
     bench.connection.flush()
     assert bench.user.events == ["E_INVALID", "lost: nsqd:4150: E_INVALID bad"]
-
-
-def test_only_commands_without_a_byte_on_the_way_are_untouched() -> None:
-    bench = Bench()
-    bench.stream.room = 1
-    bench.connection.write(b"PUB a")
-    bench.connection.flush()
-    bench.connection.write(b"PUB b")
-    assert bench.connection.untouched == [b"PUB b"]

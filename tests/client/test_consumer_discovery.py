@@ -128,20 +128,6 @@ def test_a_name_is_resolved_at_every_connect(
         second.accept()
 
 
-def test_a_lookup_asks_for_the_json_of_nsq_1_and_reads_that_of_0_3(
-    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
-) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd(nsqd.tcp_address)
-    lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": lookupd.answer}
-    consumer = consume(lookupd=lookupd.address, fail_fast=True)
-    assert consumer.connections == [nsqd.tcp_address]
-    [(path, headers), *_] = lookupd.requests
-    assert path == f"/lookup?topic={TOPIC}"
-    assert headers["Accept"] == "application/vnd.nsq; version=1.0"
-    assert "Authorization" not in headers
-
-
 def test_a_lookupd_that_hangs_delays_no_other(
     deaf_address: str,
     scripted_lookupd: ScriptedLookupdFactory,

@@ -61,14 +61,6 @@ def test_a_new_connection_waits_until_the_others_were_lowered(
         assert consumer.connections == [scripted_nsqd.address]
 
 
-def test_max_in_flight_is_sent_at_once_and_zero_pauses(dialog: Dialog) -> None:
-    consumer, conn = dialog("RDY 10", max_in_flight=10)
-    consumer.set_max_in_flight(0)
-    conn.expect("RDY 0")
-    consumer.set_max_in_flight(10)
-    conn.expect("RDY 10")
-
-
 def test_a_pause_holds_through_backoff(dialog: Dialog, handle: Handle) -> None:
     consumer, conn = dialog("RDY 10", max_in_flight=10, backoff_multiplier_s=0.02)
     handle(consumer, requeue)

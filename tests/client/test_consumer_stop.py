@@ -14,7 +14,6 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
 from nsqtools.errors import ConnectionFailed
 
@@ -217,21 +216,6 @@ def test_a_start_with_one_of_two_nsqd_goes_on_and_says_which_failed(
     assert [r for r in caplog.records if f"cannot connect to {address}" in r.getMessage()]
 
 
-def test_leaving_the_with_block_by_an_exception_does_not_wait_for_handlers(
-    nsqd: GoNsqd, consume: Consume
-) -> None:
-    fill(nsqd, 10)
-
-    def fail(consumer: Consumer) -> None:
-        with consumer:
-            for _ in consumer:
-                raise LookupError
-
-    with pytest.raises(LookupError):
-        fail(consume(nsqd.tcp_address, drain_timeout_s=60, started=False))
-    wait_until(lambda: left(nsqd) == (10, 0), what="all requeued")
-
-
 def test_a_handler_thread_that_dies_ends_the_others(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground
 ) -> None:
@@ -255,15 +239,3 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
     assert in_background(run).result(patience_s(5)) == "interrupted"
     assert consumer.stop(timeout_s=patience_s(5))
-
-
-def test_a_defect_on_the_io_thread_reaches_who_waits(
-    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    consumer = consume(nsqd.tcp_address)
-    consumer._io.loop.call_soon(lambda: 1 // 0)
-    with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
-        next(iter(consumer))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert consumer._io.loop.join(patience_s(5))

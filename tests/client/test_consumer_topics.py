@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,9 +9,9 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, OPTIONS
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
-from nsqtools import Consumer, aio
+from nsqtools import Consumer
 from nsqtools.errors import ConfigurationError
 
 TOPICS = ["clicks", "orders"]
@@ -65,29 +64,6 @@ def test_topics_are_found_and_share_what_may_be_in_flight(
                 break
     assert {bodies.count(body) for body in bodies} == {2}  # of the two nsqd
     assert {unfinished(nsqd, topic, CHANNEL) for nsqd in nsqds for topic in TOPICS} == {0}
-
-
-def test_a_stop_and_asyncio_are_for_all_topics(nsqds: list[GoNsqd]) -> None:
-    async def main() -> set[str]:
-        seen: set[str] = set()
-        consumer = aio.Consumer(
-            TOPICS,
-            CHANNEL,
-            nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in nsqds],
-            options=OPTIONS,
-        )
-
-        async def handle(message: aio.Message) -> None:
-            seen.add(message.topic)
-            if len(seen) == 2:
-                consumer.begin_stop()
-
-        await asyncio.wait_for(consumer.run(handle), patience_s(20))
-        assert consumer.connections == []
-        return seen
-
-    assert asyncio.run(main()) == set(TOPICS)
-    assert in_flight(nsqds) == 0
 
 
 def test_a_topic_counts_once_and_there_must_be_one() -> None:

@@ -16,11 +16,13 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, bodies_in, take
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
 COUNT = 40
 
 WORKER = """
@@ -64,7 +66,6 @@ else:
 """
 
 
-@pytest.mark.real_nsqd
 @pytest.mark.parametrize(
     ("how", "poisoned"),
     [
@@ -78,10 +79,15 @@ else:
     ],
 )
 def test_the_poison_alone_reaches_the_dead_letters(
-    how: str, poisoned: list[int], go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    how: str,
+    poisoned: list[int],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    tmp_path: Path,
 ) -> None:
+    """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try
-    nsqd = go_nsqd(f"-msg-timeout={patience_s(0.7):.1f}s")
+    nsqd = serve(EmbeddedServer(data_path(), f"--msg-timeout={patience_s(0.3):.1f}s"))
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"order %d" % number for number in range(COUNT)]
     for number in poisoned:

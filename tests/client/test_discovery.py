@@ -101,11 +101,6 @@ def test_every_delay_is_drawn_afresh() -> None:
     assert statistics.pstdev(delays) > 1
 
 
-def test_jitter_of_zero_keeps_the_delay() -> None:
-    polls = discovery(lookupd_poll_jitter=0.0, lookupd_poll_interval_s=5.0)
-    assert [polls.next_delay_s() for _ in range(3)] == [5, 5, 5]
-
-
 def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Discovery(["localhost"], "t", ClientOptions(), {"a:1": "b:x"})

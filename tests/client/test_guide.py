@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
 from plugins.readme import UNTIL_SIGNAL, parse
 from plugins.waiting import patience_s, wait_until
 
@@ -32,7 +32,7 @@ BLOCKS = parse(GUIDE.name, GUIDE.read_text("utf-8"))
 HEADINGS = ["A worker", "A bulk inserter", "An asyncio worker", "Metrics and tracing"]
 
 
-def program_of(heading: str, nsqd: GoNsqd, **changes: str) -> str:
+def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
     """The first program under a heading, for this nsqd. What is changed must be there."""
     blocks = [block for block in BLOCKS if (block.heading, block.language) == (heading, "python")]
     text = blocks[0].text
@@ -100,29 +100,6 @@ def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
     nsqd.start()
     assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
     assert (tmp_path / "output").read_text().count("billed") == 20
-
-
-def test_the_worker_loses_nothing_when_it_is_killed(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
-) -> None:
-    nsqd = go_nsqd("-msg-timeout=1s")
-    nsqd.create_channel("orders", "billing")
-    nsqd.publish("orders", *[b'{"id": %d}' % number for number in range(300)])
-    slow = {"8080": "0", "    order = json": "    __import__('time').sleep(0.02)\n    order = json"}
-    program = program_of("A worker", nsqd, **slow)
-    output = tmp_path / "killed"
-    for _ in range(3):
-        begun = output.stat().st_size if output.exists() else 0
-        with (
-            output.open("ab") as file,
-            subprocess.Popen([sys.executable, "-c", program], stdout=file) as process,
-        ):
-            wait_until(lambda: output.stat().st_size > begun + 200, what="some bills")  # noqa: B023
-            process.kill()
-    with running(program, tmp_path):
-        wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="all bills")
-    written = output.read_text() + (tmp_path / "output").read_text()
-    assert {int(number) for number in re.findall(r"billed (\d+)", written)} == set(range(300))
 
 
 def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path: Path) -> None:

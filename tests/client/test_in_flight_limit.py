@@ -120,7 +120,7 @@ class Simulation:
 @pytest.mark.parametrize("kind", ["threads", "pool"])
 def test_handlers_are_busy_and_messages_in_time(kind: Kind, handler_s: float) -> None:
     """Of a pool nothing is known but its answers: it costs a few late ones to find its size."""
-    for count, jitter, seed in itertools.product((1, 2, 4, 12, 32), (0.0, 0.1), (1, 2)):
+    for count, jitter, seed in [(1, 0.1, 1), (2, 0.0, 1), (4, 0.1, 2), (12, 0.0, 2), (32, 0.1, 1)]:
         simulated = Simulation(kind, count, handler_s, jitter, seed)
         simulated.run(1000)
         learned = simulated.late + simulated.expired

@@ -122,8 +122,9 @@ def test_a_consumer_that_fails_by_a_defect_ends_alone(
 
     consumer._io.loop.call_soon(break_it)
     producer.publish(TOPIC, b"y")
-    with pytest.raises(RuntimeError, match="I/O thread failed"):
+    with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
         take(consumer, 3)
+    assert caught.value.__cause__ is not None
     assert not consumer.connections
 
     producer.publish("other", b"z")
@@ -190,8 +191,8 @@ def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
     """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
-    consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=3)
-    time.sleep(3.2)
+    consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=2)
+    time.sleep(2.1)
     published_after = time.monotonic()
     nsqd.publish(TOPIC, b"x")
     [message] = take(consumer, 1)

@@ -6,7 +6,6 @@ gives five seconds for the handshake, which starts at once: there is no state to
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import struct
@@ -14,7 +13,6 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,14 +143,6 @@ def test_large_publishes_in_little_pieces(
     assert consumer.stats.late == 0
 
 
-def test_the_level_of_deflate_is_what_nsqd_granted(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
-) -> None:
-    nsqd = go_nsqd("-max-deflate-level=2")
-    with closing(open_to(nsqd.tcp_address, deflate=True, deflate_level=9)) as connection:
-        assert connection.reply.deflate_level == 2
-
-
 def test_sockets_are_read_and_written_by_one_thread(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
@@ -182,26 +172,6 @@ def test_sockets_are_read_and_written_by_one_thread(
     wait_until(lambda: consumer.stats.finished == 500, what="500 messages")
     io_thread = "nsq-io"
     assert used == {("send_ready", io_thread), ("receive_ready", io_thread)}
-
-
-@pytest.mark.parametrize("compression", COMPRESSION, ids=names)
-def test_a_burst_over_tls_is_read_to_its_end(
-    tls_nsqd: GoNsqd,
-    certificates: Certificates,
-    consume: Consume,
-    compression: dict[str, bool],
-) -> None:
-    """More than a read takes, and then silence: what TLS has decrypted must not wait."""
-    tls_nsqd.create_channel(TOPIC, CHANNEL)
-    tls_nsqd.publish(TOPIC, *[b"%03d" % n * 333 for n in range(1000)])
-    consumer = consume(
-        tls_nsqd.tcp_address,
-        tls_v1=True,
-        tls_root_ca_file=str(certificates.ca),
-        max_in_flight=1000,
-        **compression,
-    )
-    wait_until(lambda: consumer.stats.received == 1000, what="1000 messages", timeout_s=3)
 
 
 # -- TLS that must not be -----------------------------------------------------------------------
@@ -290,32 +260,20 @@ def test_compression_that_is_not_offered_is_said_and_done_without(
 # -- AUTH ---------------------------------------------------------------------------------------
 
 
-def test_auth_comes_when_it_is_required_and_before_sub(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consume(scripted_nsqd.address, auth_secret="hush")
-    conn = scripted_nsqd.identified(auth_required=True)
-    assert conn.expect("AUTH").body == b"hush"
-    conn.send(struct.pack(">II", 6, 0) + json.dumps({}).encode())
-    conn.expect(f"SUB {TOPIC} {CHANNEL}")
-
-
 def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(dialog: Dialog) -> None:
     _, conn = dialog("RDY 1", auth_secret="hush")
     assert [c.line for c in conn.commands if c.line == "AUTH"] == []
 
 
-@pytest.mark.parametrize("tls", [False, True])
 def test_a_real_nsqd_with_auth(
     go_nsqd: Callable[..., GoNsqd],
     auth_server: AuthServer,
     certificates: Certificates,
     produce: Produce,
-    tls: bool,
 ) -> None:
     auth_server.allow("s3cret", topic=TOPIC)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
-    mode: dict[str, Any] = {"tls_v1": tls, "tls_root_ca_file": str(certificates.ca)}
+    mode: dict[str, Any] = {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
     with pytest.raises(RefusedError, match="requires authentication") as caught:
         open_to(nsqd.tcp_address, **mode)
     assert "--auth-secret-file" in caught.value.hint

@@ -40,16 +40,6 @@ def test_every_name_of_go_nsq_is_known() -> None:
         assert hasattr(ClientOptions(), option)
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
-    options = ClientOptions()
-    assert options.heartbeat_interval_s == 30
-    assert options.max_attempts == 5
-    assert options.max_backoff_duration_s == 120
-    assert options.drain_timeout_s == 25  # Kubernetes kills after 30
-    assert options.reported_hostname
-    assert "." not in options.reported_client_id
-
-
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [

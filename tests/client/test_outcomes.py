@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.clients import OPTIONS, TOPIC, Produce
 from plugins.daemons import GoNsqd
+from plugins.examples import examples
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s
 
@@ -151,7 +152,7 @@ def assert_true(stored: set[bytes], body: bytes, error: PublishError | None) -> 
         assert body not in stored, f"there, and called {error!r}"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     steps=STEPS,
     then_gone=st.booleans(),
@@ -182,7 +183,7 @@ def test_a_producer_tells_the_truth_of_every_message(
             assert_true(stored, body, failure)  # what its class says is true of each
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(steps=STEPS, then_gone=st.booleans(), retry_unknown=st.booleans())
 def test_publishing_jobs_tell_the_truth_of_every_record(
     steps: list[Step], then_gone: bool, retry_unknown: bool
@@ -207,7 +208,7 @@ def test_publishing_jobs_tell_the_truth_of_every_record(
                         assert body not in stored, f"there, and called {outcome.name}"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     steps=STEPS,
     then_gone=st.booleans(),
@@ -253,7 +254,7 @@ class Origin:
     def requeue(self, *more: object) -> None: ...
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15))
 @given(steps=STEPS, then_gone=st.booleans())
 def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
@@ -267,7 +268,7 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
         origin = Origin(12)
         bodies = [message.body for message in origin.batch]
         courier.send(Parcel(origin.batch, bodies, TOPIC, 0.0))
-        until = time.monotonic() + (0.5 if then_gone else patience_s(20))
+        until = time.monotonic() + (0.3 if then_gone else patience_s(20))
         now = 0.0
         while not courier.is_idle and time.monotonic() < until:
             courier.changed.wait(0.02)
@@ -291,10 +292,10 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
             producer = Producer(
                 nsqd.address,
                 retry_unknown=True,
-                retry_timeout_s=0.5 if ends_by == "retry_timeout_s" else 60,
+                retry_timeout_s=0.3 if ends_by == "retry_timeout_s" else 60,
             )
             sent = producer.submit(
-                TOPIC, [b"pay"], timeout_s=0.5 if ends_by == "timeout_s" else None
+                TOPIC, [b"pay"], timeout_s=patience_s(0.3) if ends_by == "timeout_s" else None
             )
             connection = nsqd.accept()
             connection.expect("IDENTIFY")
@@ -302,7 +303,7 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
             connection.expect(f"PUB {TOPIC}")
             nsqd.stop_listening()
             connection.close()
-            producer.stop(0.5 if ends_by == "stop" else patience_s(10))
+            producer.stop(0.3 if ends_by == "stop" else patience_s(10))
             with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
                 sent.wait()
 
@@ -380,26 +381,7 @@ def test_a_forwarder_takes_what_was_stored_in_part_for_unknown() -> None:
 # -- many, in parts -------------------------------------------------------------------------------
 
 
-def answer_parts(nsqd: ScriptedNsqd) -> None:
-    """Confirm the first part, lose the second with the connection, and listen no more."""
-    connection = nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect(f"MPUB {TOPIC}")
-    connection.ok()
-    connection.expect(f"MPUB {TOPIC}")
-    nsqd.stop_listening()
-    connection.close()
-
-
 BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
-
-
-def assert_in_parts(error: BaseException | None) -> None:
-    assert isinstance(error, PublishUnknown)
-    kinds = [type(each) for each in error.outcomes]
-    assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5
-    assert str(error).startswith("of 15 messages 5 confirmed, 5 unknown, 5 not sent: ")
 
 
 def test_an_error_of_many_in_parts_says_what_became_of_each(
@@ -408,22 +390,17 @@ def test_an_error_of_many_in_parts_says_what_became_of_each(
     options = replace(SMALL, max_outstanding=1)
     with Producer(scripted_nsqd.address, options) as producer:
         done = in_background(producer.publish_many, TOPIC, BODIES)
-        answer_parts(scripted_nsqd)
-        assert_in_parts(done.exception(patience_s(10)))
-
-
-def test_it_is_the_same_with_asyncio(
-    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Any]]
-) -> None:
-    async def publish() -> None:
-        async with aio.Producer(
-            scripted_nsqd.address, replace(SMALL, max_outstanding=1)
-        ) as producer:
-            await producer.publish_many(TOPIC, BODIES)
-
-    done = in_background(asyncio.run, publish())
-    answer_parts(scripted_nsqd)
-    assert_in_parts(done.exception(patience_s(10)))
+        connection = scripted_nsqd.identified()
+        connection.expect(f"MPUB {TOPIC}")
+        connection.ok()
+        connection.expect(f"MPUB {TOPIC}")
+        scripted_nsqd.stop_listening()
+        connection.close()
+        error = done.exception(patience_s(10))
+    assert isinstance(error, PublishUnknown)
+    kinds = [type(each) for each in error.outcomes]
+    assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5
+    assert str(error).startswith("of 15 messages 5 confirmed, 5 unknown, 5 not sent: ")
 
 
 def test_many_in_parts_are_checked_before_the_first_is_sent(nsqd: GoNsqd, produce: Produce) -> None:

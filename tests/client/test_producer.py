@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from plugins.archives import unfinished
@@ -23,12 +22,9 @@ from nsqtools.client import producer as producer_module
 from nsqtools.client.publication import Publication
 from nsqtools.errors import (
     ConfigurationError,
-    DeadlineExceeded,
     PublishError,
     PublishNotSent,
-    PublishRejected,
     PublishUnknown,
-    ServerError,
 )
 
 
@@ -88,27 +84,6 @@ def test_what_nsqd_would_refuse_never_reaches_it(
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_what_came_after_a_rejected_publish_was_not_executed_and_is_sent_again(
-    scripted_nsqd: ScriptedNsqd, produce: Produce
-) -> None:
-    producer = produce(scripted_nsqd.address)
-    good, bad, behind = (producer.submit(TOPIC, [body]) for body in (b"1", b"2", b"3"))
-    conn = scripted_nsqd.identified()
-    for _ in range(3):
-        conn.expect(f"PUB {TOPIC}")
-    conn.ok()
-    conn.error("E_BAD_MESSAGE PUB message too big 1 > 0")
-    conn.half_close()
-    assert outcome(good) == "published"
-    with pytest.raises(PublishRejected, match="E_BAD_MESSAGE") as caught:
-        bad.wait(patience_s(5))
-    assert isinstance(caught.value.cause, ServerError)
-    next_conn = scripted_nsqd.identified()
-    next_conn.expect(f"PUB {TOPIC}")
-    next_conn.ok()
-    assert outcome(behind) == "published"
-
-
 def test_a_real_rejection_fails_no_other_publish(
     go_nsqd: Callable[..., GoNsqd], produce: Produce
 ) -> None:
@@ -146,7 +121,9 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     """More than the buffers on the way hold: what came after it was never offered."""
     monkeypatch.setattr(producer_module, "WINDOW_BYTES", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
-    producer = produce(proxy.address, publish_timeout_s=patience_s(1), publish_max_msg_size=1 << 24)
+    producer = produce(
+        proxy.address, publish_timeout_s=patience_s(0.4), publish_max_msg_size=1 << 24
+    )
     producer.publish(TOPIC, b"x")
     proxy.pause(TO_SERVER)
     sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
@@ -156,22 +133,6 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
         lambda: len(next(iter(producer._io.links)).outstanding) == 2, what="the second to be queued"
     )
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
-
-
-def test_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address)
-    producer.publish(TOPIC, b"x")
-    nsqd.stop()
-    wait_until(lambda: next(iter(producer._io.links)).connection is None, what="the loss")
-    for _ in range(3):
-        with pytest.raises(PublishNotSent, match=f"connect to {nsqd.tcp_address}"):
-            producer.publish(TOPIC, b"x")
-    nsqd.start()
-
-    def works() -> bool:
-        return outcome(producer.submit(TOPIC, [b"x"])) == "published"
-
-    wait_until(works, what="a publish")
 
 
 @pytest.mark.alone
@@ -184,17 +145,6 @@ def test_an_address_that_does_not_answer_costs_one_dial_timeout(
         with pytest.raises(PublishNotSent):
             producer.publish(TOPIC, b"x")
     assert time.monotonic() - began < 0.3 + patience_s(3)  # half a minute if each costs one
-
-
-def test_a_publish_never_waits_forever_on_a_connect(
-    unreachable_address: str, produce: Produce
-) -> None:
-    producer = produce(unreachable_address, dial_timeout_s=60, publish_timeout_s=0.2)
-    with pytest.raises(PublishNotSent, match="in time"):
-        producer.publish(TOPIC, b"x")
-    began = time.monotonic()
-    producer.stop(0.1)
-    assert time.monotonic() - began < 30
 
 
 def test_heartbeats_do_not_stand_in_for_an_answer(
@@ -244,13 +194,13 @@ def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     most = 0
     publications = []
-    for _ in range(20_000):
+    for _ in range(10_000):
         publications.append(producer.submit(TOPIC, [b"x"]))
         most = max(most, len(producer._unsettled))
     for publication in publications:
         publication.wait(patience_s(10))
     assert most <= 64
-    assert nsqd.depth(TOPIC) == 20_000
+    assert nsqd.depth(TOPIC) == 10_000
     nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
 
@@ -271,28 +221,6 @@ def test_an_answer_to_nothing_ends_the_connection(
     next_conn.expect(f"PUB {TOPIC}")
     next_conn.ok()
     assert outcome(again) == "published"
-
-
-def test_a_full_window_says_so(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
-    producer = produce(scripted_nsqd.address, max_outstanding=2)
-    sent = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
-    # a time-out that those two share would free their places at the moment that the third gives up
-    producer.options = replace(producer.options, publish_timeout_s=0.3)
-
-    with pytest.raises(PublishNotSent, match="no room"):
-        producer.submit(TOPIC, [b"x"])
-
-    for publication in sent:
-        with pytest.raises(DeadlineExceeded):
-            publication.wait(0)
-
-
-def test_a_stop_waits_for_confirmations(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address)
-    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(64)]
-    assert producer.stop(patience_s(5))
-    assert all(publication.is_settled for publication in publications)
-    assert nsqd.depth(TOPIC) == 64
 
 
 def test_a_stop_that_cannot_wait_settles_the_rest(

@@ -240,7 +240,7 @@ def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
                     used.pause()
                 else:
                     used.kill()
-                time.sleep(1.5)
+                time.sleep(1.2)
                 if fault == "hang":
                     used.resume()
                 else:

@@ -16,7 +16,7 @@ from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Producer, PublishError, PublishNotSent, PublishRefused
+from nsqtools import Producer, PublishError, PublishNotSent
 from nsqtools.client.producer_io import ProducerLink
 
 Make = Callable[..., Producer]
@@ -121,22 +121,6 @@ def test_a_connection_outlives_what_nsqlookupd_says(
     assert nsqd.depth(TOPIC) == 2
 
 
-def test_an_nsqd_that_dies_costs_no_publish_while_there_is_another(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd = nsqlookupd()
-    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    nsqds = {nsqd.tcp_address: nsqd for nsqd in (go_nsqd(flag), go_nsqd(flag))}
-    producer = make(lookupd.http_address, more={"retry_timeout_s": patience_s(20)})
-    wait_until(lambda: try_to_publish(producer) and len(links(producer)) == 2, what="both")
-    (used,) = connected(producer)
-    nsqds[used].stop()
-    for _ in range(20):
-        producer.publish(TOPIC, b"x")
-    (other,) = nsqds.keys() - {used}
-    assert nsqds[other].depth(TOPIC) == 20
-
-
 def try_to_publish(producer: Producer) -> bool:
     try:
         producer.publish(TOPIC, b"x")
@@ -235,15 +219,3 @@ def test_no_more_nsqd_are_believed_than_allowed(
     producer.start()
     wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="rounds")
     assert len(links(producer)) <= 12
-
-
-def test_the_secret_goes_to_no_announced_nsqd_in_plain_text_where_that_is_forbidden(
-    scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, make: Make
-) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd(scripted_nsqd.address)
-    producer = make(lookupd.address, auth_secret="hush", auth_requires_tls=True)
-    publication = producer.submit(TOPIC, [b"x"])
-    scripted_nsqd.identified(auth_required=True)
-    with pytest.raises(PublishRefused, match="plain text"):
-        publication.wait(patience_s(5))

@@ -23,42 +23,6 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_forked_child_publishes_on_a_connection_of_its_own(nsqd: GoNsqd) -> None:
-    done = run(
-        """
-        import os, signal, sys, warnings
-        from nsqtools import Producer
-        warnings.simplefilter("ignore", DeprecationWarning)
-        signal.alarm(20)
-
-        def in_child(call):
-            pid = os.fork()
-            if not pid:
-                try:
-                    call()
-                finally:
-                    os._exit(0)
-            os.waitpid(pid, 0)
-
-        producer = Producer(sys.argv[1])
-        producer.publish("forked", b"parent before")
-        for number in range(2):
-            in_child(lambda: producer.publish("forked", b"child %d" % number))
-            producer.publish("forked", b"parent after %d" % number)
-        producer.stop()
-        """,
-        nsqd.tcp_address,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bodies_in(nsqd, "forked", 5) == [
-        b"child 0",
-        b"child 1",
-        b"parent after 0",
-        b"parent after 1",
-        b"parent before",
-    ]
-
-
 def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
     """In a program of its own, which has no threads but ours at the fork."""
     program = """
@@ -129,7 +93,7 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
     assert "127.0.0.1:1" in done.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_of_multiprocessing_publishes_what_it_submitted(
     nsqd: GoNsqd, tmp_path: Path, method: str
 ) -> None:

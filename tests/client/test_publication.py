@@ -78,13 +78,6 @@ def test_what_has_settled_goes_nowhere() -> None:
     assert not queue
 
 
-def test_everything_is_taken_at_once_and_in_order() -> None:
-    several, one = publication(b"a", b"b"), publication(b"c")
-    queue = queue_of(one, several)
-    assert queue.take_all() == [several, one]
-    assert queue.take_all() == []
-
-
 @pytest.mark.parametrize(
     ("sizes", "groups"),
     [

@@ -21,28 +21,6 @@ def sent(rdy: ReadyControl[str]) -> list[tuple[str, int]]:
     return rdy.take_changes()
 
 
-def test_a_new_connection_gets_1_and_its_share_on_the_first_message() -> None:
-    rdy = control(100, "a")
-    assert sent(rdy) == [("a", 1)]
-    rdy.received("a", 1, 1.0)
-    assert sent(rdy) == [("a", 100)]
-
-
-def test_messages_allowed_once_are_allowed_to_one_connection() -> None:
-    rdy = control(1, "a", "b", "c")
-    assert sent(rdy) == [("a", 1)]
-
-
-def test_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
-    rdy = control(1, "a", "b")
-    rdy.received("a", 1, 1.0)
-    sent(rdy)
-    rdy.redistribute(40.0)
-    assert sent(rdy) == [("a", 0)]
-    rdy.answered("a", 1, 41.0)
-    assert sent(rdy) == [("b", 1)]
-
-
 def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
@@ -53,27 +31,7 @@ def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     assert sent(rdy) == [("b", 1)]
 
 
-def test_others_are_lowered_before_a_new_one_gets_anything() -> None:
-    rdy = control(10, "a")
-    rdy.received("a", 1, 1.0)
-    rdy.answered("a", 1, 1.0)
-    sent(rdy)
-    rdy.add("b", 2500, 2.0)
-    assert sent(rdy) == [("a", 5), ("b", 1)]
-    rdy.remove("b", 3.0)
-    assert sent(rdy) == [("a", 10)]
-
-
-def test_max_in_flight_can_be_changed_and_0_pauses() -> None:
-    rdy = control(10, "a", "b")
-    rdy.redistribute(5.0)
-    sent(rdy)
-    rdy.set_max_in_flight(0, 6.0)
-    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
-    rdy.redistribute(10.0)
-    assert sent(rdy) == []
-    rdy.set_max_in_flight(10, 11.0)
-    assert sorted(sent(rdy)) == [("a", 5), ("b", 5)]
+LASTS_S = 30
 
 
 @pytest.mark.parametrize(
@@ -91,7 +49,7 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
     waits: list[float] = []
     handled = dict.fromkeys(names, 0)
     ticks = 0
-    for step in range(60 * 200):
+    for step in range(LASTS_S * 200):
         now = step / 200
         for name in names:
             if rdy[name].in_flight:
@@ -110,11 +68,11 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
                 rdy.received(name, 1, now)
                 handled[name] += 1
         assert sum(max(rdy[name].rdy, rdy[name].in_flight) for name in names) <= allowed
-    left = [60 - at for queued in sparse.values() for at in queued]
+    left = [LASTS_S - at for queued in sparse.values() for at in queued]
     if sparse:
         limit_s = 5 if allowed > 1 else 10
         assert sorted([*waits, *left])[int(0.95 * len(waits + left))] < limit_s
-    assert sum(handled.values()) >= 0.9 * min(allowed, busy) * 60 * 200
+    assert sum(handled.values()) >= 0.9 * min(allowed, busy) * LASTS_S * 200
     assert min(handled[name] for name in names[:busy]) > 0
 
 
@@ -149,13 +107,6 @@ def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
     assert not states.is_full(60.0, 2.0)
     states.received("b", 4, 60.0)
     assert states.is_full(60.0, 2.0)
-
-
-def test_a_closing_connection_does_not_starve() -> None:
-    states = control(1, "a")
-    states.received("a", 1, 1.0)
-    states.close("a", 2.0)
-    assert not states.is_starved
 
 
 @pytest.mark.parametrize(
@@ -204,21 +155,6 @@ def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
         rdy.received(key, 1, 0.01)
         rdy.answered(key, 1, 0.01)
     assert sent(rdy) == []
-
-
-def test_a_wait_takes_all_rdy_and_a_test_gives_one() -> None:
-    rdy = control(10, "a", "b")
-    sent(rdy)
-    rdy.hold(1.0)
-    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
-    rdy.redistribute(5.0)
-    assert sent(rdy) == []
-    assert rdy.test(6.0)
-    [(tester, count)] = sent(rdy)
-    assert count == 1
-    rdy.resume(7.0)
-    assert dict(sent(rdy)) == {"a": 5, "b": 5}
-    assert tester in "ab"
 
 
 def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:

@@ -41,16 +41,6 @@ def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
     assert 7.9 < max(drawn) <= 8
 
 
-def test_a_failed_direct_address_is_due_after_its_delay() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    assert known.failed(DIRECT, 100) == 8
-    assert known.next_due() == 108
-    assert known.take_due(107.9) == []
-    assert known.take_due(108) == [DIRECT]
-    assert known.failed(DIRECT, 200) == 16
-
-
 def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)
@@ -77,18 +67,6 @@ def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back
         assert not known.is_looked_for(DIRECT)
         delays.append(known.failed(DIRECT, now))
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
-
-
-def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
-    known = known_nsqd()
-    known.listed([FOUND], 0)
-    assert known.take_due(0) == [FOUND]
-    known.failed(FOUND, 10)
-    assert known.next_due() is None
-    known.listed([], 20)
-    assert known.take_due(1000) == []
-    known.listed([FOUND], 1001)
-    assert known.take_due(1001) == [FOUND]
 
 
 def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from plugins.archives import messages_of, unfinished
+from plugins.archives import unfinished
 from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
@@ -159,41 +159,6 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
     place.rotate(1)
     wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
-
-
-def test_to_file_goes_on_after_a_rotation_of_everything(
-    place: Place,
-    go_nsqd: GoNsqdFactory,
-    auth_server: AuthServer,
-    spawn_nsq: SpawnNsq,
-    tmp_path: Path,
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("old\n")
-    secret.chmod(0o600)
-    auth_server.allow("old")
-    nsqd = go_nsqd(*place.nsqd_flags, f"-auth-http-address={auth_server.address}")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"before")
-    args = f"to-file -t {TOPIC} -c {CHANNEL} --nsqd-tcp-address {nsqd.tcp_address} --create --tls"
-    args += " --sync-interval 50ms -X reconnect_base=100ms --rotate-text-size 1"
-    args += f" --output-dir {tmp_path / 'out'} --auth-secret-file {secret}"
-    args += f" --tls-ca-file {place.path('ca.pem')} --tls-cert {place.path('client.pem')}"
-    spawn_nsq([*args.split(), "--tls-key", place.path("client.key")])
-
-    def archived() -> list[bytes]:
-        return [message["body"] for message in messages_of(tmp_path / "out")]
-
-    wait_until(lambda: archived() == [b"before"], what="the first", timeout_s=patience_s(20))
-    nsqd.stop()
-    place.rotate(1)
-    secret.write_text("new\n")
-    auth_server.answer("old", 401, b"{}")
-    auth_server.allow("new")
-    nsqd.start()
-    nsqd.publish(TOPIC, b"after")
-
-    wait_until(lambda: archived() == [b"before", b"after"], what="more", timeout_s=patience_s(20))
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
-
 from nsqtools.client.consumer_io import Stopping
 
 
@@ -27,16 +25,6 @@ def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> Non
     assert stopping.next_step(connection, 103) == "close"
 
 
-def test_a_message_may_come_a_moment_after_close_wait() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
-    connection = Connection(saw_close_wait=True, is_drained=True)
-    assert stopping.next_step(connection, 100.1) == "wait"
-    connection.is_drained = False
-    assert stopping.next_step(connection, 100.2) == "wait"
-    connection.is_drained = True
-    assert stopping.next_step(connection, 100.3) == "shutdown"
-
-
 def test_without_close_wait_a_second_is_enough() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
     connection = Connection(is_drained=True)
@@ -51,30 +39,6 @@ def test_what_is_not_answered_in_time_is_requeued_once_and_then_closed() -> None
     assert stopping.next_step(connection, 130) == "requeue"
     assert stopping.next_step(connection, 130.5) == "wait"
     assert stopping.next_step(connection, 131) == "close"
-
-
-def test_requeues_that_get_through_end_in_order() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
-    connection = Connection(saw_close_wait=True)
-    assert stopping.next_step(connection, 130) == "requeue"
-    connection.is_drained = True
-    assert stopping.next_step(connection, 130.1) == "shutdown"
-
-
-def test_an_abort_does_not_wait_for_handlers() -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
-    connection = Connection()
-    stopping.expire(101)
-    assert stopping.next_step(connection, 101) == "requeue"
-
-
-@pytest.mark.parametrize(("drain", "now", "refused"), [(True, 100, False), (False, 100, True)])
-def test_late_messages_go_back_unless_they_are_drained(
-    drain: bool, now: float, refused: bool
-) -> None:
-    stopping = Stopping(100.0, drain_timeout_s=30, drain=drain)
-    assert stopping.refuses(now) is refused
-    assert stopping.refuses(130)
 
 
 def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:

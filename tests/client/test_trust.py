@@ -13,10 +13,9 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
 from plugins.daemons import GoNsqd
-from plugins.http_server import HttpServer
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s
 
 import nsqtools
 from nsqtools import aio
@@ -203,14 +202,6 @@ def test_a_context_of_the_program_s_own_serves_all_clients(
             return message.body
 
     assert asyncio.run(asyncio.wait_for(with_asyncio(), patience_s(10))) == b"2"
-
-
-def test_a_context_of_the_program_s_own_is_that_of_https_lookups(
-    http_server: Callable[..., HttpServer], certificates: Certificates, consume: Consume
-) -> None:
-    server = http_server(credentials=certificates.server)
-    consume(lookupd=[server.url], ssl_context=own_context(certificates))
-    wait_until(lambda: bool(server.requests), what="a lookup")
 
 
 def test_a_context_means_tls_and_replaces_the_other_options(

@@ -19,8 +19,8 @@ from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import DeadlineExceeded, NsqError, ProtocolError
-from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient, decode_lookup
+from nsqtools.errors import DeadlineExceeded, HTTPError, NsqError, ProtocolError
+from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient, decode_lookup
 from nsqtools.protocol.commands import decode_identify_reply
 from nsqtools.protocol.stats import read_stats
 
@@ -69,6 +69,24 @@ def slowly(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         yield piece
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", ProtocolError),
+        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", ProtocolError),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", HTTPError),
+        (b"HTTP/1.1 302 Away\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", HTTPError),
+    ],
+)
+def test_a_server_that_is_no_nsq(answer: bytes, kind: type[NsqError], sends: Sends) -> None:
+    url = sends([answer])
+    with HTTPAPI(url) as api, pytest.raises(kind, match=url):
+        api.get("/x")
 
 
 @pytest.mark.parametrize(
@@ -235,15 +253,6 @@ def test_one_malformed_announcement_stops_no_command(
     assert [each.status for each in (nodes, stat, topics, tail, to_file)] == [0] * 5, tail.err
     assert tail.out == b"one\n"
     assert "announces an nsqd at '['" in nodes.err
-
-
-@pytest.mark.parametrize("broadcast", ["::1", "[::1]"])
-def test_a_v6_address_is_taken_with_and_without_brackets(broadcast: str) -> None:
-    producer = {"broadcast_address": broadcast, "tcp_port": 4150, "http_port": 4151}
-
-    [node] = decode_lookup({"channels": [], "producers": [producer]}, "url").nodes
-
-    assert (str(node.tcp), str(node.http)) == ("[::1]:4150", "[::1]:4151")
 
 
 def test_an_error_that_nests_its_json_is_the_error_of_its_status(sends: Sends) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,41 +15,11 @@ from nsqtools.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     HTTPError,
-    NsqError,
-    ProtocolError,
     TLSError,
 )
 from nsqtools.http.http_api import HTTPAPI, NsqlookupdHTTPClient
-from nsqtools.protocol.names import Address
 
 ScriptedLookupdFactory = Callable[[], Any]
-
-
-@pytest.fixture
-def says() -> Iterator[Callable[[bytes], str]]:
-    """``says(b"...")``: the URL of a server that sends these bytes to whoever connects."""
-    listeners: list[socket.socket] = []
-    threads: list[threading.Thread] = []
-
-    def serve(answer: bytes) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def answer_once() -> None:
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.recv(10_000)
-                accepted.sendall(answer)
-
-        threads.append(threading.Thread(target=answer_once))
-        threads[-1].start()
-        return "http://{}:{}".format(*listener.getsockname())
-
-    yield serve
-    for thread in threads:
-        thread.join(5)
-    for listener in listeners:
-        listener.close()
 
 
 def get(url: str, **settings: Any) -> Any:
@@ -69,31 +37,6 @@ def test_a_server_that_never_answers(deaf_address: str) -> None:
     url = f"http://{deaf_address}"
     with pytest.raises(DeadlineExceeded, match=f"{url}: no answer in time"):
         get(url, timeout_s=0.1)
-
-
-def test_a_host_that_does_not_exist() -> None:
-    with pytest.raises(ConnectionFailed, match=r"no-such-host\.invalid"):
-        get("http://no-such-host.invalid:4161")
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        (b"", ProtocolError),
-        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", ProtocolError),
-        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", HTTPError),
-        (b"HTTP/1.1 302 Away\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", HTTPError),
-    ],
-)
-def test_a_server_that_is_no_nsq(
-    says: Callable[[bytes], str], answer: bytes, kind: type[NsqError]
-) -> None:
-    url = says(answer)
-    with pytest.raises(kind, match=url):
-        get(url)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +57,9 @@ def test_both_forms_of_json_are_read(scripted_lookupd: ScriptedLookupdFactory) -
     lookupd = scripted_lookupd()
     lookupd.answer = {"topics": ["a"]}
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
+    [(_, headers)] = lookupd.requests
+    assert headers["Accept"] == "application/vnd.nsq; version=1.0"
+    assert "Authorization" not in headers
     lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["a"]}}
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
 
@@ -126,14 +72,6 @@ def test_an_unknown_topic_is_an_answer(scripted_lookupd: ScriptedLookupdFactory)
         lookupd.answer = {"message": "PAGE_NOT_FOUND"}
         with pytest.raises(HTTPError):
             api.lookup("t")
-
-
-def test_a_lookup_names_the_nsqd(scripted_lookupd: ScriptedLookupdFactory) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd("10.0.0.1:4150", "[fe80::1]:4150")
-    with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
-        found = api.lookup("t")
-    assert found.nsqd == {Address("10.0.0.1", 4150), Address("fe80::1", 4150)}
 
 
 def test_a_certificate_that_is_not_trusted_is_named(

@@ -103,13 +103,6 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
     assert len(buffer) == 0
 
 
-def test_attempts_are_unsigned() -> None:
-    for attempts in (40_000, 65_535):
-        data = WireMessage(1, attempts, b"0123456789abcdef", b"").encode()
-        [message], _ = take_all([encode_frame(MESSAGE, data)])
-        assert message.attempts == attempts
-
-
 def test_what_is_left_after_a_frame_is_handed_over_whole() -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(RESPONSE, b"{}") + b"\x01\x02")

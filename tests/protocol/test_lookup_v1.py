@@ -64,15 +64,13 @@ def test_registrations_come_back(topic: str, channel: str) -> None:
         assert request.position == len(encoded)
 
 
-@pytest.mark.parametrize("length", range(1, len(encode_identify(INFO)) - HEAD))
-def test_a_body_in_pieces_is_waited_for(length: int) -> None:
+def test_a_body_in_pieces_is_waited_for() -> None:
     data = encode_identify(INFO)
-
-    with pytest.raises(Incomplete) as waiting:
-        read_identify(Request([b"IDENTIFY"], data[: HEAD + length], HEAD, 0))
-
-    assert waiting.value.position == 0
-    assert HEAD + length < waiting.value.wanted <= len(data)
+    for end in range(HEAD + 1, len(data)):
+        with pytest.raises(Incomplete) as waiting:
+            read_identify(Request([b"IDENTIFY"], data[:end], HEAD, 0))
+        assert waiting.value.position == 0
+        assert end < waiting.value.wanted <= len(data)
 
 
 def test_a_size_above_the_limit_is_refused_before_its_body() -> None:

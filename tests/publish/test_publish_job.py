@@ -16,12 +16,12 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.publish_job import PublishJob
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
 from nsqtools.publish.unsent_files import UnsentFiles
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
+HASTY = ClientOptions(dial_timeout_s=0.2)  # where nobody is there
 
 
 @pytest.fixture
@@ -118,21 +118,6 @@ def test_mode_all_brings_every_record_to_every_nsqd(
     assert [nsqd.depth("events") for nsqd in both] == [2500, 2500]
 
 
-def test_mode_all_does_not_count_what_one_nsqd_lacks_as_confirmed(
-    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str], unreachable_address: str
-) -> None:
-    nsqd = go_nsqd()
-
-    counts = run_job(
-        write_input(b"a\nb\n"),
-        [nsqd.tcp_address, unreachable_address],
-        options=PublishOptions(retry_timeout_s=0.3),
-    )
-
-    assert counts == PublishCounts(unsent=2)
-    assert nsqd.depth("events") == 2
-
-
 def test_each_of_more_nsqd_than_batches_gets_its_share(
     go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
 ) -> None:
@@ -177,19 +162,16 @@ def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
     assert job.counts == expected
 
 
-# more than the 64 batches of 1000 that may be outstanding at a time
-@pytest.mark.parametrize("count", [5000, 80_000])
 def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
-    count: int,
-    write_input: Callable[[bytes], str],
-    unreachable_address: str,
-    tmp_path: Path,
+    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
 ) -> None:
+    count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
     text = b"\n".join(b"%d" % n for n in range(count)) + b"\n"
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
             write_input(text),
             [unreachable_address],
+            client_options=HASTY,
             options=PublishOptions(retry_timeout_s=0.2),
             unsent=unsent,
         )
@@ -207,6 +189,7 @@ def test_rejected_records_stand_in_their_place_in_the_unsent_file(
         counts = run_job(
             write_input(text),
             [unreachable_address],
+            client_options=HASTY,
             options=PublishOptions(retry_timeout_s=0.2),
             unsent=unsent,
         )
@@ -290,23 +273,3 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     assert not worker.is_alive()
     assert job.counts.confirmed == nsqd.depth("events")
     assert job.counts.unknown == 0
-
-
-def test_an_unusable_unsent_file_shows_before_anything_is_published() -> None:
-    with pytest.raises(OutputError, match="cannot write /no/such/directory/unsent"):
-        UnsentFiles(Path("/no/such/directory/unsent"), b"\n")
-
-
-def test_a_topic_that_is_two_words_is_refused(
-    nsqd: GoNsqd, write_input: Callable[[bytes], str]
-) -> None:
-    job = PublishJob(
-        "bad topic",
-        [nsqd.tcp_address],
-        paths=[write_input(b"x")],
-        client_options=FAST,
-        options=PublishOptions(),
-    )
-    with pytest.raises(ConfigurationError, match="invalid topic name"):
-        job.run()
-    assert nsqd.stats()["topics"] == []

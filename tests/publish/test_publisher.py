@@ -5,7 +5,7 @@ from __future__ import annotations
 from nsqtools.client.outcomes import not_sent, rejected, unknown
 from nsqtools.client.publication import Parts, PendingPublication
 from nsqtools.errors import ConnectionLost, PublishRejected, ServerError
-from nsqtools.publish.publisher import PublishBatch, PublishCounts, PublishOutcome, outcome_of
+from nsqtools.publish.publisher import PublishBatch, PublishOutcome, outcome_of
 
 LOST = ConnectionLost("nsqd:4150: gone")
 TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
@@ -31,14 +31,6 @@ def test_the_worst_outcome_of_a_record_counts() -> None:
         batch.note(nsqd, place, error)
     assert batch.failures == {0: PublishOutcome.UNSENT, 1: PublishOutcome.REJECTED}
     assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
-
-
-def test_counts_add_up() -> None:
-    counts = PublishCounts()
-    for outcome in PublishOutcome:
-        counts.add(outcome, 2)
-
-    assert (counts.confirmed, counts.unconfirmed, counts.skipped) == (2, 6, 0)
 
 
 # -- a batch that goes on in parts ----------------------------------------------------------------

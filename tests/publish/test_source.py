@@ -88,24 +88,6 @@ def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) ->
     assert list(batches) == []
 
 
-def test_a_record_in_pieces_waits_for_its_end(pipe: tuple[int, str]) -> None:
-    writer, path = pipe
-    batches = RecordSource([path], b"\n", lambda: False).batches()
-
-    def write_slowly() -> None:
-        for piece in (b"fi", b"rst\nsec", b"ond\n"):
-            os.write(writer, piece)
-            time.sleep(0.02)
-        os.close(writer)
-
-    thread = threading.Thread(target=write_slowly)
-    thread.start()
-    records = [record for batch in batches for record in batch]
-    thread.join()
-
-    assert records == [b"first", b"second"]
-
-
 def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     writer, path = pipe
     stopped = threading.Event()

@@ -84,9 +84,6 @@ def test_several_filters_keep_what_all_keep() -> None:
     assert keep(message(b"a"))
     assert not keep(message(b"ab"))
     assert not keep(message(b"c"))
-
-
-def test_no_filters_are_no_filter() -> None:
     assert every([]) is None
 
 

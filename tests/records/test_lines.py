@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import BodyForm, Splitter, body_decoder, encode_lines
+from nsqtools.records.envelope import BodyForm, Splitter, encode_lines
 
 MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
 
@@ -20,6 +20,7 @@ MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xf
         ({"delimiter": b"\0"}, b"a\0\0\x1b\xff\0"),
         ({"delimiter": b""}, b"a\x1b\xff"),
         ({"form": BodyForm.hex}, b"61\n\n1bff\n"),
+        ({"form": BodyForm.base64}, b"YQ==\n\nG/8=\n"),
         ({"form": BodyForm.utf8}, b"a\n\n\x1b\\xff\n"),
         ({"escape": True}, b"a\n\n\\x1b\\xff\n"),
         ({"print_topic": True}, b"t | a\nt | \nt | \x1b\xff\n"),
@@ -81,7 +82,10 @@ def test_each_chunk_gives_its_records_at_once() -> None:
 
 def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> None:
     splitter = Splitter(limit=10)
+    assert splitter.feed(b"x" * 10) == []
+    assert splitter.feed(b"\n") == [b"x" * 10]
 
+    splitter = Splitter(limit=10)
     assert splitter.feed(b"a\nb\n" + b"x" * 11) == [b"a", b"b"]
     with pytest.raises(NsqError, match="record 3 is longer than 10 bytes"):
         splitter.feed(b"x\n")
@@ -89,35 +93,15 @@ def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> No
         splitter.end()
 
 
-def test_a_record_of_just_the_limit_is_taken() -> None:
-    splitter = Splitter(limit=10)
-
-    assert splitter.feed(b"x" * 10) == []
-    assert splitter.feed(b"\n") == [b"x" * 10]
-
-
 def test_a_record_in_many_small_chunks_costs_no_more_than_its_length() -> None:
     splitter = Splitter(b"\r\n", limit=1 << 22)
 
-    for _ in range(200_000):
+    for _ in range(100_000):
         splitter.feed(b"0123456789")
 
-    assert len(splitter.end()[0]) == 2_000_000
+    assert len(splitter.end()[0]) == 1_000_000
 
 
 def test_an_empty_delimiter_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         Splitter(b"", limit=LIMIT)
-
-
-@pytest.mark.parametrize(
-    ("form", "body", "shown"),
-    [
-        (BodyForm.utf8, "café".encode(), "café".encode()),
-        (BodyForm.utf8, b"a\xffb", b"a\\xffb"),
-        (BodyForm.hex, b"\x00\xff", b"00ff"),
-        (BodyForm.base64, b"hi", b"aGk="),
-    ],
-)
-def test_the_forms_of_a_body(form: BodyForm, body: bytes, shown: bytes) -> None:
-    assert body_decoder(form)(body) == shown

@@ -66,18 +66,6 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
     assert list(json.loads(checkpoint.read_bytes())["done"].values()) == [3]
 
 
-def test_messages_that_could_not_be_sent_are_not_noted(
-    unreachable_address: str, tmp_path: Path
-) -> None:
-    archive = write_archive(tmp_path / "a.gz", MESSAGES)
-    checkpoint = tmp_path / "checkpoint.json"
-    job = replay_of(archive, unreachable_address, checkpoint)
-    job.run()
-
-    assert job.counts == PublishCounts(unsent=3)
-    assert not checkpoint.exists()
-
-
 def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_moment(
     nsqd: GoNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

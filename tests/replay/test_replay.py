@@ -70,14 +70,6 @@ def test_members_outside_of_a_range_are_not_read(tmp_path: Path) -> None:
     assert merged(tmp_path, TimeRange(4, 6)) == [4, 5]
 
 
-def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "c.json")
-    checkpoint.done["a.gz"] = 17
-    checkpoint.save()
-
-    assert Checkpoint(tmp_path / "c.json").done == {"a.gz": 17}
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense"])
 def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)

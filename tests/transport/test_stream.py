@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from nsqtools.errors import ConnectionFailed, ConnectionLost, DeadlineExceeded
 from nsqtools.protocol.names import Address, parse_address
-from nsqtools.transport import stream as stream_module
 from nsqtools.transport.stream import Deadline, Stream, connect
 
 
@@ -36,22 +35,16 @@ def reset(peer: socket.socket) -> None:
 def receive(stream: Stream) -> bytes | None:
     """What is there, waiting until something is."""
     buffer = memoryview(bytearray(100))
-    import select
-
     assert select.select([stream], [], [], 5)[0]
     return stream.receive_ready(buffer)
 
 
-def test_a_blocking_stream_sends_and_receives(pair: tuple[Stream, socket.socket]) -> None:
+def test_a_blocking_stream_sends_and_receives_in_time(pair: tuple[Stream, socket.socket]) -> None:
     stream, peer = pair
     stream.send_all(b"ping", Deadline(5))
     assert peer.recv(10) == b"ping"
     peer.sendall(b"pong")
     assert stream.receive(Deadline(5)) == b"pong"
-
-
-def test_no_answer_in_time_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
-    stream, _ = pair
     with pytest.raises(DeadlineExceeded, match=f"{stream.address}: no answer in time"):
         stream.receive(Deadline(0.01))
     with pytest.raises(DeadlineExceeded):
@@ -60,17 +53,18 @@ def test_no_answer_in_time_names_the_peer(pair: tuple[Stream, socket.socket]) ->
         stream.send_all(bytes(1 << 25), Deadline(0.05))
 
 
-def test_the_end_of_a_blocking_stream_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
+@pytest.mark.parametrize(
+    ("is_reset", "what"), [(False, " closed the connection"), (True, ": connection reset")]
+)
+def test_the_end_of_a_blocking_stream_names_the_peer(
+    pair: tuple[Stream, socket.socket], is_reset: bool, what: str
+) -> None:
     stream, peer = pair
-    peer.close()
-    with pytest.raises(ConnectionLost, match=f"{stream.address} closed the connection"):
-        stream.receive(Deadline(5))
-
-
-def test_a_reset_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
-    stream, peer = pair
-    reset(peer)
-    with pytest.raises(ConnectionLost, match=f"{stream.address}: connection reset"):
+    if is_reset:
+        reset(peer)
+    else:
+        peer.close()
+    with pytest.raises(ConnectionLost, match=f"{stream.address}{what}"):
         stream.receive(Deadline(5))
 
 
@@ -140,35 +134,6 @@ def test_the_local_address_is_used() -> None:
         with peer:
             assert host == "127.0.0.2"
         stream.close()
-
-
-def test_every_ip_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-        def two_addresses(*arguments: object, **more: object) -> list[object]:
-            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-            return [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.1", port))]
-
-        monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
-        stream = connect(Address("nsqd.test", port), Deadline(5))
-        assert str(stream.address) == f"nsqd.test:{port}"
-        stream.close()
-
-
-def test_a_deadline_counts_down_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(stream_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    deadline = Deadline(5)
-    assert deadline.remaining_s() == 5
-    assert not deadline.has_passed
-    now[0] = 104.0
-    assert deadline.remaining_s() == 1
-    now[0] = 105.0
-    assert deadline.remaining_s() == 0
-    assert deadline.has_passed
-    now[0] = 200.0
-    assert deadline.remaining_s() == 0
 
 
 @pytest.fixture
