@@ -89,9 +89,11 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     serve: Serve, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "UNLISTED_S", 0.1)
+    monkeypatch.setattr(topics, "ASK_EVERY_S", 0.1)
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
+    asked += ["-X", "lookupd_poll_interval=200ms"]
     (tmp_path / "target").mkdir()
     target = serve(EmbeddedServer(tmp_path / "target")).tcp_address
     elsewhere = ["-c", "copies", "--destination-nsqd-tcp-address", target]
