@@ -21,13 +21,6 @@ def talk(nsqd: Nsqd, data: bytes) -> bytes:
         return connection.makefile("rb").read()
 
 
-def test_a_body_may_come_in_chunks(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    head = b"POST /pub?topic=t HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + CLOSE
-    assert b" 200 " in talk(nsqd, head + b"\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
-    assert nsqd.topic_stats("t")["message_bytes"] == 5
-
-
 def test_a_broken_request_is_answered_in_http(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     for data in (

@@ -338,7 +338,7 @@ def test_thousands_of_silent_nsqd_do_not_hold_a_question_up(
     where = ["--lookupd-http-address", serves(http(sized(body)))]
 
     def run() -> Cost:
-        return run_measured(["stat", "--once", *where, "--timeout", "1s"])
+        return run_measured(["stat", "--once", *where, "--timeout", "500ms"])
 
     cost = affordable(run, timeout_s=2)  # nsqlookupd is asked, and then all nsqd
     assert cost.status == 4
@@ -349,10 +349,10 @@ def test_thousands_of_silent_nsqd_cost_a_consumer_few_threads(
     silent_nsqd: list[dict[str, object]], serves: Serves, run_measured: RunMeasured
 ) -> None:
     body = json.dumps({"channels": [], "producers": silent_nsqd}).encode()
-    where = ["--lookupd-http-address", serves(http(sized(body))), "--create", "--timeout", "1s"]
+    where = ["--lookupd-http-address", serves(http(sized(body))), "--create", "--timeout", "500ms"]
 
     def run() -> Cost:
-        return run_measured(["tail", "-t", "t", "-c", "c", "--for", "1s", *where])
+        return run_measured(["tail", "-t", "t", "-c", "c", "--for", "500ms", *where])
 
     cost = affordable(run, timeout_s=3)  # nsqlookupd is asked, then all nsqd, if the topic is there
     assert "1000 of them, drawn at random, are believed" in cost.err

@@ -205,6 +205,14 @@ def test_it_says_in_one_line_why_it_does_not_start(
     assert "Traceback" not in done.err
 
 
+def test_a_broken_nsqd_dat_stops_it(run_nsq: RunNsq, tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_text('{"topics": [{"name": 5}]}')
+    done = run_nsq(["nsqd", f"-data-path={tmp_path}", *FREE_PORTS])
+
+    assert done.status == 1
+    assert "failed to parse metadata in" in done.err
+
+
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
     data_path: Callable[[], Path], serve: Serve
 ) -> None:
