@@ -69,8 +69,12 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(
     assert "address already in use" in second.err
 
 
-def test_a_call_under_a_foreign_name_or_from_another_site_is_refused(console: Start) -> None:
-    running = console(NOBODY, "--allow-changes", "--allowed-host", "Console.Example")
+def test_a_call_under_a_foreign_name_or_from_another_site_is_refused_below_a_base_path(
+    console: Start,
+) -> None:
+    more = ("--allowed-host", "Console.Example", "--base-path", "x/y/")
+    running = console(NOBODY, "--allow-changes", *more)
+    origin = running.url.removesuffix("/x/y")
 
     def status(method: str, **headers: str) -> int:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -85,7 +89,10 @@ def test_a_call_under_a_foreign_name_or_from_another_site_is_refused(console: St
     assert status("POST", Origin="http://evil.example") == 403
     assert status("POST", Origin="null") == 403
     assert status("POST", Sec_Fetch_Site="same-origin") == 405  # /ping is only for GET
-    assert status("POST", Origin=running.url) == 405
+    assert status("POST", Origin=origin) == 405
+    assert running.url.endswith("/x/y")
+    assert running.get("/ping").text == "OK"
+    assert ask(origin + "/ping").status == 404
 
 
 @pytest.mark.parametrize(
@@ -112,14 +119,6 @@ def test_an_origin_has_to_be_the_host() -> None:
 
     assert refusal("POST", headers, {"a.example"}) == ""
     assert refusal("POST", headers | {"origin": "http://a.example"}, {"a.example"}) != ""
-
-
-def test_a_base_path_is_where_everything_is(console: Start) -> None:
-    running = console(NOBODY, "--base-path", "x/y/")
-
-    assert running.url.endswith("/x/y")
-    assert running.get("/ping").text == "OK"
-    assert ask(running.url.removesuffix("/x/y") + "/ping").status == 404
 
 
 def test_a_password_is_asked_for_and_wrong_ones_slow_down(
@@ -189,42 +188,32 @@ def test_behind_a_proxy_the_address_is_that_of_the_client() -> None:
     assert real("192.0.2.1", "192.0.2.7") == "192.0.2.1"  # no proxy says so
 
 
-def test_users_are_read_again_when_the_file_changes(console: Start, tmp_path: Path) -> None:
+def test_users_are_read_again_when_the_file_changes_and_the_stream_of_a_removed_one_ends(
+    console: Start, embedded_nsqd: EmbeddedServer, tmp_path: Path
+) -> None:
     users = tmp_path / "users"
     users.write_text(f"ann:{hash_password('one')}\n")
-    running = console(NOBODY, "--auth", str(users))
+    address = f"--nsqd-http-address={embedded_nsqd.http_address}"
+    running = console(address, "--auth", str(users), "--refresh", "100ms")
     ann, bob = basic("ann", "one"), basic("bob", "two")
     assert running.get("/", headers=ann).status == 200
     assert running.get("/", headers=bob).status == 401
+    connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=patience_s(20))
+    connection.request("GET", "/?live=1", headers=ann)
+    stream = connection.getresponse()
+    assert stream.read(1)
 
     replacement = tmp_path / "replacement"
     replacement.write_text(f"bob:{hash_password('two')}\n")
     replacement.rename(users)
 
+    stream.read()  # which would go on for ever
+    connection.close()
     assert running.get("/", headers=ann).status == 401
     assert running.get("/", headers=bob).status == 200
     users.write_text("broken\n")
     assert running.get("/", headers=bob).status == 200
     assert "not USER:HASH; using what was read before" in running.log
-
-
-def test_a_stream_ends_when_its_user_is_removed(
-    console: Start, embedded_nsqd: EmbeddedServer, tmp_path: Path
-) -> None:
-    users = tmp_path / "users"
-    users.write_text(f"ann:{hash_password('one')}\nbob:{hash_password('two')}\n")
-    address = f"--nsqd-http-address={embedded_nsqd.http_address}"
-    running = console(address, "--auth", str(users), "--refresh", "100ms")
-    at = urlsplit(running.url)
-    connection = http.client.HTTPConnection(at.netloc, timeout=patience_s(20))
-    connection.request("GET", "/?live=1", headers=basic("ann", "one"))
-    answer = connection.getresponse()
-    assert answer.read(1)
-
-    users.write_text(f"bob:{hash_password('two')}\n")
-
-    answer.read()  # which would go on for ever
-    connection.close()
 
 
 def test_failed_logins_and_refusals_have_a_line_of_log(
