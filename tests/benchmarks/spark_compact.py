@@ -72,23 +72,6 @@ def body(number: int) -> bytes:
     ).encode()
 
 
-def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
-    from pyspark.sql import functions as F
-
-    rows = spark.read.schema(JSON_DDL).json(f"{archives}/*.gz")
-    rows = rows.select(
-        "topic",
-        "nsqd",
-        "id",
-        "attempts",
-        F.col("ts").alias("ts_ns"),
-        F.expr("timestamp_micros(ts div 1000)").alias("timestamp"),
-        F.expr("coalesce(cast(body as binary), unbase64(body64))").alias("body"),
-    )
-    rows = rows.withColumn("date", F.to_date("timestamp"))
-    rows.write.option("compression", "zstd").partitionBy("topic", "date").parquet(str(output))
-
-
 def users_job(spark: SparkSession, archives: Path, output: Path) -> None:
     """What somebody writes who has only Spark: duplicates dropped, nothing verified."""
     from pyspark.sql import functions as F

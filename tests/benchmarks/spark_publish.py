@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.raw import Row
-from benchmarks.spark_compact import SETTINGS, make_archives, read_json, seconds
+from benchmarks.spark_compact import SETTINGS, make_archives, seconds
+from benchmarks.spark_read import read_json
 from plugins.daemons import GoNsqd
 
 from nsqtools.spark.session import spark_session

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.raw import Row
 from benchmarks.spark_compact import JSON_DDL, SETTINGS, body, seconds
+from benchmarks.spark_read import write_topic
 from plugins.archives import Writer
 
 from nsqtools.protocol.frames import WireMessage
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 TOPICS = ("clicks", "views", "orders", "errors")
 FILES_OF_TOPIC = 4
-MEMBER = 2500
 BEGIN = 1_789_948_800_000_000_000  # 2026-09-21
 DAY_NS = 86_400 * 10**9
 FROM = "2026-09-21T20:00:00Z"
@@ -44,18 +44,8 @@ SPARK = "spark.read.json"
 def make_archives(directory: Path, messages: int) -> None:
     """Write ``messages`` of four topics, spread over a day."""
     of_topic = messages // len(TOPICS)
-    step_ns = DAY_NS // of_topic
     for topic in TOPICS:
-        writer = Writer(directory, topic=topic)
-        for number in range(FILES_OF_TOPIC):
-            begin = number * of_topic // FILES_OF_TOPIC
-            end = (number + 1) * of_topic // FILES_OF_TOPIC
-            for first in range(begin, end, MEMBER):
-                some = range(first, min(first + MEMBER, end))
-                writer.write(
-                    [WireMessage(BEGIN + n * step_ns, 1, b"%016x" % n, body(n)) for n in some]
-                )
-            writer.finish()
+        write_topic(directory, topic, of_topic, FILES_OF_TOPIC, BEGIN, DAY_NS // of_topic)
 
 
 def make_small_files(directory: Path, files: int) -> None:

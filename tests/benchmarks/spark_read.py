@@ -40,13 +40,18 @@ TICK_S = 0.05
 TOPIC = "clicks"
 
 
-def make_archives(directory: Path, messages: int) -> None:
-    writer = Writer(directory, topic=TOPIC)
-    for number in range(FILES):
-        begin, end = number * messages // FILES, (number + 1) * messages // FILES
+def write_topic(
+    directory: Path, topic: str, messages: int, files: int, begin_ns: int, each_ns: int
+) -> None:
+    """Write the messages of a topic into some files, each ``each_ns`` after the one before."""
+    writer = Writer(directory, topic=topic)
+    for number in range(files):
+        begin, end = number * messages // files, (number + 1) * messages // files
         for first in range(begin, end, MEMBER):
             some = range(first, min(first + MEMBER, end))
-            writer.write([WireMessage(BEGIN + n, 1, b"%016x" % n, body(n)) for n in some])
+            writer.write(
+                [WireMessage(begin_ns + n * each_ns, 1, b"%016x" % n, body(n)) for n in some]
+            )
         writer.finish()
 
 
@@ -101,7 +106,7 @@ def reading(spark: SparkSession, messages: int, rounds: int, for_s: float) -> It
 def throughput(spark: SparkSession, place: Path, messages: int, rounds: int) -> Iterator[Row]:
     archives, output = place / "archives", place / "output"
     archives.mkdir()
-    make_archives(archives, messages)
+    write_topic(archives, TOPIC, messages, FILES, BEGIN, 1)
     for number in range(rounds + 1):  # the first warms the JVM up
         for name, contestant in CONTESTANTS.items():
             taken_s = seconds(partial(contestant, spark, archives, output))

@@ -6,15 +6,18 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from plugins.clusters import RunningCluster
+from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.sampling import SampleFilter, Sampler
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
+from nsqtools.errors import ConnectionFailed, NotFoundError, ProtocolError
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -85,9 +88,10 @@ def test_where_nobody_answers_the_first_reason_is_the_error(dead_address: str) -
 
 
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
-    any_nsqd: Callable[..., Nsqd],
+    serve: Serve, tmp_path: Path
 ) -> None:
-    nsqd, silent = any_nsqd(), socket.create_server(("127.0.0.1", 0))
+    nsqd = serve(EmbeddedServer(tmp_path))
+    silent = socket.create_server(("127.0.0.1", 0))
     addresses = ClusterAddresses([f"127.0.0.1:{silent.getsockname()[1]}", nsqd.http_address])
 
     with silent, Cluster(addresses, HTTPAccess(timeout_s=patience_s(0.5))) as asked:
@@ -123,22 +127,6 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
                     asked.stats()
         finally:
             server.shutdown()
-
-
-def test_the_port_beside_a_tcp_address_is_believed_only_when_it_names_it(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
-    nsqd = any_nsqd()
-    host, _, http_port = nsqd.http_address.rpartition(":")
-    beside = f"{host}:{int(http_port) - 1}"
-    if beside == nsqd.tcp_address:
-        pytest.skip("the ports happen to stand side by side")
-
-    with (
-        Cluster(ClusterAddresses(nsqd_tcp=[beside])) as asked,
-        pytest.raises(ConfigurationError, match=f"is not the HTTP port of {beside}"),
-    ):
-        asked.stats()
 
 
 def test_a_name_that_does_not_exist_and_a_pattern_that_matches_nothing_are_refused(

@@ -20,8 +20,7 @@ from nsqtools.cluster.queue_rows import (
     totals,
 )
 from nsqtools.cluster.stats_documents import parse_filter, sort_rows
-from nsqtools.cluster.topics import select
-from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
+from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.protocol.stats import StatsReader, read_stats
 
 ROW = QueueRow(
@@ -256,14 +255,3 @@ def test_numbers_are_sorted_from_the_top_and_the_unknown_is_last() -> None:
     assert [row.topic for row in sort_rows([ROW, measured, deep], "depth")] == ["c", "b", "clicks"]
     assert sort_rows([ROW, measured, deep], "ingress")[0].topic == "b"
     assert [row.topic for row in sort_rows([deep, ROW, measured], "topic")] == ["b", "c", "clicks"]
-
-
-def test_patterns_choose_names_and_a_missing_one_is_named_with_its_neighbours() -> None:
-    names = {"clicks", "web.a", "web.b"}
-
-    assert select("topic", ["web.*", "clicks"], names) == ["clicks", "web.a", "web.b"]
-    with pytest.raises(NotFoundError, match="topic click does not exist") as caught:
-        select("topic", ["click"], names)
-    assert caught.value.hint == "Did you mean clicks?"
-    with pytest.raises(NotFoundError, match=r"no topic matches app\.\*"):
-        select("topic", ["app.*"], names)

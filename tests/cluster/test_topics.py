@@ -6,28 +6,19 @@ from collections.abc import Callable
 
 import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
+from nsqtools.http.http_api import HTTPAccess
 
 
-def inspect(topic: str, addresses: ClusterAddresses) -> TopicReport:
-    with Cluster(addresses) as cluster:
+def inspect(
+    topic: str, addresses: ClusterAddresses, access: HTTPAccess | None = None
+) -> TopicReport:
+    with Cluster(addresses, access) as cluster:
         return inspect_topic(cluster, topic)
-
-
-def test_a_topic_that_is_there_is_found_beside_its_tcp_port_only_if_the_ports_belong_together(
-    nsqd: GoNsqd,
-) -> None:
-    nsqd.create_topic("clicks")
-
-    report = inspect("clicks", ClusterAddresses([nsqd.http_address]))
-
-    assert report.exists
-    assert report.asked == [nsqd.http_address]
-    assert not report.failed
 
 
 def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
@@ -51,6 +42,7 @@ def test_the_backlog_is_what_waits_in_a_topic_without_channels(nsqd: GoNsqd) -> 
 
     clicks, views = inspect("clicks", ask), inspect("views", ask)
 
+    assert (clicks.exists, clicks.asked, clicks.failed) == (True, [nsqd.http_address], [])
     assert (clicks.backlog, clicks.channels) == (2, set())
     assert (views.backlog, views.channels) == (0, {"archive"})
 
@@ -64,12 +56,9 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
     nsqd.publish("clicks", b"a", b"b", b"c")
 
-    def look() -> TopicReport:
-        addresses = [lookupd.http_address, unreachable_address]
-        return inspect("clicks", ClusterAddresses(lookupd_http=addresses))
-
-    wait_until(lambda: look().exists, what="nsqd has registered the topic")
-    report = look()
+    wait_until(lambda: lookupd.producers("clicks"), what="nsqd has registered the topic")
+    addresses = ClusterAddresses(lookupd_http=[lookupd.http_address, unreachable_address])
+    report = inspect("clicks", addresses, HTTPAccess(timeout_s=patience_s(0.5)))
 
     assert report.backlog == 3
     assert len(report.failed) == 1

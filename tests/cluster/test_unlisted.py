@@ -15,6 +15,7 @@ from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cli.running import consuming
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster import topics
 from nsqtools.cluster.topics import UnlistedTopics
@@ -89,6 +90,8 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     serve: Serve, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "UNLISTED_S", 0.1)
+    monkeypatch.setattr(topics, "ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.3)
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]

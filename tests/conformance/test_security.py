@@ -6,12 +6,14 @@ import http.client
 import ssl
 import time
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.servers import PATIENT_KINDS
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
@@ -55,37 +57,35 @@ def negotiate(client: RawClient, certificates: Certificates | None, codec: str =
         assert client.read_response() == b"OK"
 
 
-def exchange(client: RawClient, nsqd: Nsqd) -> None:
+def exchange(client: RawClient, nsqd: Nsqd, topic: str) -> None:
     """Publish and consume bodies that compress well, badly, and not at all."""
     bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
-    client.subscribe("t", "ch")
-    client.publish("t", *bodies)
+    client.subscribe(topic, "ch")
+    client.publish(topic, *bodies)
     client.send(b"RDY 10\n")
     received = client.read_messages(3)
     assert [message.body for message in received] == bodies
     client.finish(received)
     client.settle()
-    assert nsqd.channel_stats("t", "ch")["in_flight_count"] == 0
+    assert nsqd.channel_stats(topic, "ch")["in_flight_count"] == 0
 
 
-@pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
-@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
-def test_messages_go_through_the_layers(
-    tls_nsqd: AnyNsqd, certificates: Certificates, codec: str, with_tls: bool
-) -> None:
+def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        negotiate(client, certificates if with_tls else None, codec)
-        exchange(client, nsqd)
-        [stats] = nsqd.channel_stats("t", "ch")["clients"]
+    for codec, with_tls in product(("", "snappy", "deflate"), (False, True)):
+        topic = f"{codec or 'plain'}.{with_tls}"
+        with RawClient(nsqd.tcp_address) as client:
+            negotiate(client, certificates if with_tls else None, codec)
+            exchange(client, nsqd, topic)
+            [stats] = nsqd.channel_stats(topic, "ch")["clients"]
 
-    assert (stats["tls"], stats["snappy"], stats["deflate"]) == (
-        with_tls,
-        codec == "snappy",
-        codec == "deflate",
-    )
-    assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
-    assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
+        assert (stats["tls"], stats["snappy"], stats["deflate"]) == (
+            with_tls,
+            codec == "snappy",
+            codec == "deflate",
+        )
+        assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
+        assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
 
 
 def test_a_failed_handshake_is_reported_in_plain_text(
@@ -133,26 +133,7 @@ def test_https_serves_the_same(tls_nsqd: AnyNsqd, certificates: Certificates) ->
     assert nsqd.depth("t") == 1
 
 
-def test_a_verified_client_certificate_is_asked_for(
-    tls_nsqd: AnyNsqd, certificates: Certificates
-) -> None:
-    nsqd = tls_nsqd(
-        "-tls-client-auth-policy=require-verify",
-        f"-tls-root-ca-file={certificates.ca}",
-    )
-    with RawClient(nsqd.tcp_address) as client:
-        context = trusting(certificates)
-        context.load_cert_chain(certificates.client.cert, certificates.client.key)
-        client.identify(tls_v1=True)
-        client.start_tls(context)
-        assert client.read_response() == b"OK"
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(tls_v1=True)
-        with pytest.raises((OSError, EOFError, AssertionError)):
-            start_tls_without_certificate(client, certificates)
-
-
-def test_the_auth_server_learns_the_name_in_the_certificate(
+def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_its_name(
     tls_nsqd: AnyNsqd, certificates: Certificates, auth_server: AuthServer
 ) -> None:
     auth_server.allow("secret")
@@ -168,9 +149,12 @@ def test_the_auth_server_learns_the_name_in_the_certificate(
         client.start_tls(context)
         assert client.read_response() == b"OK"
         auth(client)
-
     [question] = auth_server.questions
     assert (question["common_name"], question["tls"]) == ("client", "true")
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(tls_v1=True)
+        with pytest.raises((OSError, EOFError, AssertionError)):
+            start_tls_without_certificate(client, certificates)
 
 
 def start_tls_without_certificate(client: RawClient, certificates: Certificates) -> None:
@@ -284,15 +268,14 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_a_bad_answer_of_the_auth_server_fails(
-    auth_nsqd: Nsqd, auth_server: AuthServer, answer: bytes
-) -> None:
-    auth_server.answer("secret", 200, answer)
-    with RawClient(auth_nsqd.tcp_address) as client:
-        assert auth(client) == ANSWERS[answer]
+def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
+    for answer, expected in ANSWERS.items():
+        auth_server.answer("secret", 200, answer)
+        with RawClient(auth_nsqd.tcp_address) as client:
+            assert auth(client) == expected, answer
 
 
+@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_an_expired_answer_is_asked_for_again(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", ttl_s=1)
     with RawClient(auth_nsqd.tcp_address) as client:

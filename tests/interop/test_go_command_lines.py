@@ -45,8 +45,7 @@ COVERED = {
     "to_nsq": {"test_to_nsq": "topic delimiter nsqd-tcp-address producer-opt rate"},
     "nsq_stat": {
         "test_stat": "topic channel interval count nsqd-http-address http-client-connect-timeout "
-        "http-client-request-timeout",
-        "test_stat_asks_nsqlookupd": "lookupd-http-address",
+        "http-client-request-timeout lookupd-http-address",
         "test_version": "version",
     },
     "nsq_to_file": {
@@ -179,7 +178,7 @@ def running(command: list[str], stdin: bytes = b"") -> Iterator[subprocess.Popen
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_every_flag_of_the_go_program_is_known_and_tested(name: str) -> None:
+def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(name: str) -> None:
     help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
     theirs = set(re.findall(r"^  -([a-z-]+)", help.decode(), re.MULTILINE))
     tested = {flag for flags in COVERED[name].values() for flag in flags.split()}
@@ -187,13 +186,7 @@ def test_every_flag_of_the_go_program_is_known_and_tested(name: str) -> None:
     assert set(UTILITIES[name]) == theirs
     assert tested == theirs
     assert set(COVERED[name]) <= set(globals())
-
-
-@pytest.mark.parametrize("name", UTILITIES)
-def test_defaults_are_those_of_the_go_program(name: str) -> None:
-    help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
-    entries = re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]
-    for entry in entries:
+    for entry in re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]:
         flag = UTILITIES[name][re.match(r"[a-z-]+", entry)[0]]  # type: ignore[index]
         found = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)
         if found is not None:
@@ -308,19 +301,11 @@ STAT = """nsq_stat -topic stat -channel go -count 2 -interval=200ms -http-client
 
 def test_stat(world: World) -> None:
     world.fill("stat", b"one", b"two")
-    line = f"{STAT} -nsqd-http-address {world.nsqd.http_address}"
-    theirs, ours = (run(world.command(side, line)) for side in SIDES)
+    for asked in (f"-nsqd-http-address {world.nsqd.http_address}", "-lookupd-http-address LOOKUPD"):
+        theirs, ours = (run(world.command(side, f"{STAT} {asked}")) for side in SIDES)
 
-    assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
-    assert ours.out.count(b"\n") == 4
-
-
-def test_stat_asks_nsqlookupd(world: World) -> None:
-    world.fill("stat")
-    line = f"{STAT} -lookupd-http-address LOOKUPD"
-    theirs, ours = (run(world.command(side, line)) for side in SIDES)
-
-    assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
+        assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
+        assert ours.out.count(b"\n") == 4
 
 
 # -- nsq_to_file --------------------------------------------------------------------------------

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.daemons import Daemon, GoNsqd
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
@@ -36,10 +35,18 @@ def registered(go_nsqd: Callable[..., GoNsqd], lookupd: EmbeddedLookupServer) ->
 Joined = tuple[Nsqd, Nsqlookupd]
 
 
-@pytest.fixture
-def joined(any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]) -> Joined:
-    lookupd = any_nsqlookupd()
-    nsqd = any_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+@pytest.fixture(
+    params=[
+        pytest.param((GoNsqd, EmbeddedLookupServer), id="Go nsqd", marks=pytest.mark.real_nsqd),
+        pytest.param((EmbeddedServer, GoNsqlookupd), id="Go lookupd", marks=pytest.mark.real_nsqd),
+        pytest.param((EmbeddedServer, EmbeddedLookupServer), id="both embedded"),
+    ]
+)
+def joined(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Joined:
+    nsqd_kind, lookupd_kind = request.param
+    lookupd = serve(lookupd_kind())
+    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd = serve(nsqd_kind(tmp_path, *flags))
     wait_until(lambda: lookupd.json("/nodes")["producers"], what="nsqd to say who it is")
     return nsqd, lookupd
 
@@ -128,33 +135,6 @@ def test_nsq_tail_finds_the_topic(
 def output(command: list[str | Path]) -> bytes:
     done = subprocess.run(command, capture_output=True, timeout=STOP_TIMEOUT_S, check=True)
     return done.stdout
-
-
-def test_nsq_to_file_finds_the_topic(
-    registered: GoNsqd,
-    lookupd: EmbeddedLookupServer,
-    go_program: Callable[[str], Path],
-    tmp_path: Path,
-) -> None:
-    place = ["-topic=clicks", "-channel=archive", f"-output-dir={tmp_path}"]
-    place.append(f"-lookupd-http-address={lookupd.http_address}")
-    archiver = subprocess.Popen([go_program("nsq_to_file"), *place], stderr=subprocess.DEVNULL)
-    try:
-        wait_until(
-            lambda: lookupd.json("/channels", topic="clicks")["channels"] == ["archive"],
-            what="the archiver to subscribe",
-        )
-        wait_until(
-            lambda: registered.channel_stats("clicks", "archive")["in_flight_count"] == 3,
-            what="all three to be delivered",
-        )
-        archiver.send_signal(signal.SIGTERM)
-        assert archiver.wait(STOP_TIMEOUT_S) == 0
-    finally:
-        archiver.kill()
-        archiver.wait()
-    [log] = tmp_path.iterdir()
-    assert log.read_bytes() == b"one\ntwo\nthree\n"
 
 
 PYNSQ_READER = """

@@ -29,6 +29,8 @@ from plugins.waiting import patience_s, wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
+    from nsqtools.http.http_api import HTTPAccess
+
 BROWSER_FIXTURES = {"browser", "open_page"}
 REFRESH_S = 0.25
 
@@ -148,10 +150,11 @@ def serve_pages() -> Iterator[ServePages]:
             *,
             nsqd_http: Sequence[str] = (),
             lookupd_http: Sequence[str] = (),
+            access: HTTPAccess | None = None,
             **settings: Any,
         ) -> str:
             addresses = ClusterAddresses(tuple(nsqd_http), tuple(lookupd_http), ())
-            cluster = stack.enter_context(Cluster(addresses))
+            cluster = stack.enter_context(Cluster(addresses, access))
             given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
             listener = stack.enter_context(listen(given.listen))
             history = History(interval_s=given.refresh_s)

@@ -4,7 +4,6 @@
     go_nsqd       a factory of them: ``go_nsqd("-msg-timeout=2s")``
     any_nsqd      the same for conformance tests, which run once for each of `NSQD_KINDS`
     nsqlookupd    a factory of Go nsqlookupd
-    any_nsqlookupd   a factory of nsqlookupd; its tests run once for each of `NSQLOOKUPD_KINDS`
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
 
@@ -27,8 +26,8 @@ from typing import Protocol, TypeVar
 
 import pytest
 from plugins.daemons import GO_PROGRAMS, Daemon, GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 
 # What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
 # that need the Go programs carry the mark.
@@ -37,10 +36,12 @@ NSQD_KINDS = [
     pytest.param(EmbeddedServer, id="embedded"),
 ]
 
-NSQLOOKUPD_KINDS = [
-    pytest.param(GoNsqlookupd, id="real", marks=pytest.mark.real_nsqd),
-    pytest.param(EmbeddedLookupServer, id="embedded"),
+# The same for what takes seconds: what the Go nsqd does, which never changes, is for long runs.
+PATIENT_KINDS = [
+    pytest.param(GoNsqd, id="real", marks=[pytest.mark.real_nsqd, pytest.mark.slow]),
+    pytest.param(EmbeddedServer, id="embedded"),
 ]
+
 
 GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
@@ -120,11 +121,6 @@ def any_nsqd(
 @pytest.fixture
 def nsqlookupd(serve: Serve) -> Callable[..., GoNsqlookupd]:
     return lambda *flags: serve(GoNsqlookupd(*flags))
-
-
-@pytest.fixture(params=NSQLOOKUPD_KINDS)
-def any_nsqlookupd(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., Nsqlookupd]:
-    return lambda *flags: serve(request.param(*flags))
 
 
 @pytest.fixture

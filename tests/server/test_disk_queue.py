@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.disk_calls import DiskCalls
+from plugins.examples import examples
 from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
@@ -180,6 +181,7 @@ def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@settings(max_examples=examples(25))
 @given(
     st.lists(st.one_of(st.integers(1, 15), st.just(0), st.integers(-15, -1)), max_size=20),
     st.integers(1, 5),

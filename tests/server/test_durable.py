@@ -234,8 +234,12 @@ def test_deferred_messages_are_not_in_memory_and_come_in_order(nsqd: EmbeddedSer
     nsqd.create_channel("t", "ch")
     last_ms = round(patience_s(1) * 1000) + 1200  # all are published before the first is due
     with RawClient(nsqd.tcp_address) as producer:
-        for number in range(1200):
-            producer.send(b"DPUB t %d\n" % (last_ms - number) + sized(b"%d" % number))
+        producer.send(
+            b"".join(
+                b"DPUB t %d\n" % (last_ms - number) + sized(b"%d" % number)
+                for number in range(1200)
+            )
+        )
         for _ in range(1200):
             assert producer.read_response() == b"OK"
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1200

@@ -66,11 +66,6 @@ def test_stopping_keeps_what_killing_forgets(tmp_path: Path, how: str, left: lis
         assert client.read_message().body == (left or [b"marker"])[0]
 
 
-def test_options_that_nsqd_refuses_are_refused_before_a_start() -> None:
-    with pytest.raises(ConfigurationError, match="--node-id must be"):
-        EmbeddedNsqd(node_id=-1)
-
-
 def test_a_port_in_use_is_reported_with_the_address() -> None:
     with (
         EmbeddedNsqd() as nsqd,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import ExitStack
 
 import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
@@ -93,17 +94,15 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure(header: bytes)
     assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"403", b"403", b"403"]
 
 
-@pytest.mark.parametrize(
-    "value", [b'["[[[:x"]', b'["a:b"]', b'["http://a:1"]', b'["a:0"]', b'["a b:1"]', b'[""]']
-)
-def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> None:
+def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
     head = b"PUT /config/nsqlookupd_tcp_addresses HTTP/1.1\r\nHost: localhost\r\n"
     with EmbeddedNsqd() as nsqd:
-        [answer] = talk(
-            nsqd.http_address, head + b"Content-Length: %d\r\n\r\n" % len(value) + value
-        )
-    assert b" 400 " in answer
-    assert b"INVALID_VALUE" in answer
+        for place in (b"[[[:x", b"a:b", b"http://a:1", b"a:0", b"a b:1", b""):
+            value = b'["%b"]' % place
+            length = b"Content-Length: %d\r\n\r\n" % len(value)
+            [answer] = talk(nsqd.http_address, head + length + value)
+            assert b" 400 " in answer, place
+            assert b"INVALID_VALUE" in answer, place
 
 
 # publishing
@@ -178,27 +177,27 @@ def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
     assert bodies == [b"%d" % number for number in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (publish(b""), b"400"),
-        (publish(b"x", topic=b"a" * 65), b"400"),
-        (publish(b"x", b"Content-Length: 2"), b"400"),
-        (publish(b"x").replace(b"Host: 127.0.0.1\r\n", b""), b"400"),
-        (publish(b"x").replace(b"Host", b"HostX"), b"400"),
-        (publish(b"x").replace(b"127.0.0.1", b"x\r\nHost: y"), b"400"),
-        (publish(b"y" * 11), b"413"),
-        (publish(b"\0\0\0\2" + sized(b"1")).replace(b"pub?", b"mpub?binary=1&"), b"413"),
-        (publish(b"y" * 11).replace(b"pub?", b"mpub?"), b"413"),
-        (publish(b"1").replace(b"pub?", b"pub?defer=99999999&"), b"400"),
-    ],
-)
-def test_what_is_wrong_is_refused_and_not_published(request_: bytes, status: bytes) -> None:
+WRONG = [
+    (publish(b""), b"400"),
+    (publish(b"x", topic=b"a" * 65), b"400"),
+    (publish(b"x", b"Content-Length: 2"), b"400"),
+    (publish(b"x").replace(b"Host: 127.0.0.1\r\n", b""), b"400"),
+    (publish(b"x").replace(b"Host", b"HostX"), b"400"),
+    (publish(b"x").replace(b"127.0.0.1", b"x\r\nHost: y"), b"400"),
+    (publish(b"y" * 11), b"413"),
+    (publish(b"\0\0\0\2" + sized(b"1")).replace(b"pub?", b"mpub?binary=1&"), b"413"),
+    (publish(b"y" * 11).replace(b"pub?", b"mpub?"), b"413"),
+    (publish(b"1").replace(b"pub?", b"pub?defer=99999999&"), b"400"),
+]
+
+
+def test_what_is_wrong_is_refused_and_not_published() -> None:
     with EmbeddedNsqd(max_msg_size=10) as nsqd:
-        [answer] = talk(nsqd.http_address, request_)
-        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert answer.split(b" ")[1] == status
-    assert not re.search(rb"nsqd_topic_messages_total\S+ [1-9]", page)
+        for wrong, status in WRONG:
+            [answer] = talk(nsqd.http_address, wrong)
+            [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer.split(b" ")[1] == status, wrong
+            assert not re.search(rb"nsqd_topic_messages_total\S+ [1-9]", page), wrong
 
 
 # metrics
@@ -249,24 +248,25 @@ def test_metrics_of_nsqlookupd() -> None:
 # clients that take their time
 
 
-@pytest.mark.parametrize(
-    "begun",
-    [
-        b"",
-        b"GET /ping HTTP/1.1\r\nHost:",
-        b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nxx",
-        b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n",  # answered, and then nothing
-    ],
+BEGUN = (
+    b"",
+    b"GET /ping HTTP/1.1\r\nHost:",
+    b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nxx",
+    b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n",  # answered, and then nothing
 )
-def test_a_client_that_does_not_go_on_is_closed(
-    begun: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+def test_a_client_that_does_not_go_on_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_HEAD_S", "_BODY_S", "_IDLE_S"):
         monkeypatch.setattr(server, name, 0.1)
-    with EmbeddedNsqd() as nsqd:
+    with EmbeddedNsqd() as nsqd, ExitStack() as stack:
         host, _, port = nsqd.http_address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+        connections = []
+        for begun in BEGUN:
+            connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+            connections.append(stack.enter_context(connection))
             connection.sendall(begun)
+        for connection in connections:
             while connection.recv(1 << 16):
                 pass  # until it is closed, or the timeout fails the test
         [answer] = talk(nsqd.http_address, publish())

@@ -90,8 +90,6 @@ def test_logs_are_in_the_form_of_nsqlookupd() -> None:
     [
         ({"tcp_address": "localhost"}, "missing port in address"),
         ({"http_address": "127.0.0.1:http"}, "missing port in address"),
-        ({"tcp_address": "127.0.0.1:65536"}, "invalid port"),
-        ({"http_address": "192.0.2.1:0"}, "cannot assign requested address"),
     ],
 )
 def test_an_address_that_is_none_is_refused(options: dict[str, str], complaint: str) -> None:

@@ -26,7 +26,6 @@ from nsqtools.server.queues.queued_message import (
     latency_stats,
     message_ids,
     new_messages,
-    timestamp_ns,
     to_record,
 )
 
@@ -73,17 +72,6 @@ def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[i
 
 
 # messages
-
-
-def test_a_message_is_the_frame_of_its_delivery() -> None:
-    [message] = messages(b"body")
-
-    assert int.from_bytes(message[:4], "big") == len(message) - 4
-    assert message[4:8] == b"\0\0\0\2"
-    delivered_ns, attempts, message_id = HEADER.unpack_from(message, 8)
-    assert (attempts, message[34:]) == (1, b"body")
-    assert (delivered_ns, timestamp_ns(message)) == (NOW_NS, NOW_NS)
-    assert message_ids([message]) == [message_id]
 
 
 @given(st.binary(max_size=50), st.integers(0, 3))
@@ -213,14 +201,6 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
     assert (len(backlog), backlog.disk_depth) == (0, 0)
 
 
-def test_without_a_disk_the_newest_are_dropped() -> None:
-    backlog = QueueBacklog(2, None, DiskHealth())
-    backlog.put(messages(b"1", b"2", b"3"))
-    backlog.overflow()
-
-    assert bodies(backlog.get(9, 1000)) == [b"1", b"2"]
-
-
 def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
     backlog = QueueBacklog(9, None, DiskHealth())
     backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
@@ -228,16 +208,6 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
     assert bodies(backlog.get(9, 1)) == [b"y" * 50]
     assert bodies(backlog.get(9, 1)) == [b"z"]
-
-
-def test_what_the_disk_refuses_is_not_stored_in_part(tmp_path: Path) -> None:
-    backlog = QueueBacklog(2, disk_queue(tmp_path), DiskHealth())
-    backlog.put(messages(b"1"))
-    (tmp_path / "t.diskqueue.000000.dat").mkdir()
-    with pytest.raises(BackendError):
-        backlog.put(messages(b"2", b"3", b"4"))
-
-    assert b"".join(bodies(backlog.get(9, 1000))) == b"1"
 
 
 def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_path: Path) -> None:
@@ -301,20 +271,6 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
 
     assert backlog.disk_depth == max(0, 20 - in_memory)
     assert all_of(backlog) == new
-
-
-def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
-    health = DiskHealth()
-    backlog = QueueBacklog(0, disk_queue(tmp_path), health)
-    obstacle = tmp_path / "t.diskqueue.000000.dat"
-    obstacle.mkdir()
-    with pytest.raises(BackendError, match=r"open .*: is a directory"):
-        backlog.put(messages(b"x"))
-    assert health.text == f"NOK - open {obstacle}: is a directory"
-
-    obstacle.rmdir()
-    backlog.put(messages(b"x"))
-    assert health.text == "OK"
 
 
 def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:

@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
 
 import pytest
-from plugins.clusters import RunningCluster
-from plugins.console import Console
-from plugins.waiting import wait_until
+from plugins.browser import ServePages
+from plugins.clusters import KINDS, RunningCluster
+from plugins.console import ask
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster import sampling
+from nsqtools.http.http_api import HTTPAccess
 
-WAIT_S = sampling.LOOKUP_S + sampling.COUNTED_S + 20
+WAIT_S = sampling.COUNTED_S + 20
 
 
-def up_of(console: Console, what: str = "up") -> dict[str, int]:
+def up_of(url: str, what: str = "up") -> dict[str, int]:
     """``nsq_up`` or ``nsq_lookupd_up`` by address."""
-    lines = re.findall(rf'^nsq_{what}{{\w+="(.*)"}} (\d)$', console.get("/metrics").text, re.M)
+    lines = re.findall(rf'^nsq_{what}{{\w+="(.*)"}} (\d)$', text_of(url, "/metrics"), re.M)
     return {address: int(value) for address, value in lines}
 
 
-def problems_of(console: Console) -> str:
+def text_of(url: str, path: str) -> str:
+    answer = ask(url + path)
+    assert answer.status == 200, path
+    return answer.text
+
+
+def problems_of(url: str) -> str:
     """The text of the first page's list of problems."""
-    page = console.get("/").text
+    page = text_of(url, "/")
     found = re.search(r'<section id="problems".*?</section>', page, re.S)
     assert found is not None
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
 
 
 @pytest.fixture
-def watched(cluster: RunningCluster, console: Callable[..., Console]) -> Console:
+def watched(
+    cluster: RunningCluster, serve_pages: ServePages, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The address of a console that looks for nsqd at each sample."""
+    monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
     for nsqd in cluster.nsqds:
         nsqd.create_channel("orders", "billing")
         nsqd.publish("orders", *[b"x"] * 5)
     cluster.wait_for_topic("orders", 2)
-    running = console(*cluster.lookupd_options, "--refresh", "200ms")
-    wait_until(lambda: list(up_of(running).values()) == [1, 1], what="both are seen")
-    return running
+    lookupds = [each.http_address for each in cluster.lookupds]
+    url = serve_pages(lookupd_http=lookupds, access=HTTPAccess(timeout_s=patience_s(0.5)))
+    wait_until(lambda: list(up_of(url).values()) == [1, 1], what="both are seen")
+    return url
 
 
 def test_an_nsqd_that_died_is_down_and_a_critical_problem(
-    cluster: RunningCluster, watched: Console
+    cluster: RunningCluster, watched: str
 ) -> None:
     dead, living = (nsqd.http_address for nsqd in cluster.nsqds)
     cluster.nsqds[0].kill()
@@ -59,25 +71,26 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem(
         timeout_s=20,
     )
     assert "5 messages wait" in problems_of(watched)  # of the other one alone
-    assert "<b>1</b> does not" in watched.get("/").text
-    assert f"{dead}</a>" in watched.get("/nodes").text
-    assert "gone since 20" in watched.get(f"/nodes/{dead}").text
-    assert set(re.findall(r'nsq_channel_depth{.*node="(.*)"}', watched.get("/metrics").text)) == {
-        living
-    }
+    assert "<b>1</b> does not" in text_of(watched, "/")
+    assert f"{dead}</a>" in text_of(watched, "/nodes")
+    assert "gone since 20" in text_of(watched, f"/nodes/{dead}")
+    metrics = text_of(watched, "/metrics")
+    assert set(re.findall(r'nsq_channel_depth{.*node="(.*)"}', metrics)) == {living}
+    labels = f'severity="critical",kind="gone",topic="",channel="",node="{dead}"'
+    assert f"nsq_problem{{{labels}}} " in metrics
 
 
-@pytest.mark.parametrize("end", ["pause", "kill"])
+@pytest.mark.parametrize("cluster", KINDS[:1], indirect=True)
 def test_silent_nsqlookupd_are_the_problem_and_the_nsqd_stay_as_they_are(
-    cluster: RunningCluster, watched: Console, end: str
+    cluster: RunningCluster, watched: str
 ) -> None:
-    if not hasattr(cluster.lookupds[0], end):
-        pytest.skip("it is not a process that can be stopped")
+    """One hangs, the other is dead."""
     nsqds = [nsqd.http_address for nsqd in cluster.nsqds]
     lookupds = [lookupd.http_address for lookupd in cluster.lookupds]
 
-    for lookupd in cluster.lookupds:
-        getattr(lookupd, end)()
+    hanging, dead = cluster.lookupds
+    hanging.pause()  # type: ignore[attr-defined]
+    dead.kill()
     wait_until(
         lambda: up_of(watched, "lookupd_up") == dict.fromkeys(lookupds, 0),
         what="they are missed",
@@ -90,9 +103,8 @@ def test_silent_nsqlookupd_are_the_problem_and_the_nsqd_stay_as_they_are(
     assert all(address in problems for address in lookupds)
     assert "gone" not in problems
     assert "10 messages wait" in problems
-    assert "2 nsqd answer" in watched.get("/").text
-    assert watched.get("/topics/orders").status == 200
-    assert watched.get("/topics/orders/billing").status == 200
-    page = watched.get("/nodes").text
+    assert "2 nsqd answer" in text_of(watched, "/")
+    page = text_of(watched, "/nodes")
     assert all(f"{address}</a>" in page for address in nsqds)
-    assert watched.get(f"/nodes/{nsqds[0]}").status == 200
+    for path in ("/topics/orders", "/topics/orders/billing", f"/nodes/{nsqds[0]}"):
+        text_of(watched, path)

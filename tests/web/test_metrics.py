@@ -87,24 +87,6 @@ def test_one_scrape_has_every_queue_of_every_nsqd(watched: Watched) -> None:
 
 
 @pytest.mark.real_nsqd
-def test_a_dead_nsqd_is_down_and_has_no_stale_numbers(watched: Watched) -> None:
-    dead = watched.nsqds[0]
-    scrape(watched.console)
-    dead.kill()
-
-    def is_down() -> bool:
-        up = {each.labels["node"]: each.value for each in scrape(watched.console)["nsq_up"]}
-        return up.get(dead.http_address, 0) == 0
-
-    wait_until(is_down, what="it is down", timeout_s=20)
-    problems = [each.labels for each in scrape(watched.console)["nsq_problem"]]
-    gone = {"severity": "critical", "kind": "gone", "node": dead.http_address}
-    assert {**gone, "topic": "", "channel": ""} in problems
-    [depth] = scrape(watched.console)["nsq_channel_depth"]
-    assert depth.labels["node"] == watched.nsqds[1].http_address
-
-
-@pytest.mark.real_nsqd
 def test_dashboard_and_alerts_read_metrics_that_there_are(
     watched: Watched, run_nsq: RunNsq
 ) -> None:

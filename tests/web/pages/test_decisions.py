@@ -127,16 +127,6 @@ def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
     assert [each.text for each in problems_of(sample(*rows))] == ["on 1 of 2 nsqd; 0 messages wait"]
 
 
-def test_what_is_charted_of_a_topic_is_the_sum_over_its_channels_or_each() -> None:
-    sums = figures.figures_of(("", "a", ""), ["one", "two"])
-    each = figures.figures_of(("", "a", ""), ["one", "two"], is_split=True)
-
-    depth = sums[0].lines[0]
-    assert depth.keys == [("", "a", ""), ("", "a", "one"), ("", "a", "two")]
-    assert [line.label for line in each[0].lines] == ["one", "two"]
-    assert [line.quantity for line in each[1].lines] == ["finish", "finish"]
-
-
 def test_a_trend_is_on_its_own_scale_and_says_it() -> None:
     high = figures.spark([(0.0, 10_000.0), (1.0, 10_200.0)])
 
@@ -195,15 +185,6 @@ def test_json_is_laid_out_without_another_value(document: object) -> None:
 
     assert shown.kind == "JSON"
     assert json.loads(shown.text) == json.loads(json.dumps(document))
-
-
-def test_json_keeps_its_digits_and_double_keys() -> None:
-    shown = shown_body(b'{"n":1.50,"n":100000000000000000000.0,"e":{},"l":[1,[]]}')
-
-    assert shown.text.decode() == (
-        '{\n  "n": 1.50,\n  "n": 100000000000000000000.0,\n  "e": {},\n'
-        '  "l": [\n    1,\n    []\n  ]\n}'
-    )
 
 
 @pytest.mark.parametrize(
