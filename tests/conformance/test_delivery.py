@@ -1,8 +1,7 @@
 """How messages reach consumers: the same on the Go nsqd and on the embedded one.
 
 The Go nsqd looks for new channels only every 5 s before it watches their timeouts, so the tests of
-timeouts share a server whose channels are made at its start. As that nsqd never changes, what takes
-long is compared with it in long runs only (``-m slow``).
+timeouts share a server whose channels are made at its start.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized
-from plugins.servers import PATIENT_KINDS
+from plugins.servers import NSQD_KINDS
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import MESSAGE, RESPONSE
 
@@ -26,7 +25,7 @@ SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that
 AnyNsqd = Callable[..., Nsqd]
 
 
-@pytest.fixture(scope="module", params=PATIENT_KINDS)
+@pytest.fixture(scope="module", params=NSQD_KINDS)
 def timed_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
     """Messages time out after 1 s, unless a client asks for more; each test has its own topic."""
     with TemporaryDirectory(prefix="nsqd-") as directory:
@@ -130,7 +129,6 @@ def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: 
         assert client.read_message().attempts == held.attempts + 1
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
     nsqd.create_channel("touch", "ch")
@@ -358,7 +356,6 @@ def test_what_need_not_wait_leaves_at_once(any_nsqd: AnyNsqd, size: int, ready: 
             client.finish([client.read_message()])
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: AnyNsqd) -> None:
     """Three clients at a time: one is silent, one never ends a body, one sends it byte by byte."""
     address = any_nsqd().tcp_address
@@ -381,7 +378,6 @@ def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: Any
         assert time.monotonic() - started_s > 1.5
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_a_command_resets_the_silence(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
@@ -406,7 +402,6 @@ def test_a_restart_makes_deferred_messages_depth(any_nsqd: AnyNsqd) -> None:
         assert client.read_message().body == b"in an hour"
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:

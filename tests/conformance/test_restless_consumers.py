@@ -8,10 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient, Received, received
-from plugins.servers import PATIENT_KINDS
 from plugins.waiting import patience_s
 from plugins.wire import ERROR
 
@@ -65,7 +63,6 @@ def has_more(client: RawClient) -> bool:
     return bool(client._buffer or select.select([client.socket], [], [], 0.3)[0])
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_every_message_is_finished(any_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = any_nsqd("-msg-timeout=1s", "-mem-queue-size=100", "-max-bytes-per-file=20000")
     nsqd.create_channel("t", "ch")

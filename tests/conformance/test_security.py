@@ -13,7 +13,6 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
-from plugins.servers import PATIENT_KINDS
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
@@ -275,7 +274,6 @@ def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: Aut
             assert auth(client) == expected, answer
 
 
-@pytest.mark.parametrize("any_nsqd", PATIENT_KINDS, indirect=True)
 def test_an_expired_answer_is_asked_for_again(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", ttl_s=1)
     with RawClient(auth_nsqd.tcp_address) as client:

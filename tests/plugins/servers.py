@@ -36,13 +36,6 @@ NSQD_KINDS = [
     pytest.param(EmbeddedServer, id="embedded"),
 ]
 
-# The same for what takes seconds: what the Go nsqd does, which never changes, is for long runs.
-PATIENT_KINDS = [
-    pytest.param(GoNsqd, id="real", marks=[pytest.mark.real_nsqd, pytest.mark.slow]),
-    pytest.param(EmbeddedServer, id="embedded"),
-]
-
-
 GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
 
