@@ -30,7 +30,7 @@ files: errors
 protocol: errors
 records: errors protocol
 transport: errors files protocol
-http: errors protocol
+http: errors protocol transport
 client: errors files http protocol transport
 aio: client errors
 server: errors files protocol records

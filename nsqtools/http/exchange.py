@@ -22,6 +22,8 @@ import httpcore
 import httpx
 
 from nsqtools.errors import DeadlineExceeded, ProtocolError
+from nsqtools.protocol.names import Address
+from nsqtools.transport.stream import Deadline, look_up
 
 if TYPE_CHECKING:
     import ssl
@@ -181,8 +183,23 @@ class _Network(httpcore.SyncBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        stream = super().connect_tcp(host, port, _left_s(timeout), local_address, socket_options)
-        return _Stream(stream)
+        deadline = Deadline(_left_s(timeout))
+        try:
+            found = look_up(Address(host, port), deadline)
+        except TimeoutError as exc:
+            raise httpcore.ConnectTimeout(str(exc)) from exc
+        except OSError as exc:
+            raise httpcore.ConnectError(str(exc)) from exc
+        for left in range(len(found), 0, -1):  # one that drops packets leaves time for the others
+            ip, share_s = found[-left][4][0], max(0.001, deadline.remaining_s() / left)
+            try:
+                stream = super().connect_tcp(ip, port, share_s, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if left == 1:
+                    raise
+            else:
+                return _Stream(stream)
+        raise httpcore.ConnectError(f"{host} has no address")
 
 
 class _Stream(httpcore.NetworkStream):

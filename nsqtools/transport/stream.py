@@ -30,9 +30,11 @@ import functools
 import itertools
 import math
 import os
+import queue
 import re
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -328,8 +330,9 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
     Raises `ConnectionFailed` or `DeadlineExceeded`, with the address and the system's reason.
     """
     source = parse_address(local_address, 0) if local_address else None
+    found = _resolve(address, deadline)
     try:
-        sock = _connect_first(_resolve(address), source, deadline)
+        sock = _connect_first(found, source, deadline)
     except TimeoutError as exc:
         raise DeadlineExceeded(
             f"cannot connect to {address} (timed out)",
@@ -345,10 +348,42 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
     return Stream(sock, address)
 
 
-def _resolve(address: Address) -> list[_IPAddress]:
+def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
+    """Return the IP addresses of a name, as the system orders them.
+
+    The system's resolver knows no deadline, so it asks on a thread, which ends when it does.
+    Raises ``OSError``, ``TimeoutError`` of them, and ``ValueError`` for what is no host name.
+    """
+    ask = functools.partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):  # a name
+        return list(ask(flags=socket.AI_NUMERICHOST))
+    answers: queue.SimpleQueue[list[_IPAddress] | OSError] = queue.SimpleQueue()
+
+    def wait_for_name_server() -> None:
+        try:
+            answers.put(list(ask()))
+        except OSError as exc:
+            answers.put(exc)
+
+    threading.Thread(target=wait_for_name_server, name="nsq-look-up", daemon=True).start()
+    try:
+        answer = answers.get(timeout=deadline.remaining_s())
+    except queue.Empty:
+        raise TimeoutError("the name server does not answer") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
     """Return the IP addresses of a name, IPv6 and IPv4 in turn."""
     try:
-        found = list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+        found = look_up(address, deadline)
+    except TimeoutError as exc:
+        raise DeadlineExceeded(
+            f"cannot connect to {address} ({exc})",
+            hint="Check the host name, and the name servers of this machine.",
+        ) from exc
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
         raise ConnectionFailed(

@@ -39,6 +39,11 @@ def test_a_server_that_never_answers(deaf_address: str) -> None:
         get(url, timeout_s=0.1)
 
 
+def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
+    with pytest.raises(DeadlineExceeded, match="http://nsqd-1:4151: no answer in time"):
+        get("http://nsqd-1:4151", timeout_s=0.1)
+
+
 @pytest.mark.parametrize(
     ("status", "category"),
     [(401, "refused"), (403, "refused"), (404, "not_found"), (500, "failed")],

@@ -220,3 +220,18 @@ def unreachable_address() -> Iterator[str]:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         yield "{}:{}".format(*listener.getsockname())
+
+
+@pytest.fixture
+def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No name can be looked up, and the system waits for the answer, as without a network."""
+    ends, look_up = threading.Event(), socket.getaddrinfo
+
+    def wait(host: str, *more: Any, flags: int = 0, **kwargs: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            ends.wait(patience_s(30))
+        return look_up(host, *more, flags=flags | socket.AI_NUMERICHOST, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    yield
+    ends.set()

@@ -127,6 +127,11 @@ def test_a_name_that_cannot_be_resolved_is_named(host: str) -> None:
     assert caught.value.hint == "Check the host name."
 
 
+def test_a_name_server_that_does_not_answer_holds_nobody_up(silent_name_server: None) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"nsqd-1:4150 \(the name server"):
+        connect(Address("nsqd-1", 4150), Deadline(0.1))
+
+
 def test_the_local_address_is_used() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stream = connect(Address(*listener.getsockname()), Deadline(5), "127.0.0.2")
