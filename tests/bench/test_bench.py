@@ -80,7 +80,7 @@ def test_merged_latencies_are_those_of_all(values: list[tuple[float, int]], cut:
     assert merged.count == whole.count == sum(count for _, count in values)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (10, 300), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize("size", [(1, 1), (10, 300), (1 << 16, 1 << 16)])
 def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> None:
     bodies, again = BodyMaker(size, seed=1), BodyMaker(size, seed=1)
 
@@ -121,10 +121,8 @@ def test_counters_are_shared_by_their_file() -> None:
     first.stop_publishing()  # a signal may come late
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"size": (0, 10)},
+def test_a_plan_that_cannot_be_is_refused() -> None:
+    for change in (
         {"size": (10, 5)},
         {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
         {"size": (1, 2 << 20)},
@@ -133,11 +131,9 @@ def test_counters_are_shared_by_their_file() -> None:
         {"connections": 1000},
         {"count": None},
         {"nsqd_tcp_addresses": ("host:nonsense",)},
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError):
-        replace(PLAN, **change)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigurationError):
+            replace(PLAN, **change)  # type: ignore[arg-type]
 
 
 def test_shares_of_a_count_are_even_and_add_up() -> None:

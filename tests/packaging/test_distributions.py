@@ -1,7 +1,7 @@
 """What is published: a wheel and an sdist that have everything, and work where they are installed.
 
-The wheel goes into an empty environment of every Python that this machine has and that we say we
-support, and is used outside the checkout.
+The wheel goes into an empty environment of this Python (``-m slow``: of every other that is here
+and that we say we support), and is used outside the checkout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import date
 from email import message_from_bytes
-from email.message import Message
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -122,12 +121,6 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def metadata(wheel: Path) -> Message:
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return message_from_bytes(archive.read(name))
-
-
 def test_the_index_would_take_them(built: Distributions) -> None:
     said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
 
@@ -170,27 +163,19 @@ def test_both_have_every_file_that_the_package_needs(built: Distributions) -> No
     assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
 
 
-def test_the_wheel_puts_manual_and_completions_where_programs_look(built: Distributions) -> None:
-    with zipfile.ZipFile(built.wheel) as wheel:
-        shared = {name.partition(".data/data/")[2] for name in wheel.namelist()}
-    manual = {path.relative_to(CHECKOUT) for path in CHECKOUT.glob("man/man?/*")}
-    assert len(manual) > 30
-
-    assert {f"share/{path.as_posix()}" for path in manual} <= shared
-    assert {
-        "share/bash-completion/completions/nsq",
-        "share/zsh/site-functions/_nsq",
-        "share/fish/vendor_completions.d/nsq.fish",
-    } <= shared
-
-
 def place_in_checkout(name: str) -> str:
     """Where a file of the wheel is kept: what Spark wants at the top has a place of its own."""
     return f"nsqtools/spark/top_level/{name}" if name.startswith("pyspark_") else name
 
 
-def test_the_metadata_says_what_the_project_says(built: Distributions) -> None:
-    said = metadata(built.wheel)
+def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+        [info] = {name.partition("/")[0] for name in names if ".dist-info/" in name}
+        said = message_from_bytes(wheel.read(f"{info}/METADATA"))
+        entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+    shared = {name.partition(".data/data/")[2] for name in names}
+    manual = {path.relative_to(CHECKOUT) for path in CHECKOUT.glob("man/man?/*")}
 
     assert (said["Name"], said["Version"]) == ("nsqtools", nsqtools.__version__)
     assert said["License-Expression"] == "MIT"
@@ -199,22 +184,15 @@ def test_the_metadata_says_what_the_project_says(built: Distributions) -> None:
     assert {"http", "object-store", "spark", "spark-java", "test", "top"} <= extras
     assert "Typing :: Typed" in said.get_all("Classifier", [])
     assert said["Description-Content-Type"] == "text/markdown"
-
-
-def test_the_package_is_typed_and_has_its_licence(built: Distributions) -> None:
-    with zipfile.ZipFile(built.wheel) as wheel:
-        names = wheel.namelist()
-
-    assert "nsqtools/py.typed" in names
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-
-
-def test_pytest_finds_the_fixtures_by_itself(built: Distributions) -> None:
-    with zipfile.ZipFile(built.wheel) as wheel:
-        [name] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
-        entry_points = wheel.read(name).decode()
-
+    assert {"nsqtools/py.typed", f"{info}/licenses/LICENSE"} <= set(names)
     assert "[pytest11]\nnsqtools = nsqtools.testing.pytest_plugin\n" in f"{entry_points}\n"
+    assert len(manual) > 30
+    assert {f"share/{path.as_posix()}" for path in manual} <= shared
+    assert {
+        "share/bash-completion/completions/nsq",
+        "share/zsh/site-functions/_nsq",
+        "share/fish/vendor_completions.d/nsq.fish",
+    } <= shared
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -276,7 +254,13 @@ def test_what_supports_us_is_what_we_say() -> None:
     assert sys.version_info.minor in SUPPORTED
 
 
-@pytest.mark.parametrize("minor", SUPPORTED)
+@pytest.mark.parametrize(
+    "minor",
+    [
+        pytest.param(minor, marks=[pytest.mark.slow] if minor != sys.version_info.minor else [])
+        for minor in SUPPORTED
+    ],
+)
 def test_the_wheel_works_where_nothing_else_is(
     built: Distributions, tmp_path: Path, minor: int
 ) -> None:

@@ -72,12 +72,12 @@ def test_e2e_consumes_what_it_published(measure: Measure) -> None:
 
 
 def test_sub_drains_what_it_filled_or_what_the_time_is_enough_for(measure: Measure) -> None:
-    whole = measure("sub", "-n", "30000", "--connections=2")
-    part = measure("sub", "-n", "100000", "--for=50ms")
+    whole = measure("sub", "-n", "10000", "--connections=2")
+    part = measure("sub", "-n", "50000", "--for=20ms")
 
-    assert whole["published"] == whole["consumed"] == whole["messages"] == 30_000
+    assert whole["published"] == whole["consumed"] == whole["messages"] == 10_000
     assert whole["latency_ms"] is None
-    assert part["consumed"] < part["published"] == 100_000
+    assert part["consumed"] < part["published"] == 50_000
 
 
 def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
@@ -144,13 +144,13 @@ def test_messages_that_nsqd_discards_are_missed(
     assert document["missing"] == 1000 - document["consumed"] > 0
 
 
-@pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
+@pytest.mark.parametrize("mode", ["e2e", "sub"])
 def test_an_interrupt_ends_early_with_what_was_measured(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
 ) -> None:
     endless = ["--count=2000000"] if mode == "sub" else ["--for=1h", "--warm-up=0s"]
     process = spawn_nsq(at(nsqd, mode, *endless, "--json", "--size=16"))
-    # sub is interrupted while it fills its topic, the others when some answers have come
+    # sub is interrupted while it fills its topic, e2e when some answers have come
     enough = 100 if mode == "sub" else 10_000
     wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=60)
 
@@ -168,7 +168,7 @@ def published(nsqd: Nsqd) -> int:
     return max((topic["message_count"] for topic in nsqd.stats()["topics"] or []), default=0)
 
 
-@pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
+@pytest.mark.parametrize("mode", ["pub", "sub"])
 def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
     process = spawn_nsq(at(nsqd, mode, "--for=1h", "--count=50000000"))
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
@@ -181,7 +181,7 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     assert [line.startswith("nsq: error: not ") for line in said[-2:]] == [True, False]
     left = [line for line in said[:-2] if " may not have been deleted: " in line]
     assert said[:-2] == left
-    assert bool(left) is (mode == "sub")  # the topic of the others was in memory only
+    assert bool(left) is (mode == "sub")  # that of pub was in memory only
 
 
 def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
@@ -206,15 +206,6 @@ def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
 
     assert re.search(r"mode +e2e", page)
     assert re.search(r"p99\.9_ms +\d", page)
-
-
-def test_in_a_pipe_it_is_a_line_of_columns(nsqd: GoNsqd, run_nsq: RunNsq) -> None:
-    result = run_nsq(at(nsqd, "pub", "-n", "1000", "--warm-up=0s"))
-
-    head, line = result.out.decode().splitlines()
-    row: dict[str, Any] = dict(zip(head.split("\t"), line.split("\t"), strict=True))
-    assert (row["mode"], row["messages"], row["published"]) == ("pub", "1000", "1000")
-    assert float(row["p99.9_ms"]) <= float(row["max_ms"])
 
 
 def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:

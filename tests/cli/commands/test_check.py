@@ -46,6 +46,7 @@ def three(
     return cluster, start
 
 
+@pytest.mark.parametrize("three", KINDS[:1], indirect=True)
 def test_a_healthy_cluster_has_no_problem(
     run_nsq: RunNsq,
     three: tuple[RunningCluster, Callable[..., Nsqd]],
@@ -166,7 +167,7 @@ def test_each_of_twenty_faults_is_named(
                     "check",
                     *options,
                     f"--lookupd-http-address={silent}",
-                    *("--window", "6s", "--max-depth", "500", "--behind-depth", "20"),
+                    *("--window", "5s", "--max-depth", "500", "--behind-depth", "20"),
                     *("--bundle", str(bundle), "--json"),
                 ],
                 timeout=patience_s(60),

@@ -214,43 +214,32 @@ def shell(request: pytest.FixtureRequest, shells: Shells) -> Shell:
     return shells(request.param)
 
 
-def test_words_that_are_known_before(shell: Shell) -> None:
+def test_words_values_and_files_are_offered_and_the_tab_key_completes(
+    shell: Shell, tmp_path: Path
+) -> None:
     assert {line: shell.candidates(line) for line in STATIC} == STATIC
-
-
-def test_an_option_is_offered_with_all_its_spellings(shell: Shell) -> None:
-    offered = shell.candidates("nsq pub -")
-
-    assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
-
-
-def test_client_options_wait_for_their_value(shell: Shell) -> None:
     for line in ("nsq tail --consumer-opt max_att", "nsq tail --consumer-opt=max_att"):
         assert {each.rstrip("=") for each in shell.candidates(line)} == {"max_attempts"}
     assert shell.candidates("nsq tail --consumer-opt max_attempts=") == set()
 
-
-def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "here/archives").mkdir()
     (tmp_path / "here/archived.log").touch()
+    for line, names in (
+        ("nsq pub -f archi", {"archived.log", "archives"}),
+        ("nsq pub -f ~/here/archi", {"archived.log", "archives"}),
+        ("nsq pub --unsent-file=archi", {"archived.log", "archives"}),
+        ("nsq to-file --output-dir archi", {"archives"}),
+    ):
+        assert {Path(each).name for each in shell.candidates(line)} == names
 
-    def offered(line: str) -> set[str]:
-        return {Path(each).name for each in shell.candidates(line)}
-
-    assert offered("nsq pub -f archi") == {"archived.log", "archives"}
-    assert offered("nsq pub -f ~/here/archi") == {"archived.log", "archives"}
-    assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
-    assert offered("nsq to-file --output-dir archi") == {"archives"}
+    shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")
 
 
-def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
-    nsqd.create_channel("views", "live")
-    nsqd.create_channel("clicks", "arch")
-    at = f"--nsqd-http-address={nsqd.http_address}"
+def test_an_option_is_offered_with_all_its_spellings(shell: Shell) -> None:
+    """In a shell of its own: so many that one may ask whether to show them."""
+    offered = shell.candidates("nsq pub -")
 
-    assert shell.candidates(f"nsq tail {at} -t ") == {"clicks", "views"}
-    assert shell.candidates(f"nsq tail {at} --topic=c") == {"clicks"}
-    assert shell.candidates(f"nsq channel pause {at} 'views' ") == {"live"}
+    assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -282,15 +271,17 @@ def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
 
 
-def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
-    shell: Shell, nsqd: Nsqd
-) -> None:
+def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
+    """Also those with dots, dashes and a hash, and addresses with a colon."""
     for topic in ("web-clicks.eu", "web-clicks.us", "web-views#ephemeral"):
         nsqd.create_topic(topic)
+    nsqd.create_channel("clicks", "arch")
     at = f"--nsqd-http-address={nsqd.http_address}"
     host = nsqd.http_address.partition(":")[0]
 
     clicks = {"web-clicks.eu", "web-clicks.us"}
+    assert shell.candidates(f"nsq tail {at} --topic=c") == {"clicks"}
+    assert shell.candidates(f"nsq channel pause {at} 'clicks' ") == {"arch"}
     assert shell.candidates(f"nsq tail {at} -t web-c") == clicks
     assert shell.candidates(f"nsq tail {at} --topic=web-clicks.") == clicks
     assert {
@@ -302,7 +293,7 @@ def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
     )
 
 
-@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub --mode "])
+@pytest.mark.parametrize("line", ["nsq to-file --", "nsq nsqd -"])
 def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
     command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
 
@@ -315,7 +306,3 @@ def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str)
         )
 
     assert any(cpu_s() < patience_s(TAB_LIMIT_S) for _ in range(5))
-
-
-def test_the_tab_key_itself(shell: Shell) -> None:
-    shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plugins.cli import RunNsq
-from plugins.clusters import ValidJson
 
 CONFIG = """
 lookupd-http-address = ["file:4161"]
@@ -22,8 +20,6 @@ tls-ca-file = "/etc/ca.pem"
 [profiles.home]
 """
 
-Rows = dict[str, tuple[Any, str, str]]
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -32,19 +28,6 @@ def file(tmp_path: Path) -> Path:
     path.write_text(CONFIG)
     path.chmod(0o600)  # there is a secret in it
     return path
-
-
-@pytest.fixture
-def show(run_nsq: RunNsq, valid_json: ValidJson) -> Any:
-    """Run ``nsq config show --json`` and return its rows by the settings' names."""
-
-    def run(*arguments: str, **environ: str) -> Rows:
-        result = run_nsq(["config", "show", "--json", *arguments], env=environ)
-        assert (result.status, result.err) == (0, "")
-        rows = valid_json("config-show", result.out)
-        return {row["setting"]: (row["value"], row["origin"], row["place"]) for row in rows}
-
-    return run
 
 
 def test_secrets_are_masked_wherever_they_stand(

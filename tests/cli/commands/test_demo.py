@@ -69,7 +69,6 @@ def test_every_step_shows_its_command_and_its_counts(
         (signal.SIGINT, "Start nsqlookupd"),
         (signal.SIGTERM, "Publish a log"),
         pytest.param(signal.SIGINT, "Archive all", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "Look at", marks=pytest.mark.slow),
     ],
 )
 def test_stopped_at_any_moment_it_leaves_nothing(

@@ -64,11 +64,10 @@ def test_it_gives_up_while_the_input_is_silent(spawn_nsq: SpawnNsq) -> None:
     assert process.wait(patience_s(10)) == 4
 
 
-@pytest.mark.parametrize(("rate", "lines", "seconds"), [(10, 11, 1.0), (100_000, 100_000, 1.0)])
 @pytest.mark.alone
-def test_the_rate_is_kept_when_low_and_when_high(
-    spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path, rate: int, lines: int, seconds: float
-) -> None:
+def test_a_high_rate_is_kept(spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path) -> None:
+    """Low ones, to the message, are in tests/publish/test_pacing.py."""
+    rate = lines = 100_000
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * lines)
     nsqd.create_topic("events")
@@ -85,9 +84,9 @@ def test_the_rate_is_kept_when_low_and_when_high(
     ended = time.monotonic()
 
     assert process.wait(patience_s(10)) == 0
-    # the first may be seen late, so the lower bound starts before it; test_pacing.py is exact
-    assert ended - started > seconds * 0.9
-    assert ended - seen < patience_s(seconds * 2)  # generous: the machine may be busy
+    # the first may be seen late, so the lower bound starts before it
+    assert ended - started > 0.9
+    assert ended - seen < patience_s(2)  # generous: the machine may be busy
 
 
 def test_a_refused_secret_is_status_5_and_never_shown(

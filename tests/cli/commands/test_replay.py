@@ -66,14 +66,13 @@ def test_dedupe_knows_a_message_by_topic_nsqd_and_id(
 
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 11))
+    write_archive(tmp_path / "a.gz", messages(0, 6))
 
     began = time.monotonic()
     run_nsq(replay(nsqd, tmp_path, "--speed", "10x"))
-    elapsed_s = time.monotonic() - began
 
-    assert elapsed_s >= 1.0
-    assert nsqd.topic_stats("clicks")["message_count"] == 11
+    assert time.monotonic() - began >= 0.5
+    assert nsqd.topic_stats("clicks")["message_count"] == 6
 
 
 def test_an_interrupted_replay_goes_on_where_it_stopped(

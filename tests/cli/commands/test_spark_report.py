@@ -79,16 +79,6 @@ def test_archives_and_the_parquet_made_of_them_report_the_same(
     ]
 
 
-def test_columns_are_chosen_and_rows_are_objects(run_spark: RunSpark, archive: Path) -> None:
-    result = run_spark("report", archive, "-o", "jsonl", "--columns", "topic,messages")
-    unknown = run_spark("report", archive, "--columns", "topics")
-
-    rows = [json.loads(line) for line in result.out.splitlines()]
-    assert rows
-    assert {tuple(row) for row in rows} == {("topic", "messages")}
-    assert (unknown.status, "unknown column 'topics'" in unknown.err) == (2, True)
-
-
 def test_topics_times_steps_and_gaps_are_chosen(run_spark: RunSpark, archive: Path) -> None:
     since, until = "2026-09-21T14:23:20Z", "2026-09-21T14:43:20Z"
     chosen = ["-t", "clicks", "--since", since, "--until", until, "--by", "10m", "--gap", "30s"]

@@ -16,6 +16,8 @@ from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cli.running import consuming
+
 
 @pytest.fixture
 def clicks(nsqd: GoNsqd) -> GoNsqd:
@@ -94,16 +96,13 @@ def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks:
     assert sorted(delays_ms)[len(delays_ms) // 2] < 50  # nsq_tail: above 200
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_and_nothing_stays_in_flight(
-    spawn_nsq: SpawnNsq, clicks: GoNsqd, number: int, status: int
-) -> None:
+def test_a_signal_ends_it_and_nothing_stays_in_flight(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     process = spawn_nsq(place(clicks))
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=patience_s(10))
 
-    assert (process.returncode, err) == (status, b"")
+    assert (process.returncode, err) == (143, b"")
     wait_until(
         lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] == 0, what="all is answered"
     )
@@ -170,17 +169,19 @@ def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal
     assert said not in run_nsq(["tail", *working, "--for", "1ms", "--force"]).err
 
 
-def test_off_a_terminal_too_it_says_for_what_it_waits(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> None:
+def test_off_a_terminal_too_it_says_for_what_it_waits(
+    run_nsq: RunNsq, nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.1, 60.0))
     nsqd.create_channel("orders", "a")
-    place = ["-t", "orders", *addresses(nsqd)]
-    new = spawn_nsq(["tail", *place, "-c", "hook"])
-    empty = spawn_nsq(["to-exec", *place, "-c", "a", "true"])
+    place = ["-t", "orders", *addresses(nsqd), "--for"]
 
-    assert new.stderr is not None
-    assert empty.stderr is not None
-    line = b"nsq: channel orders/hook is new: it gets what is published from now on\n"
-    assert new.stderr.readline() == line
-    assert empty.stderr.readline() == b"nsq: no message for 5s: channel orders/a is empty\n"
+    new = run_nsq(["tail", *place, "100ms", "-c", "hook"])
+    empty = run_nsq(["to-exec", *place, f"{patience_s(0.4):g}s", "-c", "a", "true"])
+
+    line = "nsq: channel orders/hook is new: it gets what is published from now on\n"
+    assert new.err.startswith(line)
+    assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
 
 
 def test_an_empty_channel_is_looked_at_without_a_subscription(

@@ -25,7 +25,8 @@ def from_(nsqd: GoNsqd, command: str = "tail", topic: str = "events") -> list[st
 
 
 def published(run_nsq: RunNsq, nsqd: GoNsqd) -> list[bytes]:
-    return sorted(run_nsq([*from_(nsqd), "--until-empty"]).out.splitlines())
+    count = str(nsqd.topic_stats("events")["message_count"])
+    return sorted(run_nsq([*from_(nsqd), "-n", count]).out.splitlines())
 
 
 # pub

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,12 +80,10 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
 
     lookupd.stop()
     lookupd.start()  # nsqd registers again at its next heartbeat, in up to 15 s, or just now
-    with pytest.raises(AssertionError):
-        wait_until(
-            lambda: nsqd.channel_stats("orders", CHANNEL)["client_count"] == 0,
-            what="the archiver has left",
-            timeout_s=3,
-        )
+    until_s = time.monotonic() + 2  # several refreshes
+    while time.monotonic() < until_s:
+        assert nsqd.channel_stats("orders", CHANNEL)["client_count"] == 1
+        time.sleep(0.05)
     archive(nsqd, "orders", b"meanwhile")
 
     assert process.poll() is None
@@ -123,22 +122,21 @@ def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
 
     place = ["--lookupd-http-address", lookupd.address, "--output-dir", str(out)]
     pattern = ["--topic-pattern", "^orders", "-c", CHANNEL]
-    result = run_nsq(["to-file", *pattern, *place, "--until-empty"])
+    result = run_nsq(["to-file", *pattern, *place, "-n", "5"])
 
     assert result.status == 0, result.err
     assert len(messages_of(out)) == 5
     assert [path for path, _ in lookupd.requests if path.startswith("/lookup")] == []
 
 
-@pytest.mark.parametrize("how", ["pattern", "topic"])
 def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
-    how: str, lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
+    """One that was named; those of a pattern are deleted in tests/faults/test_to_file_fleet.py."""
     nsqd.create_channel("orders", CHANNEL)
     wait_for_topic(lookupd, "orders")
     args = by_pattern(lookupd, out)
-    if how == "topic":
-        args[1:3] = ["-t", "orders"]
+    args[1:3] = ["-t", "orders"]
     process = spawn_nsq(args)
     wait_for_consumer(nsqd, "orders")
     archive(nsqd, "orders", b"before")

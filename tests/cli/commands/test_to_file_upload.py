@@ -124,25 +124,6 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     assert messages_at(str(blocked.parent)) == sent
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--delete-uploaded"], "Give --upload"),
-        (["--upload", "s3n://b/x"], "not supported"),
-        (["--upload", "s3://b/x", "--upload-option", "sse"], "KEY=VALUE"),
-        (["--upload", "/x", "--upload-hive", "--format", "raw"], "needs --format jsonl"),
-        (["--upload", "/x", "--upload-option", "a=b"], "not an object store"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_before_anything_runs(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, flags: list[str], said: str
-) -> None:
-    result = run_nsq(to_file(nsqd, tmp_path / "out", *flags))
-
-    assert (result.status, said in result.err) == (2, True), result.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_bucket_that_is_not_there_is_named_before_a_message_is_taken(
     run_nsq: RunNsq, nsqd: GoNsqd, bucket: Bucket, tmp_path: Path
 ) -> None:

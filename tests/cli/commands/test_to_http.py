@@ -28,8 +28,8 @@ from plugins.waiting import patience_s, wait_until
 TOPIC, CHANNEL = "clicks", "hook"
 BODIES = [b"one", b'{"user": "a/b"}', b"\xff\x00"]
 ALL = ("-n", "3")
-QUICKLY = ("--exit-idle", f"{patience_s(0.5):g}s")  # of nsqd too, on a busy machine
-A_MOMENT = ("--for", f"{patience_s(0.7):g}s")  # for one attempt at least
+QUICKLY = ("--exit-idle", f"{patience_s(0.3):g}s")  # of nsqd too, on a busy machine
+A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
 LETTERS = ("--dead-letter-topic", "dead")
 
 Servers = Callable[..., HttpServer]
@@ -121,8 +121,15 @@ def test_headers_secrets_and_signature(
 # -- failures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "failover"])
-@pytest.mark.parametrize("trouble", ["an error", "refused", "broken", "slow"])
+@pytest.mark.parametrize(
+    ("trouble", "mode"),
+    [
+        ("an error", "round-robin"),
+        ("refused", "failover"),
+        ("broken", "failover"),
+        ("slow", "round-robin"),
+    ],
+)
 def test_another_endpoint_is_tried_before_a_requeue(
     forward: Forward, source: EmbeddedServer, http_server: Servers, trouble: str, mode: str
 ) -> None:
@@ -141,14 +148,16 @@ def test_another_endpoint_is_tried_before_a_requeue(
     assert good.bodies == sorted(BODIES)
     assert source.channel_stats(TOPIC, CHANNEL)["requeue_count"] == 0
     assert ("perhaps doubled" in result.err) is (trouble in ("broken", "slow"))
-    if (trouble, mode) == ("broken", "failover"):
+    if trouble == "broken":
         assert "3 sent again and perhaps doubled" in result.err
 
 
 def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
     server = http_server(*[(429, {"Retry-After": "1"})] * 3)
-    result = forward("--for", f"{1.5 + patience_s(1):g}s", "--post", server.url)
+    began = time.monotonic()
+    result = forward("-n", "6", "--post", server.url)
 
+    assert time.monotonic() - began > 1
     assert "3 delivered, 3 requeued" in result.err
     assert server.bodies == sorted(BODIES * 2)
     keys = [request.headers["Idempotency-Key"] for request in server.requests]
@@ -163,7 +172,6 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
         (302, [], "0 delivered, 3 dead letters"),
         (400, ["--on-status", "4xx=drop"], "0 delivered, 3 dropped"),
         (409, ["--on-status", "409=ok"], "3 delivered"),
-        (404, ["--on-status", "4xx=dead-letter"], "0 delivered, 3 dead letters"),
     ],
 )
 def test_a_status_means_what_the_policy_says(
@@ -190,7 +198,7 @@ def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(
     server = http_server()
     server.answer = lambda request: 500 if request.body == b"one" else 200
     letters = tmp_path / "dead"
-    more = ["--max-attempts", "2", "--dead-letter-file", str(letters), "--until-empty"]
+    more = ["--max-attempts", "2", "--dead-letter-file", str(letters), "-n", "4"]
     result = forward(*more, "--post", server.url)
 
     assert result.status == 6, result.err
@@ -208,7 +216,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
     listener = socket.create_server(("127.0.0.1", 0))
     dead_address = f"127.0.0.1:{listener.getsockname()[1]}"
     threading.Thread(target=be_there_once, daemon=True).start()
-    timeout_s = patience_s(1)  # in which a busy machine lets it touch what it holds
+    timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
     held = ["-X", f"msg_timeout={timeout_s:g}s", "--post", f"http://{dead_address}"]
     process = spawn_nsq(args(source, "-n", "3", *held))
     wait_until(
@@ -233,7 +241,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
 def test_all_means_every_endpoint_and_none_twice(forward: Forward, http_server: Servers) -> None:
     first, second = http_server(), http_server((503, {"Retry-After": "0"}))
     urls = ["--mode", "all", "--post", first.url, "--post", second.url]
-    result = forward(*QUICKLY, *urls)
+    result = forward("-n", "4", *urls)
 
     assert "3 delivered, 1 requeued" in result.err
     assert first.bodies == sorted(BODIES)
@@ -259,7 +267,7 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
         server.requests.clear()
 
     source.publish(TOPIC, *BODIES)
-    result = forward(*QUICKLY, *batch, "4xx=dead-letter", *LETTERS, *urls)
+    result = forward("-n", "3", *batch, "4xx=dead-letter", *LETTERS, *urls)
     assert "nsq: 2 delivered, 1 dead letters" in result.err
     for server in (late, good):
         assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
@@ -276,6 +284,7 @@ def test_a_key_always_goes_to_the_same_endpoint(
 
     assert result.status == 0, result.err
     users = [{json.loads(body)["user"] for body in server.bodies} for server in servers]
+    assert all(users)
     assert users[0].isdisjoint(users[1])
     assert users[0] | users[1] == set(range(7))
 
@@ -301,22 +310,6 @@ def test_batches_as_lines_and_as_an_array(
         [each for request in arrays for each in json.loads(request.body)],
     ):
         assert sorted(each["n"] for each in found) == list(range(20))
-
-
-def test_one_bad_message_does_not_take_its_batch_along(
-    forward: Forward, http_server: Servers
-) -> None:
-    server = http_server()
-
-    def judge(request: Request) -> int:
-        return 400 if b"one" in request.body else 200
-
-    server.answer = judge
-    batch = ["--batch", "10", "--batch-format", "ndjson", "--linger", "50ms"]
-    result = forward(*ALL, *LETTERS, *batch, "--post", server.url)
-
-    assert result.status == 6
-    assert "2 delivered, 1 dead letters" in result.err
 
 
 def test_connections_are_kept(
@@ -388,7 +381,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        within = ["--http-client-request-timeout", f"{patience_s(1):g}s"]
+        within = ["--http-client-request-timeout", f"{patience_s(0.4):g}s"]
         result = forward(*ALL, "--concurrency", "1", *within, "--post", url)
         thread.join(patience_s(5))
 

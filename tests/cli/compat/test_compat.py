@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from plugins.cli import RunNsq
 
-from nsqtools.cli.commands.compat import explain, go_main, install
+from nsqtools.cli.commands.compat import go_main, install
 from nsqtools.cli.commands.go_utilities import UTILITIES
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.errors import OutputError
@@ -49,23 +47,6 @@ def test_a_link_takes_go_flags(tmp_path: Path) -> None:
     link.chmod(0o755)
     done = subprocess.run([link, "-h"], capture_output=True, check=False)
     assert done.stderr.startswith(b"Usage of to_nsq:")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nsq_tail -topic=a -n=2",
-        "to_nsq -topic=a",
-        "nsq_to_file -topic=a -gzip -rotate-size=5 -work-dir=w -host-identifier=h",
-        "nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1 -whitelist-json-field=a",
-        "nsq_to_http -topic=a -post=http://h/ -header=a:b -sample=0.5",
-    ],
-)
-def test_native_lines_are_understood(run_nsq: RunNsq, line: str) -> None:
-    program, *flags = shlex.split(line)
-    native = shlex.split(explain(program, [*flags, *PLACE])[0])[1:]
-    assert run_nsq([*native, "--help"]).status == 0
-    assert run_nsq([*native, "--no-such-option"]).err.startswith("nsq: error: no such option")
 
 
 def test_what_the_go_program_takes_and_cannot_do_is_refused(

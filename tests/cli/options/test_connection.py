@@ -84,7 +84,6 @@ LAB = {"tls_v1": "true", "max_attempts": "4", "msg_timeout": "5m", "max_in_fligh
     ("line", "environ", "expected"),
     [
         ("", {}, (("127.0.0.1:4150",), (), ())),
-        ("--lookupd-http-address l:4161", {}, ((), (), ("l:4161",))),
         ("--nsqd-http-address d:4151", {}, ((), ("d:4151",), ())),
         (
             "--nsqd-tcp-address a:1 --nsqd-tcp-address b:2 --lookupd-http-address l:3",
@@ -138,7 +137,6 @@ def test_a_flag_overrides_one_option_of_the_profile_and_leaves_the_others(
     ("line", "expected"),
     [
         ("--consumer-opt max_attempts,9", {"max_attempts": "9"}),
-        ("--consumer-opt max_attempts=9", {"max_attempts": "9"}),
         ("--consumer-opt max-attempts=9", {"max_attempts": "9"}),
         ("--consumer-opt max_attempts=1 --consumer-opt max_attempts=2", {"max_attempts": "2"}),
         ("--deflate-level 3", {"deflate_level": "3", "deflate": "true"}),
@@ -169,16 +167,13 @@ def test_flags_become_options_under_go_nsqs_names(
     assert connect(line).options == expected
 
 
-def test_an_option_without_a_value_is_switched_on(connect: Connect) -> None:
-    assert connect("--consumer-opt snappy").client_options().snappy is True
-
-
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
-    connection = connect("--consumer-opt output_buffer_timeout=1s")
+    connection = connect("--consumer-opt output_buffer_timeout=1s --consumer-opt snappy")
 
     options = connection.client_options(output_buffer_timeout_s=0.025, max_in_flight=5)
 
     assert (options.output_buffer_timeout_s, options.max_in_flight) == (1.0, 5)
+    assert options.snappy is True
 
 
 @pytest.mark.parametrize(
@@ -192,8 +187,6 @@ def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) ->
         ("--tls-ca-file ca.pem --lookupd-http-address l:1", "TLS is not enabled"),
         ("--address-map a:1", "invalid --address-map 'a:1': not OLD=NEW"),
         ("--auth-secret-file /nonexistent", "/nonexistent .No such file or directory"),
-        ("--max-in-flight 0", "0 is less than 1"),
-        ("--deflate-level x", "'x' is not an integer"),
         ("-P lab", "config.toml .No such file"),
     ],
 )
@@ -223,7 +216,7 @@ def test_the_secret_comes_from_the_environment_or_the_stronger_file(
     }
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff"])
+@pytest.mark.parametrize("content", [b"\n", b"\xff"])
 def test_an_unusable_secret_file_is_named_and_its_content_is_not(
     connect: Connect, tmp_path: Path, content: bytes
 ) -> None:
@@ -240,20 +233,14 @@ def test_the_address_map_has_pairs(connect: Connect) -> None:
     assert connection.address_map == {"n1:4150": "127.0.0.1:1", "n2:4150": "127.0.0.1:2"}
 
 
-def test_a_wrong_value_in_the_file_says_where_it_stands(connect: Connect, config: Path) -> None:
-    config.write_text("[profiles.lab]\nsnappy = 'perhaps'\n")
-
-    with pytest.raises(
-        ConfigurationError, match=r"profiles.lab.snappy in .*config.toml: 'perhaps'"
-    ):
-        connect("-P lab")
-
-
-def test_a_wrong_client_option_in_the_file_says_where_it_stands_and_what_was_meant(
+def test_what_is_wrong_in_the_file_says_where_it_stands_and_what_was_meant(
     connect: Connect, config: Path
 ) -> None:
-    config.write_text("[profiles.lab]\nconsumer-opt = { max_attemps = 4 }\n")
+    config.write_text("[profiles.lab]\nsnappy = 'perhaps'\n")
+    with pytest.raises(ConfigurationError, match=r"lab.snappy in .*config.toml: 'perhaps'"):
+        connect("-P lab")
 
+    config.write_text("[profiles.lab]\nconsumer-opt = { max_attemps = 4 }\n")
     for line in ("-P lab", "-P lab -X msg_timeout=1s"):
         with pytest.raises(ConfigurationError, match=r"profiles.lab.consumer-opt in .*") as caught:
             connect(line)

@@ -70,7 +70,6 @@ def test_text_becomes_the_declared_type(given_command: GivenCommand) -> None:
         ("--count 0", "invalid value for '--count': 0 is less than 1"),
         ("--count 10", "10 is more than 9"),
         ("--count x", "'x' is not an integer"),
-        ("--count 1.5", "'1.5' is not an integer"),
         ("--rate x", "'x' is not a number"),
         ("--mode any", "'any' is not one of all, round-robin"),
         ("--number 1 --number x", "'--number': 'x' is not an integer"),
@@ -84,11 +83,8 @@ def test_a_wrong_value_names_the_option(
         parse(given_command, line)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1", True), ("YES", True), ("off", False), ("false", False)]
-)
 def test_a_switch_can_be_set_by_the_environment(
-    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch, text: str, value: bool
+    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[bool] = []
 
@@ -96,23 +92,14 @@ def test_a_switch_can_be_set_by_the_environment(
         got.append(on)
 
     given_command(switch)
-    monkeypatch.setenv("NSQ_TEST_ON", text)
-    app.run(["given"])
-
-    assert got == [value]
-
-
-def test_a_switch_that_is_neither_is_refused(
-    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def switch(on: Annotated[bool, Option(envvar="NSQ_TEST_ON")] = False) -> None:
-        raise AssertionError(on)
-
-    given_command(switch)
+    for text in ("1", "YES", "off", "false"):
+        monkeypatch.setenv("NSQ_TEST_ON", text)
+        app.run(["given"])
     monkeypatch.setenv("NSQ_TEST_ON", "perhaps")
-
     with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
         app.run(["given"])
+
+    assert got == [True, True, False, False]
 
 
 def test_what_is_relied_on_of_typers_private_interface_is_there() -> None:

@@ -17,32 +17,6 @@ GROUPS = [name for name, entry in registry.COMMANDS.items() if isinstance(entry,
 PARSED = [name for name, command in COMMANDS.items() if not command.raw]
 EVERYTHING = ["", *GROUPS, *(name for name, command in COMMANDS.items() if not command.hidden)]
 
-PAGE = HelpPage(
-    "nsq tail [OPTIONS]",
-    "Print messages as they arrive, one after the other.\n\n    kept  as it is",
-    {"Options": [("-t, --topic TOPIC", "Topic to read. [required]"), ("--" + "x" * 40, "Long.")]},
-    ["nsq tail -t clicks"],
-)
-
-
-def test_a_page_has_usage_description_sections_and_examples() -> None:
-    assert render(PAGE, colour=False, width=60) == (
-        "Usage: nsq tail [OPTIONS]\n"
-        "\n"
-        "Print messages as they arrive, one after the other.\n"
-        "\n"
-        "    kept  as it is\n"
-        "\n"
-        "Options:\n"
-        "  -t, --topic TOPIC                 Topic to read.\n"
-        "                                    [required]\n"
-        "  --xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\n"
-        "                                    Long.\n"
-        "\n"
-        "Examples:\n"
-        "  nsq tail -t clicks\n"
-    )
-
 
 def test_the_examples_are_of_commands_that_exist() -> None:
     commands = {example.split("nsq ")[1].split()[0] for example in registry.ROOT_EXAMPLES}

@@ -20,14 +20,9 @@ from nsqtools.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("line", "given", "meant"),
     [
-        ("check --max-dept 1", "--max-dept", "--max-depth"),
         ("bench pub --bach 1", "--bach", "--batch"),
-        ("tail -topic=clicks", "-topic", "--topic"),
-        ("tail -t clicks -nsqd-tcp-address=a:4150", "-nsqd-tcp-address", "--nsqd-tcp-address"),
         ("to-file -t clicks -output-dir d", "-output-dir", "--output-dir"),
-        ("to-file -t clicks --output-dir d -gzip", "-gzip", "--gzip"),
         ("stat -no-such -topic x", "-topic", "--topic"),
-        ("topic list -json", "-json", "--json"),
         ("pub -t x -no-tls", "-no-tls", "--no-tls"),
     ],
 )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.runtime import ReaderGone, write_whole
 from nsqtools.errors import OutputError
 
@@ -46,20 +45,6 @@ def test_more_than_the_pipe_holds_is_written_whole(pipe: tuple[int, int], blocki
 
     thread.join(patience_s(30))
     assert got == [data]
-
-
-@pytest.mark.parametrize(
-    ("cell", "shown"),
-    [
-        ("\x1b[2J\x1b]0;owned\x07", r"\x1b[2J\x1b]0;owned\x07"),
-        ("a\nb\rc\td", r"a\nb\rc\td"),
-        ("\u202egnp.exe", r"\u202egnp.exe"),
-        ("\x9b1m", r"\x9b1m"),
-        ("Zürich 東京", "Zürich 東京"),
-    ],
-)
-def test_nothing_in_a_cell_steers_the_terminal(cell: str, shown: str) -> None:
-    assert cell_text(cell) == shown
 
 
 def test_a_reader_that_went_away_is_distinguished(pipe: tuple[int, int]) -> None:

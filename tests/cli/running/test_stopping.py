@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 
-import pytest
 from plugins.waiting import patience_s
 
 from nsqtools.cli.running.runtime import SIGNALS, stopping
@@ -37,44 +36,21 @@ raise SystemExit(signals.status(otherwise=9))
 """
 
 
-@pytest.fixture
-def program() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_drains(
-    program: subprocess.Popen[str], number: signal.Signals, status: int
-) -> None:
-    with program:
+def test_the_first_signal_drains() -> None:
+    """What leaves at once at the second is tried in test_tail.py and test_to_file.py."""
+    command = [sys.executable, "-c", PROGRAM]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as program:
         assert program.stdout is not None
         assert program.stdin is not None
         assert program.stdout.readline() == "ready\n"
 
-        program.send_signal(number)
+        program.send_signal(signal.SIGINT)
         assert program.stdout.readline() == "draining\n"
         program.stdin.close()
 
         assert program.stdout.read() == "drained\n"
-        assert program.wait(patience_s(30)) == status
-
-
-def test_the_second_signal_leaves_at_once(program: subprocess.Popen[str]) -> None:
-    with program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-
-        program.send_signal(signal.SIGINT)
-        assert program.stdout.readline() == "draining\n"
-        program.send_signal(signal.SIGTERM)
-
-        assert program.wait(patience_s(30)) == 143
-        assert program.stdout.read() == ""
+        assert program.wait(patience_s(30)) == 130
 
 
 def test_without_a_signal_the_command_chooses_the_status_and_handlers_are_put_back() -> None:

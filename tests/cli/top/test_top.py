@@ -99,14 +99,6 @@ def test_all_nsqd_and_all_consumers_have_views(open_top: Open, nsqd: Nsqd) -> No
     top.wait_for(f"nsqd > {nsqd.http_address} > clicks", "arch")
 
 
-def test_a_topic_without_channels_says_so(open_top: Open, nsqd: Nsqd) -> None:
-    top = open_top(nsqd)
-    nsqd.publish("lonely", b"a", b"b")
-    top.wait_for("lonely")
-    top.press("down", "enter")
-    top.wait_for("topic lonely has no channels: its 2 messages wait until one is created")
-
-
 def test_lines_are_sorted_reversed_and_filtered(open_top: Open, nsqd: Nsqd) -> None:
     def first_topics(lines: list[str]) -> list[str]:
         return [line.split()[0] for line in lines[4:6] if line]
@@ -194,18 +186,6 @@ def test_the_mouse_selects_opens_and_sorts(open_top: Open, nsqd: Nsqd) -> None:
     top.wait_for("the mouse is of the terminal")
 
 
-def test_help_lists_the_keys_and_scrolls(open_top: Open, nsqd: Nsqd) -> None:
-    top = open_top(nsqd)
-    top.press("?")
-    assert top.wait_for("Keys", "look into it")[0] == "help"
-    top.press("end")
-    top.wait_for("The last columns are left out", gone="look into it")
-    top.press("home", "j")
-    top.wait_for("look into it", gone="Keys")
-    top.press("q")
-    top.wait_for("clicks", gone="look into it")
-
-
 def test_frozen_means_frozen(open_top: Open, sample_of: Callable[..., Any], nsqd: Nsqd) -> None:
     top = open_top(nsqd)
     top.press("space")
@@ -220,22 +200,6 @@ def test_frozen_means_frozen(open_top: Open, sample_of: Callable[..., Any], nsqd
     top.wait_for("1 silent", "! 1 critical", f"gone {nsqd.http_address}: since")
     top.press("exclamation_mark")
     top.wait_for("critical gone: Start it again")
-
-
-def test_it_survives_resizing(open_top: Open, nsqd: Nsqd) -> None:
-    top = open_top(nsqd, allows_changes=False)
-    for columns, height in ((50, 8), (120, 30)):
-        top.resize(columns, height)
-        top.wait_until(
-            lambda lines, height=height: (
-                len(lines) == height and lines[-1].startswith("? help  q quit")
-            ),
-            what="the list in the new size",
-        )
-    top.resize(30, 8)
-    top.wait_for("nsq top needs 40 columns and …")
-    top.resize(80, 24)
-    top.wait_for("clicks", gone="needs 40")
 
 
 def test_an_error_of_ours_ends_it_and_is_raised(open_top: Open, nsqd: Nsqd) -> None:
