@@ -277,7 +277,7 @@ def test_what_raises_once_stops_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
     fault: tuple[type, str],
 ) -> None:
-    flags = [*certificates.server.nsqd_flags, "-msg-timeout=2s"]
+    flags = [*certificates.server.nsqd_flags, "-msg-timeout=1s"]
     nsqd = serve(EmbeddedServer(data_path(), *flags))
     owner, name = fault
     real = getattr(owner, name)
