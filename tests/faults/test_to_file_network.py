@@ -79,7 +79,7 @@ def test_an_nsqd_killed_and_started_again_has_lost_nothing_that_was_on_its_disk(
     go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     # nothing in memory: what is killed with nsqd is only what it had in flight
-    nsqd = go_nsqd("-mem-queue-size=0", "-sync-every=1", "-msg-timeout=1s")
+    nsqd = go_nsqd("-mem-queue-size=0", "-sync-every=1", "-msg-timeout=2s")
     bodies = filled(nsqd, 1_500)
     fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "50"]
     process = spawn_nsq(arguments(nsqd.tcp_address, tmp_path, *fast))

@@ -48,9 +48,11 @@ def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> N
     assert f"belongs to {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
 
 
-def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> None:
+def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.rmtree(places[0])
 
+    assert "is not the output that was written" in refused(SOURCE, *places)
+    mark_directories(SOURCE, places[0], tmp_path / "new")  # now it is that of another checkpoint
     assert "is not the output that was written" in refused(SOURCE, *places)
 
 
