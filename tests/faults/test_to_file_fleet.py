@@ -206,6 +206,8 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
         threading.Event().wait(rng.uniform(0, 0.3))  # the random point
         process.kill()
         process.wait(DEADLINE_S)
+    nsqd.publish("orders0000", b"the last one")  # which shows that the last run has begun
+    published.append(b"the last one")
     process = spawn_nsq(args)
     wait_until_archived(nsqd, process)
     stopped(process)

@@ -92,6 +92,8 @@ def upload_with_kills(
     rng = random.Random(kills)
     for _ in range(kills):
         kill_in_the_middle(lambda: spawn_nsq(args), out, rng)
+    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    published.append(b"the last one")
     process = spawn_nsq(args)
     wait_until(
         lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
