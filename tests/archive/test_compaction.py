@@ -119,8 +119,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("delta", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "delta"), [(0, False), (1, True)])
 def test_each_message_is_there_once_whenever_it_comes(
     tmp_path: Path, seed: int, delta: bool
 ) -> None:
@@ -204,8 +203,8 @@ def killed_at(step: int, *command: object) -> bool:
 @pytest.mark.parametrize(
     ("delta", "steps"),
     [
-        pytest.param(False, (1, 3, 5, 7)),
-        pytest.param(True, (3, 5, 7, 9)),
+        pytest.param(False, (3, 7)),
+        pytest.param(True, (5, 9)),
         pytest.param(False, range(60), marks=pytest.mark.slow),
         pytest.param(True, range(60), marks=pytest.mark.slow),
     ],
@@ -233,7 +232,7 @@ def test_killed_at_any_step_and_run_again_it_has_each_message_once(
     assert not list((output / "_compaction").rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("steps", [(3, 5, 6), pytest.param(range(40), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [(3, 6), pytest.param(range(40), marks=pytest.mark.slow)])
 def test_a_table_is_killed_at_any_step_while_its_files_are_replaced(
     tmp_path: Path, steps: Sequence[int]
 ) -> None:
@@ -470,14 +469,6 @@ def test_a_job_that_runs_twice_makes_one_file(tmp_path: Path) -> None:
         [job] = compaction.jobs
         assert run_job(job) == run_job(job)  # as a task of Spark whose answer was lost
     assert content(tmp_path / "out") == expected([0], "clicks")
-
-
-def test_a_selection_has_days_from_one_to_another() -> None:
-    days = [date(2026, 9, day) for day in (20, 21, 22)]
-    chosen = Selection(first=days[1], last=days[1])
-
-    assert [chosen.has(compacting.Slot("clicks", day)) for day in days] == [False, True, False]
-    assert not chosen.has(compacting.Slot(None, None))
 
 
 # -- columns of bodies --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from plugins.archives import Writer, finished_files, parts, text_of
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.codecs import Codec, Plain, gzip_members
+from nsqtools.archive.codecs import Plain, gzip_members
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import (
     Head,
@@ -20,7 +20,7 @@ from nsqtools.archive.layout import (
     load_index,
     part_of,
 )
-from nsqtools.archive.members import DamagedError, scan_members, unpack_members
+from nsqtools.archive.members import scan_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.repair import repair
 from nsqtools.files.durable import place
@@ -57,30 +57,6 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
     file = begun(directories)
     members = [flush(file, b"one\n"), flush(file, b"two\nthree\n", count=2)]
     return file.path, members
-
-
-def test_a_member_is_readable_by_itself_and_stands_in_the_index(directories: Directories) -> None:
-    path, members = crashed(directories)
-
-    data = part_of(path).read_bytes()
-    assert gzip.decompress(data[members[1].offset : members[1].end]) == b"two\nthree\n"
-    assert members_of(index_of(path)) == members
-
-
-def test_after_a_failed_flush_a_file_goes_on_after_its_last_member(
-    directories: Directories,
-) -> None:
-    file = PartFile(directories.work / "clicks.log", 0o640, Plain, now_s=0.0)
-    flush(file, b"one\n")
-    with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
-        data.write(b"half of")
-        index.write(b"4 9 ")
-
-    file.roll_back()
-    flush(file, b"two\n")
-
-    assert part_of(file.path).read_bytes() == b"one\ntwo\n"
-    assert [member.offset for member in members_of(index_of(file.path)) or []] == [0, 4]
 
 
 def test_sizes_count_what_is_flushed_and_what_is_held(directories: Directories) -> None:
@@ -126,13 +102,6 @@ def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories
     found = members_of(index_of(final)) or []
     assert [member[:3] for member in found] == [member[:3] for member in members]
     assert text_of(final) == b"one\ntwo\nthree\n"
-
-
-def test_a_file_without_any_member_is_removed(directories: Directories) -> None:
-    begun(directories)
-
-    assert recover(directories) == []
-    assert list(directories.work.iterdir()) == []
 
 
 def test_a_file_that_another_archiver_has_begun_is_left_alone(directories: Directories) -> None:
@@ -214,21 +183,6 @@ def test_a_finished_file_never_replaces_another(directories: Directories) -> Non
     assert parts(directories.work) == []
 
 
-def test_unpacking_says_where_each_member_ends_and_which_one_is_cut_off() -> None:
-    from io import BytesIO
-
-    first, second = gzip.compress(b"one"), gzip.compress(b"two")
-    file = BytesIO(first + b"\0\0" + second[:-3])
-
-    pieces = unpack_members(file, Codec.GZIP)
-    assert next(pieces) == (b"one", len(first))
-    assert next(pieces) == (b"two", None)
-    with pytest.raises(DamagedError) as caught:
-        next(pieces)
-
-    assert caught.value.offset == len(first) + 2
-
-
 def test_a_scan_finds_counts_and_times(tmp_path: Path) -> None:
     line = b'{"topic": "t", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": ""}\n'
     path = tmp_path / "x"
@@ -248,7 +202,8 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery
 ) -> None:
     file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
     members = [flush(file, b"one\n")]
-    with index_of(file.path).open("ab") as index:
+    with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
+        data.write(b"half of a member")
         index.write(b"half of a line")
     file.roll_back()
     members.append(flush(file, b"two\n"))
@@ -258,7 +213,7 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery
     (final,) = recover(directories)
 
     assert load_index(index_of(final)) == (HEAD, members)
-    assert members_of(index_of(final)) == members
+    assert text_of(final) == b"one\ntwo\n"
 
 
 def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
@@ -276,12 +231,12 @@ def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
     assert (index.head, len(index.members)) == (HEAD, 1)
 
 
-@pytest.mark.parametrize("torn", [b"wri", b"writer 0123", HEAD.encode()[:-1]])
-def test_a_file_whose_head_is_torn_has_no_members_and_is_removed(
-    directories: Directories, torn: bytes
+@pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
+def test_a_file_without_any_member_is_removed_also_when_its_head_is_torn(
+    directories: Directories, index: bytes
 ) -> None:
     begun(directories)
-    index_of(directories.work / NAME).write_bytes(torn)
+    index_of(directories.work / NAME).write_bytes(index)
 
     assert recover(directories) == []
     assert list(directories.work.iterdir()) == []
@@ -303,31 +258,6 @@ def test_an_index_that_cannot_be_begun_leaves_nothing_behind(
 
 MESSAGES = [WireMessage(1, 1, b"%016x" % number, b"body") for number in range(3)]
 PART, INDEX = ".a.log.part", ".a.log.index"
-
-
-def test_a_new_file_has_a_durable_name_before_it_is_used(
-    tmp_path: Path, disk_calls: DiskCalls
-) -> None:
-    PartFile(tmp_path / "a.log", 0o640, Plain, now_s=0.0)
-
-    assert disk_calls.seen[-1] == ("fsync", tmp_path.name)
-
-
-def test_a_finished_file_is_named_after_its_index_and_its_hidden_names_go_last(
-    tmp_path: Path, disk_calls: DiskCalls
-) -> None:
-    writer = Writer(tmp_path)
-    final = writer.write(MESSAGES, name="a.log.gz")
-    disk_calls.seen.clear()
-    writer.finish()
-
-    assert disk_calls.seen[:4] == [
-        ("write", f".{final.name}.index"),  # the total
-        ("link", f".{final.name}.index"),  # there already, in the same directory
-        ("link", final.name),
-        ("fsync", tmp_path.name),
-    ]
-    assert disk_calls.seen.index(("unlink", part_of(final).name)) > 3
 
 
 def test_a_file_from_another_file_system_is_on_disk_before_it_has_its_name(

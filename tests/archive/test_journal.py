@@ -67,12 +67,6 @@ def test_what_was_written_is_known_and_only_from_its_nsqd(
     assert not journal.knows("other:4150", ids(1)[0])
 
 
-def test_the_next_run_knows_it_too(journal_of: Callable[..., Journal]) -> None:
-    write(journal_of(), 0, 1)
-
-    assert known(journal_of(), 1) == [True]
-
-
 def test_a_member_that_the_crash_kept_from_the_index_is_not_known(
     journal_of: Callable[..., Journal],
 ) -> None:

@@ -16,15 +16,12 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.packages import store_conf, store_environ
 
 
-@pytest.fixture(params=["directory", "file URL", "s3", "s3a"])
+@pytest.fixture(params=["file URL", "s3a"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """A storage below a prefix, which does not exist yet."""
-    if request.param == "directory":
-        return open_storage(str(tmp_path / "made" / "later"))
     if request.param == "file URL":
         return open_storage(f"file://{tmp_path}/with%20space")
-    bucket = request.getfixturevalue("bucket")
-    return open_storage(f"{request.param}://{bucket.name}/pre/fix")
+    return open_storage(f"s3a://{request.getfixturevalue('bucket').name}/pre/fix")
 
 
 def names(storage: Storage, prefix: str = "") -> list[str]:

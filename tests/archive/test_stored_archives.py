@@ -135,10 +135,8 @@ def test_a_store_that_is_away_or_refuses_is_said_by_the_status(
         ["spark", "replay", "in", "--nsqd-tcp-address", "127.0.0.1:9", "--ledger", "URL"],
     ],
 )
-@pytest.mark.parametrize("url", ["hdfs://namenode:8020/nsq", "webhdfs://namenode:9870/nsq"])
-def test_hdfs_is_refused_with_what_to_do_instead(
-    run_nsq: RunNsq, command: list[str], url: str
-) -> None:
+def test_hdfs_is_refused_with_what_to_do_instead(run_nsq: RunNsq, command: list[str]) -> None:
+    url = "hdfs://namenode:8020/nsq"
     result = run_nsq([each.replace("URL", url) for each in command])
 
     assert result.status == 2, result.err

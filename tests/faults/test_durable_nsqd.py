@@ -75,7 +75,7 @@ class KilledLoad(Load):
                 client.send(b"REQ %b 0\n" % message.id)
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_missing_however_often_it_is_killed(
     data_path: Callable[[], Path], serve: Serve, rounds: int
 ) -> None:

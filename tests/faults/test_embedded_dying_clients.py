@@ -185,12 +185,18 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     nsqd: EmbeddedNsqdProcess, rounds: int
 ) -> None:
     cases = list(itertools.product(LAYERS, STATES, range(len(DEATHS)))) * rounds
+    if rounds == 1:  # below TLS each death in each state, elsewhere one in each, in turn
+        cases = [
+            (layer, state, how)
+            for layer, state, how in cases
+            if layer == "tls_v1" or (LAYERS.index(layer) + STATES.index(state)) % len(DEATHS) == how
+        ]
     random.Random(rounds).shuffle(cases)
     descriptors = Path(f"/proc/{nsqd.pid}/fd")
     with quiet_consumer(nsqd.tcp_address) as quiet:
         quiet.gets_its_message()
         before = len(os.listdir(descriptors))
-        for layer, state, how in cases:  # 132, or 2,112
+        for layer, state, how in cases:  # 66, or 2,112
             die(nsqd.tcp_address, layer, state, how)
             quiet.gets_its_message()
         wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
@@ -277,7 +283,7 @@ def test_what_raises_once_stops_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
     fault: tuple[type, str],
 ) -> None:
-    flags = [*certificates.server.nsqd_flags, "-msg-timeout=2s"]
+    flags = [*certificates.server.nsqd_flags, "-msg-timeout=1s"]
     nsqd = serve(EmbeddedServer(data_path(), *flags))
     owner, name = fault
     real = getattr(owner, name)

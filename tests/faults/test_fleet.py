@@ -172,7 +172,7 @@ def fleet(data_path: Callable[[], Path], tmp_path: Path) -> Iterator[MakeFleet]:
 
 def cells() -> Iterator[object]:
     """(way, nsqd, processes, handlers of each, handler time in msg_timeouts, messages)"""
-    yield pytest.param("threads", 12, 2, 2, 0.35, 20)
+    yield pytest.param("threads", 12, 2, 2, 0.35, 14)
     ways = [
         ("threads", 1, 1),
         ("threads", 6, 1),

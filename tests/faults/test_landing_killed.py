@@ -118,8 +118,8 @@ def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, s
 @pytest.mark.parametrize(
     ("is_delta", "where", "every"),
     [
-        pytest.param(True, "directory", 3, id="delta"),
-        pytest.param(False, "bucket", 5, id="parquet-bucket"),
+        pytest.param(True, "directory", 4, id="delta"),
+        pytest.param(False, "bucket", 6, id="parquet-bucket"),
         pytest.param(True, "directory", 1, id="delta-all", marks=pytest.mark.slow),
         pytest.param(True, "bucket", 1, id="delta-bucket-all", marks=pytest.mark.slow),
         pytest.param(False, "directory", 1, id="parquet-all", marks=pytest.mark.slow),
@@ -160,8 +160,8 @@ def compacted(place: Path, output: Path | None) -> None:
 @pytest.mark.parametrize(
     ("is_delta", "every"),
     [
-        pytest.param(True, 5, id="delta"),
-        pytest.param(False, 4, id="parquet"),
+        pytest.param(True, 7, id="delta"),
+        pytest.param(False, 6, id="parquet"),
         pytest.param(True, 1, id="delta-all", marks=pytest.mark.slow),
         pytest.param(False, 1, id="parquet-all", marks=pytest.mark.slow),
     ],

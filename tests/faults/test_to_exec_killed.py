@@ -8,13 +8,12 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
-from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL, IN_FLIGHT = "clicks", "run", 50
@@ -35,10 +34,10 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 @pytest.mark.parametrize(
-    ("messages", "kills"), [(400, 2), pytest.param(20_000, 10, marks=pytest.mark.slow)]
+    ("messages", "kills"), [(200, 2), pytest.param(20_000, 10, marks=pytest.mark.slow)]
 )
 def test_killed_again_and_again_nothing_is_lost(
-    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
     tmp_path: Path,
     messages: int,
@@ -46,7 +45,7 @@ def test_killed_again_and_again_nothing_is_lost(
     is_persistent: bool,
 ) -> None:
     rng = random.Random(messages)
-    nsqd, done, pids = go_nsqd("-msg-timeout=1s"), tmp_path / "done", tmp_path / "pids"
+    nsqd, done, pids = quick_nsqd, tmp_path / "done", tmp_path / "pids"
     nsqd.create_channel(TOPIC, CHANNEL)
     done.touch()
     pids.touch()

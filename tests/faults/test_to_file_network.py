@@ -10,6 +10,8 @@ from pathlib import Path
 from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.network import TO_SERVER, Proxy
 from plugins.waiting import patience_s, wait_until
 
@@ -17,7 +19,7 @@ TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(60.0)
 
 
-def filled(nsqd: GoNsqd, count: int) -> list[bytes]:
+def filled(nsqd: Nsqd, count: int) -> list[bytes]:
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"%06d" % number for number in range(count)]
     for begin in range(0, count, 1000):
@@ -39,18 +41,18 @@ def archived_when_stopped(process: subprocess.Popen[bytes], directory: Path) -> 
 
 
 def test_cut_connections_lose_and_double_nothing(
-    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
     proxy_to: Callable[[str], Proxy],
     spawn_nsq: SpawnNsq,
     tmp_path: Path,
 ) -> None:
-    nsqd = go_nsqd("-msg-timeout=2s", "-mem-queue-size=30000")
-    bodies = filled(nsqd, 30_000)
+    nsqd = quick_nsqd
+    bodies = filled(nsqd, 15_000)
     proxy = proxy_to(nsqd.tcp_address)
     fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "200"]
     process = spawn_nsq(arguments(proxy.address, tmp_path, *fast))
     left = len(bodies)
-    for _ in range(3):
+    for _ in range(2):
         wait_until(
             lambda left=left: unfinished(nsqd, TOPIC, CHANNEL) < left,  # type: ignore[misc]
             what="progress",

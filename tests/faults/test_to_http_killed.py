@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
-from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.http_server import HttpServer
 from plugins.waiting import patience_s, wait_until
 
@@ -23,17 +23,17 @@ DEADLINE_S = patience_s(30.0)
 
 
 @pytest.mark.parametrize(
-    ("messages", "kills"), [(1_500, 2), pytest.param(15_000, 10, marks=pytest.mark.slow)]
+    ("messages", "kills"), [(800, 2), pytest.param(15_000, 10, marks=pytest.mark.slow)]
 )
 def test_killed_again_and_again_nothing_is_lost(
-    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
     http_server: Callable[..., HttpServer],
     messages: int,
     kills: int,
 ) -> None:
     rng = random.Random(messages)
-    nsqd, server = go_nsqd("-msg-timeout=1s"), http_server()
+    nsqd, server = quick_nsqd, http_server()
     server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
     nsqd.create_channel(TOPIC, CHANNEL)
     published = [b"%06d" % number for number in range(messages)]

@@ -17,6 +17,8 @@ import pytest
 from plugins.archives import Writer, finished_files, unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
@@ -65,7 +67,7 @@ def kill_in_the_middle(
 
 
 def upload_with_kills(
-    go_nsqd: Callable[..., GoNsqd],
+    nsqd: Nsqd,
     spawn_nsq: SpawnNsq,
     bucket: Bucket,
     out: Path,
@@ -78,7 +80,6 @@ def upload_with_kills(
 ) -> None:
     out.mkdir()
     expected = left_by_an_earlier_run(out, small=small, large=large)
-    nsqd = go_nsqd("-msg-timeout=2s")
     nsqd.create_channel(TOPIC, CHANNEL)
     published = [b"live %06d %s" % (number, b"x" * 300) for number in range(live)]
     for begin in range(0, live, 1000):
@@ -91,6 +92,8 @@ def upload_with_kills(
     rng = random.Random(kills)
     for _ in range(kills):
         kill_in_the_middle(lambda: spawn_nsq(args), out, rng)
+    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    published.append(b"the last one")
     process = spawn_nsq(args)
     wait_until(
         lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
@@ -124,32 +127,25 @@ def upload_with_kills(
     assert contents == Counter(bucket.storage.read(each.name) for each in stored)
 
 
-LONG = pytest.param(10, 60, 6, 20_000, marks=pytest.mark.slow, id="ten times")
+def test_killed_while_it_uploads_and_deletes_every_file_is_stored_once(
+    quick_nsqd: EmbeddedServer, spawn_nsq: SpawnNsq, bucket: Bucket, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    upload_with_kills(
+        quick_nsqd, spawn_nsq, bucket, out, kills=1, small=8, large=1, live=2000, deletes=True
+    )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
-@pytest.mark.parametrize(
-    ("kills", "small", "large", "live"), [pytest.param(1, 8, 1, 2000, id="once"), LONG]
-)
-def test_killed_while_it_uploads_every_file_is_stored_once(
+def test_killed_ten_times_while_it_uploads_every_file_is_stored_once(
     go_nsqd: Callable[..., GoNsqd],
     spawn_nsq: SpawnNsq,
     bucket: Bucket,
     tmp_path: Path,
-    kills: int,
-    small: int,
-    large: int,
-    live: int,
     deletes: bool,
 ) -> None:
+    nsqd, out = go_nsqd("-msg-timeout=2s"), tmp_path / "out"
     upload_with_kills(
-        go_nsqd,
-        spawn_nsq,
-        bucket,
-        tmp_path / "out",
-        kills=kills,
-        small=small,
-        large=0 if deletes and kills == 1 else large,
-        live=live,
-        deletes=deletes,
+        nsqd, spawn_nsq, bucket, out, kills=10, small=60, large=6, live=20_000, deletes=deletes
     )

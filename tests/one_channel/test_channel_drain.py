@@ -1,4 +1,4 @@
-"""``nsq drain NODE``: each channel of a Go nsqd is moved exactly, whatever it has, under load."""
+"""``nsq drain NODE``: each channel of an nsqd is moved exactly, whatever it has, under load."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -28,9 +31,15 @@ def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
 
 
 @pytest.fixture
-def source(lookupd: GoNsqlookupd, go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+def source(
+    request: pytest.FixtureRequest,
+    lookupd: GoNsqlookupd,
+    data_path: Callable[[], Path],
+    serve: Serve,
+) -> Nsqd:
+    kind = getattr(request, "param", GoNsqd)
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    return go_nsqd("-msg-timeout=2s", "-max-req-timeout=2h", register)
+    return serve(kind(data_path(), "-msg-timeout=2s", "-max-req-timeout=2h", register))
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +47,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(source: GoNsqd, lookupd: GoNsqlookupd, *more: str) -> list[str]:
+def command(source: Nsqd, lookupd: GoNsqlookupd, *more: str) -> list[str]:
     http, tcp = lookupd.http_address, lookupd.tcp_address
     place = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
     return ["drain", source.http_address, *place, *more]
 
 
-def left(source: GoNsqd) -> int:
+def left(source: Nsqd) -> int:
     return sum(
         each["depth"] + each["in_flight_count"] + each["deferred_count"]
         for topic in source.stats()["topics"]
@@ -86,9 +95,13 @@ def consumed(lookupd: GoNsqlookupd) -> Iterator[Consumed]:
         yield Consumed(lookupd, stack)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [(EmbeddedServer, 40), pytest.param(GoNsqd, 5000, marks=pytest.mark.slow)],
+    indirect=["source"],
+)
 def test_each_channel_gets_what_it_had_and_no_other_gets_it(
-    source: GoNsqd,
+    source: Nsqd,
     lookupd: GoNsqlookupd,
     consumed: Consumed,
     spawn_nsq: SpawnNsq,
@@ -135,7 +148,7 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
 
 
 def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
-    source: GoNsqd, lookupd: GoNsqlookupd, consumed: Consumed, run_nsq: RunNsq, tmp_path: Path
+    source: Nsqd, lookupd: GoNsqlookupd, consumed: Consumed, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     source.create_channel("orders", "billing")
     source.publish("orders", b"a", b"b")
@@ -159,7 +172,7 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
 
 
 def test_the_plan_says_what_waits_and_what_stays(
-    source: GoNsqd, lookupd: GoNsqlookupd, run_nsq: RunNsq
+    source: Nsqd, lookupd: GoNsqlookupd, run_nsq: RunNsq
 ) -> None:
     source.create_channel("orders", "billing")
     source.publish("orders", b"a", b"b")

@@ -152,10 +152,10 @@ def test_files_of_other_topics_and_times_are_not_read(
     )
     for topic in ("clicks", "orders"):
         (tmp_path / f"topic={topic}").mkdir()
-        for hour in range(5):
+        for hour in range(4):
             at = [
                 WireMessage(10**18 + (3600 * hour + n) * 10**9, 1, b"%016x" % n, b"x")
-                for n in range(200)
+                for n in range(60)
             ]
             write_archive(
                 tmp_path / f"topic={topic}" / f"{hour}.gz", *([each] for each in at), topic=topic

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -130,35 +128,9 @@ def test_bodies_of_every_kind_come_back_byte_for_byte(
     assert bodies(tmp_path, partition_bytes=100_000) == BODIES
 
 
-def test_the_columns_say_all_that_nsqd_said(tmp_path: Path) -> None:
-    path = write_archive(tmp_path / "a.log.gz", messages(0, 2), messages(2, 3))
-
-    found = rows(ReadSettings((str(tmp_path),)))
-
-    assert found[2].pop("timestamp").timestamp() == pytest.approx(BASE_NS / 1e9, abs=1e-4)
-    assert found[2].pop("pos") > 0
-    assert found[2] == {
-        "topic": "clicks",
-        "nsqd": "nsqd:4150",
-        "id": "0000000000000002",
-        "ts_ns": BASE_NS + 2000,
-        "attempts": 3,
-        "body": b"body 2",
-        "file": str(path),
-    }
-
-
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
-    fields = {
-        "body": "x",
-        "attempts": 1,
-        "ts": 5,
-        "id": "i" * 16,
-        "nsqd": "n",
-        "topic": "t",
-        "z": 1,
-    }
-    (tmp_path / "a.jsonl").write_text(json.dumps(fields) + "\n")
+    identity = '"ts": 5, "id": "iiiiiiiiiiiiiiii", "nsqd": "n", "topic": "t", "z": 1'
+    (tmp_path / "a.jsonl").write_text(f'{{"body": "x", "attempts": 1, {identity}}}\n')
 
     assert bodies(tmp_path) == [b"x"]
 
@@ -171,7 +143,7 @@ def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path
     as_plain(path)
     text = path.read_bytes()
 
-    for size in (1, 2, 5, *range(8, 400, 23)):
+    for size in (1, 5, *range(8, 400, 61)):
         settings = ReadSettings((str(path),), partition_bytes=size)
         found = rows(settings)
         assert [row["body"] for row in found] == [m.body for m in messages(0, 50)]
@@ -433,15 +405,6 @@ def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
     told = read_damage(reports)
     assert len(told) == 1001
     assert ArchiveDamage(str(archive / "a.jsonl.gz"), 0, "and 500 more lines") in told
-
-
-def test_base64_of_nothing_and_of_much(tmp_path: Path) -> None:
-    some = [b"\xff" * size for size in (1, 2, 3, 1 << 20)]
-    line = '{"topic": "t", "nsqd": "n", "id": "%016d", "ts": 1, "attempts": 1, "body64": "%s"}\n'
-    text = "".join(line % (n, base64.b64encode(body).decode()) for n, body in enumerate(some))
-    (tmp_path / "a.jsonl").write_text(text)
-
-    assert bodies(tmp_path) == some
 
 
 def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:

@@ -215,15 +215,6 @@ def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path
     assert ends == [list(range(10)), list(range(10, 20))]
 
 
-def test_a_member_above_the_limit_is_read_alone(tmp_path: Path) -> None:
-    Writer(tmp_path).write(messages(0, 50), messages(50, 60))
-    stream = stream_of(tmp_path)
-
-    end = stream.latest(Offset(), BatchLimits(rows=3))
-
-    assert bodies(stream.plan(Offset(), end)) == list(range(50))
-
-
 def test_bytes_and_files_are_limits_too(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     for begin in range(0, 40, 10):

@@ -1,41 +1,50 @@
 """The commands on a cluster of Spark, whose executors are processes of their own.
 
 What local mode hides shows here: tasks run in other processes than the driver, which get only what
-was pickled, find nsqtools by themselves, and share nothing with the driver but a directory.
+was pickled, find nsqtools by themselves, and share nothing with the driver but a directory, or a
+bucket. With a bucket, and with little memory, they run with ``-m slow``: they need the jars for
+object stores and Delta, 690 MB, or minutes.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
-from plugins.spark_cluster import SparkDriver
+from plugins.object_store import Bucket
+from plugins.processes import descendants, peak_bytes
+from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
+from pyarrow import parquet
 
 from nsqtools.protocol.frames import WireMessage
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
-FILES, MEMBERS, PER_MEMBER = 4, 5, 50
+FILES, MEMBERS, PER_MEMBER, PADDING = 4, 5, 50, 1000
 KINDS = [b"plain", b"a\nb\0", b"\xff\xfe\x80", "ü".encode(), b'{"a": 1}']
 
 
-def messages() -> list[WireMessage]:
+def messages(padding: int) -> list[WireMessage]:
+    """Messages of all kinds, with padding that compresses to about half."""
+    dice = random.Random(7)
+
+    def body(n: int) -> bytes:
+        return b"%d %s %s" % (n, KINDS[n % len(KINDS)], dice.randbytes(padding // 2).hex().encode())
+
     count = FILES * MEMBERS * PER_MEMBER
-    return [
-        WireMessage(BEGIN + n * 1_000_000, 1, b"%016x" % n, b"%d " % n + KINDS[n % len(KINDS)])
-        for n in range(count)
-    ]
+    return [WireMessage(BEGIN + n * 1_000_000, 1, b"%016x" % n, body(n)) for n in range(count)]
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def write_files(directory: Path, padding: int = 0) -> Path:
     """An archive of several files with several members each."""
-    directory = tmp_path / "archive"
     directory.mkdir()
-    found = messages()
+    found = messages(padding)
     members = [found[n : n + PER_MEMBER] for n in range(0, len(found), PER_MEMBER)]
     for n in range(FILES):
         write_archive(directory / f"clicks-{n}.gz", *members[n * MEMBERS : (n + 1) * MEMBERS])
@@ -49,14 +58,11 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     cluster: str,
     request: pytest.FixtureRequest,
     spark_env: dict[str, str],
-    archive: Path,
     nsqd: Nsqd,
     tmp_path: Path,
 ) -> None:
-    from pyarrow import parquet
-
-    output = tmp_path / "parquet"
-    expected = sorted(message.body for message in messages())
+    archive, output = write_files(tmp_path / "archive"), tmp_path / "parquet"
+    expected = sorted(message.body for message in messages(0))
     ingest = ("ingest", archive, "-o", output, "--checkpoint", tmp_path / "cp", "--once")
 
     with SparkDriver(request.getfixturevalue(cluster), spark_env, tmp_path) as driver:
@@ -71,3 +77,94 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     rows = [row for table in tables for row in table.to_pylist()]
     assert sorted(row["body_bytes"] or row["body"].encode() for row in rows) == expected
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
+
+
+@pytest.fixture
+def archive(bucket: Bucket, tmp_path: Path) -> str:
+    """One in a bucket."""
+    for path in write_files(tmp_path / "archive", PADDING).iterdir():
+        bucket.storage.put_file(f"archive/{path.name}", path)
+    return f"{bucket.url}/archive"
+
+
+@pytest.fixture
+def driver_env(bucket: Bucket, spark_env: dict[str, str]) -> dict[str, str]:
+    """The environment of a driver, which has the keys of the bucket."""
+    return spark_env | {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_bucket_is_all_that_driver_and_executors_share(
+    spark_cluster: SparkCluster,
+    driver_env: dict[str, str],
+    archive: str,
+    bucket: Bucket,
+    nsqd: Nsqd,
+    tmp_path: Path,
+    format: str,
+) -> None:
+    """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
+    lake = f"{bucket.url}/lake"
+    expected = sorted(message.body for message in messages(PADDING))
+    conf = {"spark.jars.ivy": str(IVY)}
+
+    with SparkDriver(
+        spark_cluster, driver_env, tmp_path, places=(archive, lake), conf=conf
+    ) as driver:
+        compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
+        made = driver.run(*compact, "--delete-archives", "--yes")
+        assert "4 archives deleted" in made.err
+        assert not [name for name in bucket.names() if name.startswith("archive/")]
+        report = driver.run("report", lake, "--json")
+        driver.run("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address)
+
+    [total] = json.loads(report.out)["topics"]
+    assert (total["messages"], total["bytes"], total["duplicates"]) == (
+        len(expected),
+        sum(map(len, expected)),
+        0,
+    )
+    assert bodies_in(nsqd, "clicks", len(expected)) == expected
+
+
+GIB = 1 << 30
+ARCHIVE_BYTES = int(os.environ.get("NSQTOOLS_TEST_ARCHIVE_BYTES") or 2 * GIB)
+BODY_BYTES = 4000
+
+
+@pytest.mark.slow
+def test_executors_of_512_mb_compact_an_archive_of_2_gb(
+    small_cluster: SparkCluster, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Bodies of one day and topic, which is one partition of the output."""
+    archive, lake = tmp_path / "archive", tmp_path / "lake"
+    archive.mkdir()
+    pool = random.Random(1).randbytes(1 << 20).hex().encode()
+    per_file = 50_000
+    count = ARCHIVE_BYTES // BODY_BYTES // per_file * per_file
+
+    def message(n: int) -> WireMessage:
+        at = n * 7919 % (len(pool) - BODY_BYTES)
+        return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, pool[at : at + BODY_BYTES])
+
+    for first in range(0, count, per_file):
+        spans = (range(n, n + 1000) for n in range(first, first + per_file, 1000))
+        write_archive(archive / f"{first}.zst", *([message(n) for n in span] for span in spans))
+    peaks: dict[int, int] = {}
+
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
+        driver.begin("compact", archive, "-o", lake, "--open-days", "--json")
+        while not driver.has_ended:
+            for each in descendants(driver.pid):
+                peaks[each.pid] = max(peaks.get(each.pid, 0), peak_bytes(each.pid))
+            time.sleep(1)
+        made = driver.end()
+        report = driver.run("report", lake, "--json")
+
+    assert made.status == 0, made.err
+    [total] = json.loads(report.out)["topics"]
+    assert (total["messages"], total["bytes"]) == (count, count * BODY_BYTES)
+    assert (total["duplicates"], "Lost executor" in driver.log.read_text()) == (0, False)
+    print("peaks in MB:", sorted(peak >> 20 for peak in peaks.values()))
+    assert max(peaks.values()) < GIB

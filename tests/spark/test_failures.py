@@ -125,7 +125,7 @@ def make_failing_source() -> type:
     return Failing
 
 
-@pytest.mark.parametrize("where", ["reader", "partitions", "read"])
+@pytest.mark.parametrize("where", ["reader", "read"])
 def test_an_error_of_ours_in_a_worker_arrives_with_hint_and_category(
     failing: Failing, where: str
 ) -> None:

@@ -34,10 +34,6 @@ def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
         return part.entry
 
 
-def test_a_new_partition_has_done_nothing(tmp_path: Path) -> None:
-    assert last_entry(tmp_path) == LedgerEntry()
-
-
 def test_the_last_line_holds(tmp_path: Path) -> None:
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
     noted(tmp_path, LedgerEntry(sent=500), entry)

@@ -124,7 +124,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 print(spark.read.format("nsq-archive").load(sys.argv[1]).count())
 spark.sql(f"CREATE TEMPORARY VIEW v USING nsq_archive OPTIONS (path '{sys.argv[1]}')")
-print(spark.table("v").count(), len(spark.readStream.format("nsq").load().columns))
+print(len(spark.table("v").columns), len(spark.readStream.format("nsq").load().columns))
 """
 
 
@@ -144,4 +144,4 @@ def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_pat
         check=False,
     )
 
-    assert done.stdout.split() == ["1", "1", "7"], done.stderr
+    assert done.stdout.split() == ["1", "9", "7"], done.stderr

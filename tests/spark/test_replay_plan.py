@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,11 +126,3 @@ def test_bare_bodies_need_a_topic_and_that_shows_before_there_is_a_session(tmp_p
     with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
         make_replay(tmp_path / "a.log", tmp_path)
     make_replay(tmp_path / "a.log", tmp_path, **{"": "again"})
-
-
-def test_the_plan_is_readable(tmp_path: Path) -> None:
-    save_plan(tmp_path, PLANNED)
-
-    document = json.loads((tmp_path / PLAN).read_bytes())
-    assert document["archives"] == {"/var/nsq/a.gz": 5}
-    assert document["job"]["where"] == "attempts = 1"

@@ -12,7 +12,7 @@ import pytest
 
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.layout import TimeRange
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs import reporting
 from nsqtools.spark.jobs.inputs import Choice, read_messages
@@ -92,7 +92,7 @@ def test_a_report_of_too_many_rows_is_refused(
         collect_figures(frame(spark, random_rows(100)), 60 * SECOND)
 
 
-@pytest.mark.parametrize("longer_than_s", [1, 40, 600, 100_000])
+@pytest.mark.parametrize("longer_than_s", [40, 600])
 def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s: int) -> None:
     rows = random_rows(1500)
     times: dict[str, list[int]] = defaultdict(list)
@@ -138,11 +138,6 @@ def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Pat
 
     with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
         read_messages(spark, find_inputs([tmp_path / "data"]), Choice())
-
-
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="there is no"):
-        find_inputs([tmp_path / "nowhere"])
 
 
 def test_a_time_is_cut_to_what_it_needs() -> None:

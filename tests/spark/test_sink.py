@@ -74,13 +74,16 @@ def test_the_option_topic_goes_before_the_column(
     assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == ["clicks"]
 
 
-def test_nsqd_are_found_through_nsqlookupd(
+def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
     spark: SparkSession,
     go_nsqd: Callable[..., GoNsqd],
     nsqlookupd: Callable[..., GoNsqlookupd],
     save: Callable[..., None],
 ) -> None:
     lookupd = nsqlookupd()
+    with pytest.raises(NsqError, match=f"{lookupd.http_address} know no nsqd") as caught:
+        save(rows(spark, [b"x"]), topic="clicks", lookupdHttpAddress=lookupd.http_address)
+    assert caught.value.category == "not_found"
     both = [
         go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=nowhere.invalid")
         for _ in range(2)
@@ -97,16 +100,6 @@ def test_nsqd_are_found_through_nsqlookupd(
     )
 
     assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
-
-
-def test_an_nsqlookupd_that_knows_nobody_is_named(
-    spark: SparkSession, nsqlookupd: Callable[..., GoNsqlookupd], save: Callable[..., None]
-) -> None:
-    lookupd = nsqlookupd()
-
-    with pytest.raises(NsqError, match=f"{lookupd.http_address} know no nsqd") as caught:
-        save(rows(spark, [b"x"]), topic="clicks", lookupdHttpAddress=lookupd.http_address)
-    assert caught.value.category == "not_found"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Which rows are refused, and why, is tried with an nsqd in `test_sink_task`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -146,15 +145,6 @@ def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
         )
     with pytest.raises(NsqError, match=r"1 rows have an unknown fate .* by an earlier run"):
         require_all(PublishReport(unknown=1))
-
-
-def test_the_document_has_all_counts(tmp_path: Path) -> None:
-    write_document(tmp_path / "outcome.json", PublishReport({"a": 3}, rejected=1), is_complete=True)
-
-    document = json.loads((tmp_path / "outcome.json").read_bytes())
-    assert document["confirmed"] == 3
-    assert document["topics"] == {"a": 3}
-    assert (document["rejected"], document["is_complete"]) == (1, True)
 
 
 def test_a_document_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.spool import MARK, SpoolSettings, left_over
+from nsqtools.spark.spool import SpoolSettings, left_over
 from nsqtools.spark.topic_stream import TopicStream, topic_settings
 
 TOPIC, CHANNEL = "clicks", "spark"
@@ -28,7 +28,9 @@ NewStream = Callable[..., TopicStream]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> SpoolSettings:
-    return SpoolSettings(tmp_path / "spool", (TOPIC,), CHANNEL, flush_s=0.01, idle_s=patience_s(1))
+    return SpoolSettings(
+        tmp_path / "spool", (TOPIC,), CHANNEL, flush_s=0.01, idle_s=patience_s(0.5)
+    )
 
 
 @pytest.fixture
@@ -218,22 +220,6 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
     assert sorted(found + more) == numbered(0, 300)
 
 
-def test_available_now_ends_when_what_was_there_is_read(
-    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
-) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *numbered(0, 3000))
-    stream = new_stream(replace(settings, max_rows=1000))
-    stream.freeze()
-    start, found = stream.initial(), []
-    while (end := stream.latest(start, BatchLimits(rows=400))) != start:
-        found += bodies(stream, start, end)
-        start = end
-
-    assert sorted(found) == numbered(0, 3000)
-    assert nsqd.depth(TOPIC, CHANNEL) == 0
-
-
 def test_two_queries_cannot_have_one_spool(
     new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,20 +276,6 @@ def test_no_secret_travels_to_executors() -> None:
     assert settings.for_executors().connection is None
 
 
-def test_the_mark_stays_with_the_spool(
-    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
-) -> None:
-    stream = new_stream()
-    start = stream.initial()
-    stream.latest(start, BatchLimits())
-    marked_before = (settings.folder / start["run"] / MARK).exists()
-    nsqd.publish(TOPIC, b"one")
-    stream.plan(start, following(stream, start))
-
-    assert not marked_before
-    assert (settings.folder / start["run"] / MARK).exists()
-
-
 def test_a_spool_that_is_just_being_given_up_is_waited_for(
     nsqd: Nsqd, new_stream: NewStream
 ) -> None:
@@ -320,26 +292,28 @@ def test_a_spool_that_is_just_being_given_up_is_waited_for(
     assert upto(stream, stream.initial(), 1)[0] == [b"one"]
 
 
-def test_a_pattern_takes_the_topics_that_match_it(
+def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_pattern_is_read(
     nsqd: Nsqd, settings: SpoolSettings, tmp_path: Path
 ) -> None:
     for topic in ("orders.new", "orders.paid", "views"):
         nsqd.create_channel(topic, CHANNEL)
-        nsqd.publish(topic, topic.encode())
+        nsqd.publish(topic, *[b"%b %d" % (topic.encode(), number) for number in range(1500)])
     given = {"topicPattern": "^orders", "channel": CHANNEL, "spoolDir": str(tmp_path)}
     pattern = topic_settings(given, {}).spool.pattern
     stream = TopicStream(
-        replace(settings, topics=(), pattern=pattern),
+        replace(settings, topics=(), pattern=pattern, max_rows=1000),
         ConnectionSettings((nsqd.tcp_address,), nsqd_http_addresses=(nsqd.http_address,)),
         ReadSettings((str(settings.folder),)),
         StreamSettings(),
     )
-    start = stream.initial()
     stream.freeze()
+    start, found = stream.initial(), []
+    while (end := stream.latest(start, BatchLimits(rows=400))) != start:
+        found += bodies(stream, start, end)
+        start = end
 
-    end = stream.latest(start, UNLIMITED)
-
-    assert sorted(bodies(stream, start, end)) == [b"orders.new", b"orders.paid"]
-    assert nsqd.depth("views", CHANNEL) == 1
+    orders = [b"orders.%b %d" % (kind, n) for kind in (b"new", b"paid") for n in range(1500)]
+    assert sorted(found) == sorted(orders)
+    assert nsqd.depth("views", CHANNEL) == 1500
     with pytest.raises(ConfigurationError, match="exclude each other"):
         topic_settings(given | {"topic": "views"}, {})

@@ -123,23 +123,6 @@ def test_a_place_without_archives_is_refused(bucket: Bucket) -> None:
         plan_batch(ReadSettings((f"{bucket.url}/nothing",)))
 
 
-def test_a_stream_reads_what_is_uploaded_once(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
-    stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
-    first = stream.latest(stream.initial(), BatchLimits())
-    later = local / "later"
-    later.mkdir()
-    write_archive(later / "late.gz", messages(200, 3))
-    upload(bucket, later, "archive/later")
-
-    end = stream.latest(first, BatchLimits())
-
-    settings = ReadSettings((str(place),))
-    rows = [b for each in stream.plan(first, end) for b in read_partition(each, settings)]
-    assert sum(batch.num_rows for batch in rows) == 3
-    assert stream.latest(end, BatchLimits()) == end
-
-
 def uploaded(writer: Writer, plan: UploadPlan, first: int) -> None:
     writer.write(messages(first, 3))
     upload_file(writer.finish(), plan)

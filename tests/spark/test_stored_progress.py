@@ -20,7 +20,7 @@ from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
-from nsqtools.records.envelope import Envelope, decode
+from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.ledger import (
     AHEAD_ROWS,
     LedgerEntry,
@@ -112,15 +112,6 @@ def fail(letters: StoredDeadLetters, *rows: int) -> None:
         letters.write(row, message("clicks", row), "too large")
         letters.sync()
     letters.__exit__(RuntimeError, RuntimeError(), None)
-
-
-def test_a_line_is_an_envelope_with_a_reason(place: StoredPlace) -> None:
-    write_rows(place, 17)
-
-    [entry] = place.below()
-    line = place.storage.read((place / entry.name).key)
-    assert decode(line.rstrip(b"\n")) == message("clicks", 17)
-    assert json.loads(line)["reason"] == "too large"
 
 
 def test_without_a_ledger_an_attempt_replaces_the_one_before(place: StoredPlace) -> None:
