@@ -238,8 +238,8 @@ def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -
     assert not page.locator("dialog#keys").is_visible()
     page.keyboard.press("/")
     page.keyboard.type("billing")
+    page.wait_for_url("**/?q=billing")  # "bill" is looked up where the next key comes late
     expect(page.locator("tbody tr")).to_have_count(1)
-    assert page.url.endswith("?q=billing")
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     assert page.locator("tr.chosen").inner_text().startswith("orders/billing")
