@@ -69,8 +69,6 @@ class Backlog:
 
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
-        # set where who takes messages also drives the I/O loop: takes a turn, of so many seconds
-        self.drive: Callable[[float], bool] | None = None
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
         self._asking: set[int] = set()  # threads that wait in `get`
@@ -117,18 +115,15 @@ class Backlog:
     ) -> object:
         """Like `get`, but return a list: of a batch, or of ``several`` of one consumer, ``most``
         messages together."""
-        thread, drive = threading.get_ident(), self.drive
+        thread = threading.get_ident()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._asking.add(thread)
             try:
-                sleep_s = min(left_s, MAX_SLEEP_S)
-                if drive is not None and drive(sleep_s if self._tokens.empty() else 0.0):
-                    sleep_s = 0.0
-                self._tokens.get(timeout=sleep_s)
+                self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
             except queue.Empty:
-                if left_s > MAX_SLEEP_S or (left_s and drive is not None):
+                if left_s > MAX_SLEEP_S:
                     continue
                 return None
             finally:
@@ -560,6 +555,5 @@ class Delivery:
     def catch_up(self) -> None:
         until = self._loop.now() + CATCH_UP_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
-            if not self._loop.drive(0):
-                self._loop.wake()
-                time.sleep(0.001)
+            self._loop.wake()
+            time.sleep(0.001)

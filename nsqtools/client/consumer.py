@@ -35,7 +35,6 @@ from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handling import (
-    ABORT_S,
     Handling,
     OnHandled,
     StopSignals,
@@ -189,7 +188,10 @@ class Consumer:
         with self._life:
             if self._is_started or self._is_stopping:
                 return
-            self._start(quietly=fail_fast)
+            self._io.start(quietly=fail_fast)
+            self._is_started = True
+            _started.add(self)
+            call_at_end_of_child(_stop_all)
         if fail_fast:
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -197,24 +199,6 @@ class Consumer:
                 raise self._io.first_errors[0]
             for error in self._io.first_errors:
                 log.warning("%s; trying again", error)
-
-    def _start(self, *, quietly: bool = False, inline: bool = False) -> None:
-        self._io.start(quietly=quietly, inline=inline)
-        self._is_started = True
-        _started.add(self)
-        call_at_end_of_child(_stop_all)
-
-    def _start_inline(self) -> None:
-        self._check_process()
-        with self._life:
-            if self._is_started:
-                raise ConfigurationError(
-                    "inline needs a consumer that has not been started",
-                    hint="Call run without a with block and without start: it starts the consumer.",
-                )
-            if not self._is_stopping:
-                self.backlog.drive = self._io.loop.drive
-                self._start(inline=True)
 
     def begin_stop(self, *, drain: bool = False) -> None:
         """Start to stop and return at once; safe in a signal handler and in a message handler.
@@ -475,20 +459,12 @@ class Consumer:
         handler: Callable[[Message], object],
         *,
         workers: int = 1,
-        inline: bool = False,
         signals: bool | None = None,
         auto_answer: bool = True,
         auto_touch: bool = False,
         on_handled: OnHandled | None = None,
     ) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
-
-        With ``inline`` this thread also does what the I/O thread does otherwise, between messages:
-        no message changes threads, which may suit handlers of microseconds. Other consumers and
-        producers keep the I/O thread. While the handler runs, nothing is read and no heartbeat of
-        this consumer is answered: nsqd closes its connections after two heartbeat intervals (60 s
-        unless set). `Message.touch` in a handler takes care of that too; other answers leave when
-        the handler returns.
 
         A message that the handler has not answered itself is finished when it returns, requeued
         with backoff when it returns False or raises (the exception is logged), and requeued without
@@ -502,24 +478,14 @@ class Consumer:
         itself is left to it, unless ``signals`` is True; with False both are.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
-        1, for ``inline`` with several workers, with ``auto_touch`` or with a consumer that was
-        started before, and for a handler that is a coroutine function or returns an awaitable:
-        nothing is finished for it then.
+        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
+        finished for it then.
         """
         check_is_sync(handler)
         check_count("workers", workers)
-        if inline and (workers > 1 or auto_touch):
-            raise ConfigurationError(
-                "inline means one worker and no auto_touch, as its thread does the I/O",
-                hint="Call message.touch() in the handler, or leave inline away.",
-            )
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
-        defer = self._io.loop.between_turns if inline else None
-        with StopSignals(self, signals, defer) as stop_signals:
-            if inline:
-                self._start_inline()
-            else:
-                self.start()
+        with StopSignals(self, signals) as stop_signals:
+            self.start()
             if auto_touch:
                 self._io.delivery.on_tick = handling.touch
             threads = [
@@ -536,11 +502,6 @@ class Consumer:
                 self.begin_stop()  # or the other threads would go on
                 raise
             finally:
-                if inline:
-                    self._io.loop.leave()
-                    self.backlog.drive = None
-                    if stop_signals.ends_now:
-                        self.wait_for_end(ABORT_S)
                 for thread in threads:
                     if not stop_signals.ends_now:
                         thread.join()

@@ -140,7 +140,6 @@ class Subscription:
     def touch(self, message_id: bytes) -> None:
         self._answers.append(QueuedAnswer(message_id, commands.touch(message_id)))
         self._note()
-        self._user.loop.drive(0)  # by a handler that is inline, whose return may be far
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
@@ -400,15 +399,11 @@ class ConsumerIO:
             full_jitter=options.backoff_strategy == "full_jitter",
         )
 
-    def start(self, *, quietly: bool = False, inline: bool = False) -> None:
-        """Begin, from any thread. ``quietly``: the caller reports first errors. ``inline``: on a
-        loop that the caller drives."""
+    def start(self, *, quietly: bool = False) -> None:
+        """Begin, from any thread. ``quietly``: the caller reports first errors."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
-        if inline:
-            self.loop.start_own()
-        else:
-            self.loop.start()
+        self.loop.start()
 
     def _begin(self) -> None:
         for dialer in self._dialers.values():

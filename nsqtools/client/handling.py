@@ -176,17 +176,9 @@ class StopSignals:
 
     ``wanted`` None: those that the program does not handle itself, and none outside the main
     thread, which alone gets signals. Raises `ConfigurationError` there for True.
-
-    ``defer`` makes a call when that may raise: where this thread also does what would be left
-    undone, what the program's own handlers of these signals do waits for that as well.
     """
 
-    def __init__(
-        self,
-        consumer: Stoppable,
-        wanted: bool | None,
-        defer: Callable[[Callable[[], object]], object] | None = None,
-    ) -> None:
+    def __init__(self, consumer: Stoppable, wanted: bool | None) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         if wanted and not is_main:
             raise ConfigurationError("signals=True works on the main thread only")
@@ -196,21 +188,12 @@ class StopSignals:
             for number in (signal.SIGTERM, signal.SIGINT)
             if wanted or (wanted is None and is_main and _is_unhandled(number))
         ]
-        handlers: dict[int, _SignalHandler] = dict.fromkeys(self._numbers, self._stop)
-        if defer is not None and is_main:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                handler = handlers.get(number, signal.getsignal(number))
-                if callable(handler):
-                    handlers[number] = partial(_call_later, defer, handler)
-        self._handlers = handlers
         self._before: dict[int, _SignalHandler] = {}
         self._is_first = True
         self.ends_now = False
 
     def __enter__(self) -> Self:
-        self._before = {
-            number: signal.signal(number, each) for number, each in self._handlers.items()
-        }
+        self._before = {number: signal.signal(number, self._stop) for number in self._numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -232,15 +215,6 @@ class StopSignals:
         self._consumer.abort()
         self._consumer.wait_for_end(ABORT_S)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _call_later(
-    defer: Callable[[Callable[[], object]], object],
-    handler: Callable[[int, FrameType | None], object],
-    number: int,
-    frame: FrameType | None,
-) -> None:
-    defer(partial(handler, number, frame))
 
 
 def _is_unhandled(number: signal.Signals) -> bool:
