@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol import commands
-from nsqtools.protocol.commands import IdentifyRequest, decode_identify
 from nsqtools.protocol.requests import (
     BodiesReader,
     read_answers,
-    read_body,
     read_line,
     read_message,
     read_multi_publish_size,
@@ -59,19 +57,3 @@ def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     reader = BodiesReader(LIMIT, LIMIT)
     assert reader.read(wire, position) == len(wire)
     assert reader.bodies == bodies
-
-
-def test_nsqd_reads_identify_back() -> None:
-    request = IdentifyRequest(
-        client_id="me", hostname="here", heartbeat_interval_ms=1000, snappy=True, sample_rate=5
-    )
-    wire = commands.identify(request.encode())
-    words, position = read_line(wire, 0)
-    body, position = read_body(wire, position, 0, "IDENTIFY", LIMIT)
-    received = decode_identify(body)
-    assert (words, position) == ([b"IDENTIFY"], len(wire))
-    assert (received.client_id, received.hostname) == ("me", "here")
-    assert received.heartbeat_interval == 1000
-    assert received.snappy
-    assert received.feature_negotiation
-    assert received.sample_rate == 5

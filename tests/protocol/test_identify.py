@@ -1,38 +1,13 @@
-"""IDENTIFY: the request's JSON, and every kind of answer."""
+"""Every kind of answer to IDENTIFY. What is asked: client/test_negotiation.py."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.commands import (
-    IdentifyReply,
-    IdentifyRequest,
-    decode_identify_reply,
-)
-
-
-def test_what_was_decided_is_sent_and_nothing_else() -> None:
-    default = {"feature_negotiation": True, "tls_v1": False, "snappy": False, "deflate": False}
-    assert json.loads(IdentifyRequest().encode()) == default
-    assert json.loads(IdentifyRequest(deflate_level=3).encode()) == default
-
-    decided = IdentifyRequest(output_buffer_timeout_ms=0, deflate=True, deflate_level=3)
-    assert json.loads(decided.encode()) == default | {
-        "output_buffer_timeout": 0,
-        "deflate": True,
-        "deflate_level": 3,
-    }
-
-
-def test_names_go_out_under_the_old_keys_too() -> None:
-    sent = json.loads(IdentifyRequest(client_id="me", hostname="me.example.org").encode())
-    assert sent["client_id"] == sent["short_id"] == "me"
-    assert sent["hostname"] == sent["long_id"] == "me.example.org"
+from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 
 
 def test_a_plain_ok_means_an_old_nsqd_and_its_limits() -> None:
