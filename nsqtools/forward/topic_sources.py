@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer
+from nsqtools.client.consumer import CommonConsumer, Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
@@ -94,7 +94,7 @@ class TopicSources:
         for consumer in self._consumers.values():
             consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
 
-    def ended(self, consumer: Consumer) -> None:
+    def ended(self, consumer: CommonConsumer) -> None:
         """A consumer has delivered its last message."""
         [topic] = consumer.topics
         if self._consumers.get(topic) is consumer and not self._is_stopping:
