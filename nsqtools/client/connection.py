@@ -129,11 +129,11 @@ class Connection:
         self._is_shut_down = False
         self._is_inflating = False  # a call is due that expands more of what was read
 
-    def attach(self, loop: LoopMember, user: ConnectionUser, buffer: memoryview) -> None:
-        """Serve ``user`` on the I/O thread. ``buffer`` is scratch space of that thread."""
+    def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
+        """Serve ``user`` on the I/O thread."""
         self._loop = loop
         self._user = user
-        self._buffer = buffer
+        self._buffer = loop.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)
 

@@ -230,7 +230,7 @@ class CommonConsumer:
 
     def _requeue_undelivered(self) -> None:
         """Requeue our messages that were not taken."""
-        for batch in self._io.delivery.withdraw():
+        for batch in self.backlog.withdraw(self._io.delivery):
             give_back(batch)
 
     # -- messages -------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class CommonConsumer:
         check_count("size", size)
         if not within_s > 0:
             raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
-        most = max(self.options.max_in_flight, self._io.delivery.maximum)
+        most = max(self.options.max_in_flight, self._io.delivery.in_flight_limit.maximum)
         if size > most:
             raise ConfigurationError(
                 f"batches of {size} messages need a max_in_flight of as many; it is {most}",

@@ -129,23 +129,18 @@ class Subscription:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         command = commands.requeue(message_id, delay_ms)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
-        self._note()
+        self._queue(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
 
     def requeue_late(self, message_id: bytes) -> None:
         """A handler requeues a delivery that a newer one has superseded: nothing is sent."""
-        self._answers.append(QueuedAnswer(message_id, b"", is_late=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, b"", is_late=True))
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(QueuedAnswer(message_id, commands.touch(message_id)))
-        self._note()
+        self._queue(QueuedAnswer(message_id, commands.touch(message_id)))
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
-        command = commands.finish(message_id)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, commands.finish(message_id), is_final=True))
 
     def give_back(self, ids: list[bytes], in_time: bool) -> None:
         """Return messages to nsqd that no handler has got.
@@ -154,7 +149,10 @@ class Subscription:
         """
         for message_id in ids:
             command = commands.requeue(message_id, 0) if in_time else b""
-            self._answers.append(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+            self._queue(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+
+    def _queue(self, answer: QueuedAnswer) -> None:
+        self._answers.append(answer)
         self._note()
 
     def _note(self) -> None:
@@ -440,7 +438,7 @@ class ConsumerIO:
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
         # first: who sees the subscription and forks relies on its socket being registered
-        connection.attach(self.loop, subscription, self.loop.buffer)
+        connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
         resend = options.rdy_resend == "always" or (
             options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
@@ -498,7 +496,7 @@ class ConsumerIO:
             self._has_received = True
             self.delivery.passed(now)
         if self.rdy.received(subscription, len(batch), now) and not replaced:
-            self.delivery.fully_used()
+            self.delivery.in_flight_limit.is_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
@@ -515,7 +513,7 @@ class ConsumerIO:
             if answer.is_unseen:
                 self.delivery.do_not_count(subscription, [answer.message_id])
             elif answer.is_final:
-                self.delivery.answered(1)
+                self.delivery.in_flight_limit.answered(1)
             if answer.is_late or answer.failure is not None:
                 self.delivery.tried(subscription, answer.message_id, late=answer.is_late)
             if answer.failure is not None:
@@ -592,7 +590,7 @@ class ConsumerIO:
                 collected.append(subscription)
         if collected:
             if finished:
-                self.delivery.answered(finished)
+                self.delivery.in_flight_limit.answered(finished)
             self.delivery.adapt()
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)

@@ -37,7 +37,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Mode, PendingPublication, Publication
+from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -46,7 +46,7 @@ from nsqtools.errors import (
     PublishNotSent,
     PublishUnknown,
 )
-from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
+from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
 from nsqtools.protocol.names import check_topic, one_or_several, parse_address
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class CommonProducer:
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
-        return in_groups(bodies, self.options.publish_max_body_size)
+        return in_groups(whole_bodies(bodies), len, self.options.publish_max_body_size)
 
     def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
         """Group bodies as `split`, all of them checked. Raises `PublishInvalid`."""
@@ -520,21 +520,6 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
             hint="Split it: Producer.split does.",
         )
-
-
-def in_groups(bodies: Iterable[ReadableBuffer], max_body_size: int) -> Iterator[list[bytes]]:
-    """Group bodies into MPUBs that stay within a size."""
-    group: list[bytes] = []
-    empty = size = mpub_size(())
-    for body in whole_bodies(bodies):
-        added = SIZE_BYTES + len(body)
-        if group and size + added > max_body_size:
-            yield group
-            group, size = [], empty
-        group.append(body)
-        size += added
-    if group:
-        yield group
 
 
 # -- the process ----------------------------------------------------------------------------------
