@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from plugins.archives import unfinished
 from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
@@ -171,31 +170,3 @@ def test_a_start_can_fail_fast() -> None:
             await consumer.start(fail_fast=True)
 
     asyncio.run(main())
-
-
-def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> None:
-    """All of it times out again and again before the tasks come to it; then they finish it."""
-    nsqd = quick_nsqd
-    bodies = publish(nsqd, 5)
-    options = ClientOptions(max_attempts=1)
-
-    async def main() -> tuple[list[bytes], int]:
-        held: list[Message] = []
-        finished: list[bytes] = []
-        async with Consumer(
-            TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options, giving_up="finish"
-        ) as consumer:
-            async for message in consumer:
-                held.append(message)
-                if sum(each.attempts >= 3 for each in held) >= 5:
-                    finished += [each.body for each in held if await each.finish()]
-                if len(finished) == 5:
-                    break
-            assert consumer.stats.given_up == 0
-        return finished, consumer.stats.late
-
-    finished, late = asyncio.run(main())
-    assert sorted(finished) == bodies
-    assert (
-        unfinished(nsqd, TOPIC, CHANNEL) <= late
-    )  # nsqd may have had back what was finished a moment too late

@@ -82,28 +82,6 @@ def test_messages_are_handled_at_the_same_time_and_answered_by_the_outcome(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-def test_what_fails_again_and_again_goes_to_the_dead_letters(nsqd: GoNsqd) -> None:
-    fill(nsqd, 3)
-
-    async def main() -> None:
-        consumer = consumer_of(
-            nsqd, dead_letter="dead", max_attempts=2, default_requeue_delay_s=0.0
-        )
-        async with consumer:
-            handling = asyncio.create_task(consumer.run(fail_for_one, concurrency=2))
-            while consumer.stats.given_up < 1 or unfinished(nsqd, TOPIC, CHANNEL):
-                await asyncio.sleep(0.01)
-            consumer.begin_stop()
-            await handling
-
-    async def fail_for_one(message: Message) -> None:
-        if message.body == b"1":
-            raise ValueError
-
-    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
-    assert nsqd.topic_stats("dead")["message_count"] == 1
-
-
 def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
     fill(nsqd, 20)
 

@@ -200,19 +200,3 @@ def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(
     conn.expect(f"SUB {TOPIC} {CHANNEL}")
     conn.ok()
     conn.skip_to("RDY 2500")
-
-
-def test_a_refused_subscription_is_reported_with_the_words_of_nsqd(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    errors: list[NsqError] = []
-    consume(scripted_nsqd.address, more={"on_error": errors.append})
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify()
-    conn.expect(f"SUB {TOPIC} {CHANNEL}")
-    conn.error("E_UNAUTHORIZED AUTH failed for SUB")
-    conn.expect_closed()
-    wait_until(lambda: errors, what="the error")
-    assert "E_UNAUTHORIZED AUTH failed for SUB" in str(errors[0])
-    assert errors[0].category == "refused"

@@ -106,14 +106,6 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
 
 
-def test_what_is_there_is_a_batch_when_its_time_is_over(nsqd: GoNsqd) -> None:
-    fill(nsqd, 3)
-    with consumer_of(nsqd) as consumer:
-        batch = next(iter(consumer.batches(size=500, within_s=0.2)))
-        assert len(batch) == 3
-        batch.finish()
-
-
 def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: GoNsqd) -> None:
     """Another batch is in the hands of another thread, and no more may be in flight."""
     fill(nsqd, 2000)

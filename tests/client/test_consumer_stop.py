@@ -110,17 +110,6 @@ def test_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> Non
     assert left(nsqd) == (99, 0)
 
 
-def test_stop_from_two_threads(
-    nsqd: GoNsqd, consume: Consume, handle: Handle, in_background: InBackground
-) -> None:
-    fill(nsqd, 100)
-    consumer = consume(nsqd.tcp_address)
-    running = handle(consumer, lambda message: True, workers=3)
-    stops = [in_background(consumer.stop, timeout_s=patience_s(5)) for _ in range(2)]
-    assert [stop.result(patience_s(6)) for stop in stops] == [True, True]
-    running.result(patience_s(5))
-
-
 def test_stop_before_the_start(consume: Consume) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     consumer = consume("127.0.0.1:1", started=False)

@@ -168,25 +168,6 @@ def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: G
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_may_end_without_stopping_anything(nsqd: GoNsqd) -> None:
-    program = """
-        import sys
-        from nsqtools import Consumer, Producer
-        consumers = [
-            Consumer(f"t{n}", "c", nsqd_tcp_addresses=[sys.argv[1], "127.0.0.1:1"])
-            for n in range(10)
-        ]
-        for consumer in consumers:
-            consumer.start(fail_fast=True)
-        producer = Producer(sys.argv[1])
-        producer.submit("t0", [b"x"])
-        """
-    done = run(program, nsqd.tcp_address)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    wait_until(lambda: nsqd.topic_stats("t0")["message_count"] == 1, what="the message")
-
-
 def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
