@@ -23,7 +23,7 @@ from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, tou
 from nsqtools.forward.parcel import Counters, ForwardTotals, Parcel, Sink
 from nsqtools.forward.topic_sources import SourceSettings, TopicSources
 from nsqtools.protocol.names import check_channel, check_topic
-from nsqtools.publish.pacing import RateLimit
+from nsqtools.publish.publisher import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
 
