@@ -69,7 +69,6 @@ class TopicSources:
     The consumer of a topic that is deleted ends; when the topic is there again, so is its consumer.
     See `cluster.topics` for how deletion is decided. Its methods are called on one thread,
     `begin_stop` on any.
-    `begin_stop` on any.
 
     Raises `ConfigurationError` for a wrong pattern.
     """
