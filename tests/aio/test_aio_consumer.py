@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
+from plugins.clients import fill
 from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed
-from nsqtools import Producer as SyncProducer
 from nsqtools.aio import Consumer, Message
 
 TOPIC, CHANNEL = "clicks", "tasks"
@@ -24,16 +23,8 @@ def consumer_of(nsqd: GoNsqd, **options: Any) -> Consumer:
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=OPTIONS, **options)
 
 
-def publish(nsqd: Nsqd, count: int) -> list[bytes]:
-    bodies = [b"%05d" % number for number in range(count)]
-    nsqd.create_channel(TOPIC, CHANNEL)
-    with SyncProducer(nsqd.tcp_address) as producer:
-        producer.publish_many(TOPIC, bodies)
-    return bodies
-
-
 def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
-    publish(nsqd, 1)
+    fill(nsqd, 1, CHANNEL)
 
     async def main() -> Message:
         async with consumer_of(nsqd) as consumer:
@@ -57,7 +48,7 @@ def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
 
 
 def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
-    publish(nsqd, 2000)
+    fill(nsqd, 2000, CHANNEL)
 
     async def main() -> int:
         turns = 0
@@ -83,7 +74,7 @@ def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> No
 
 
 def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) -> None:
-    publish(nsqd, 20)
+    fill(nsqd, 20, CHANNEL)
 
     async def main() -> None:
         async def hold() -> None:
@@ -106,7 +97,7 @@ def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) 
 
 
 def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
-    publish(nsqd, 21)
+    fill(nsqd, 21, CHANNEL)
 
     async def main() -> None:
         async with consumer_of(nsqd) as consumer, asyncio.TaskGroup() as group:
@@ -137,12 +128,12 @@ def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
         async with consumer_of(nsqd) as consumer:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(consumer), 0.2)
-            publish(nsqd, 1)
+            fill(nsqd, 1, CHANNEL)
             message = await asyncio.wait_for(anext(consumer), 5)
             await message.finish()
             return message.body
 
-    assert asyncio.run(main()) == b"00000"
+    assert asyncio.run(main()) == b"0"
 
 
 def test_a_stop_ends_every_iteration(nsqd: GoNsqd) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -18,8 +16,6 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.names import parse_address
-
-InBackground = Callable[..., "Future[object]"]
 
 
 def batch_of(consumer: Consumer) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC
+from plugins.clients import CHANNEL, TOPIC, fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
@@ -19,11 +19,6 @@ from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
-
-
-def fill(nsqd: Nsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"%d" % n for n in range(count)])
 
 
 def consumer_of(*servers: Nsqd) -> Consumer:

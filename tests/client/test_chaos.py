@@ -9,10 +9,8 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.embedded import EmbeddedServer
 from plugins.network import Proxy
 from plugins.waiting import patience_s, wait_until
@@ -20,8 +18,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.message import Message
 from nsqtools.client.producer import Producer
 from nsqtools.errors import PublishError, PublishUnknown
-
-InBackground = Callable[..., "Future[Any]"]
 
 
 class Publisher:

@@ -10,12 +10,6 @@ from plugins.clients import CHANNEL, TOPIC, Consume, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 
-from nsqtools.client.message import Message
-
-
-def requeue(message: Message) -> bool:
-    return False
-
 
 def test_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)

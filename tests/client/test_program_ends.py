@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume
+from plugins.clients import CHANNEL, TOPIC, Consume, fill
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -44,8 +44,7 @@ def stuck(message):
 
 @contextmanager
 def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"%d" % n for n in range(COUNT)])
+    fill(nsqd, COUNT)
     code = BEGINNING + textwrap.dedent(text)
     with subprocess.Popen(
         [sys.executable, "-c", code, nsqd.tcp_address],
@@ -176,11 +175,6 @@ def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) ->
 
 
 # -- leaving a block ------------------------------------------------------------------------------
-
-
-def fill(nsqd: GoNsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * count)
 
 
 def test_leaving_a_block_requeues_what_is_unanswered_at_once(
