@@ -223,15 +223,11 @@ class CommonConsumer:
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
         if not self._drains:
-            self._requeue_undelivered()
+            for batch in self.backlog.withdraw(self._io.delivery):
+                give_back(batch)
         self._io.delivery.end_suspicion()
         self.is_delivered = True
         self.backlog.put(Stopped(self))
-
-    def _requeue_undelivered(self) -> None:
-        """Requeue our messages that were not taken."""
-        for batch in self.backlog.withdraw(self._io.delivery):
-            give_back(batch)
 
     # -- messages -------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import PROBE_S, Backoff, ReadyControl, Resume, Wait, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -432,7 +432,7 @@ class ConsumerIO:
         self._settle()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
-        reply, options, now = connection.reply, self._options, self.loop.now()
+        reply, options = connection.reply, self._options
         subscription = Subscription(self, topic, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
@@ -440,10 +440,7 @@ class ConsumerIO:
         # first: who sees the subscription and forks relies on its socket being registered
         connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
-        resend = options.rdy_resend == "always" or (
-            options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
-        )
-        self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
+        self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
@@ -557,16 +554,16 @@ class ConsumerIO:
             and not self.delivery.gather_more()
         )
 
-    def _apply(self, action: Wait | Resume | None) -> None:
-        if action is None or self._stopping:
+    def _apply(self, delay_s: float | None) -> None:
+        if delay_s is None or self._stopping:
             return
-        if isinstance(action, Resume):
+        if self.backoff.mode is BackoffMode.NORMAL:
             log.info("backoff is over")
             self.rdy.resume(self.loop.now())
             return
-        log.warning("backing off for %.2f s (level %d)", action.delay_s, self.backoff.level)
+        log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
         self.rdy.hold(self.loop.now())
-        self._backoff_timer = self.loop.call_later(action.delay_s, self._test)
+        self._backoff_timer = self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
         if self.rdy.test(self.loop.now()):

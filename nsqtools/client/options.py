@@ -185,11 +185,6 @@ class ClientOptions:
         30.0, "take RDY from any connection after this time, if others wait", 1, 300
     )
     rdy_redistribute_interval_s: float = _option(5.0, "time between redistributions", 0.001, 5)
-    rdy_resend: Literal["auto", "always", "never"] = _option(
-        "always",
-        "send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)",
-        choices=("auto", "always", "never"),
-    )
     drain_timeout_s: float = _option(25.0, "time for running handlers when stopping", 0)
 
     # budgets: what a hostile or broken peer may cost
@@ -306,6 +301,8 @@ def read_option(name: str, text: str) -> tuple[str, Any]:
     wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
     if option := CLIENT_OPTIONS.get(wanted):
         return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+    if wanted == "rdy_resend":
+        raise ConfigurationError(f"there is no {name} any more", hint="RDY is always sent again.")
     near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
     meant = f"Did you mean {near[0]}? " if near else ""
     raise ConfigurationError(
