@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from typer import Argument, Context
 
@@ -46,9 +46,6 @@ from nsqtools.settings import (
     selected_profile,
     selection_path,
 )
-
-if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import NodeOption
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
@@ -306,7 +303,7 @@ def set_(
 def write_values(runtime: Runtime, option: str, values: dict[str, Any], form: Form) -> None:
     """One line, or object, for each nsqd."""
     if form.is_document:
-        documents: list[NodeOption] = [
+        documents = [
             {"node": node, "option": option, "value": value} for node, value in values.items()
         ]
         write_json(runtime, documents, indent=2)
