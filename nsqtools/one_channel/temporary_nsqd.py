@@ -100,7 +100,6 @@ class TemporaryNsqd:
             "lookupd_tcp_address": self._lookupds,
             "data_path": str(data_path),
             "durable": True,
-            "max_attempts": 0,
         }
         options = NsqdOptions(**{**here, **given, **fixed})
         log = DaemonLog(None, "", "error")
@@ -358,7 +357,7 @@ def _channels(daemon: NsqdDaemon) -> Iterable[Channel]:
 
 def _state(channel: Channel) -> QueueState:
     in_flight = channel.in_flight_count
-    left = channel.limited_depth + in_flight
+    left = len(channel.backlog) + len(channel.deferred) + in_flight
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
 
 

@@ -58,9 +58,8 @@ def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
         nsqd.health.is_well,
     )
     yield _gauge("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
-    refused, dropped = nsqd.limits.refused_count, nsqd.limits.dropped_count
-    yield _counter("nsqd_refused_total", "Publishes over a limit.", refused)
-    yield _counter("nsqd_dropped_total", "Messages dropped to keep a limit.", dropped)
+    refused = nsqd.health.refused_count
+    yield _counter("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)
     yield from _disk_metrics(nsqd)
     yield from loop_metrics("nsqd", meter_of(nsqd.loop))
 
@@ -92,7 +91,6 @@ def _channel_metrics(channels: list[Channel]) -> Families:
     yield metric("messages_total", "counter", "Messages received.", lambda c: c.message_count)
     yield metric("requeued_total", "counter", "Given back.", lambda c: c.requeue_count)
     yield metric("timed_out_total", "counter", "Not answered in time.", lambda c: c.timeout_count)
-    yield metric("dead_letters_total", "counter", "Moved away.", lambda c: c.dead_letter_count)
     yield metric("paused", "gauge", "1 when it is paused.", lambda c: int(c.is_paused))
 
 

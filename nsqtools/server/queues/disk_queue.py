@@ -100,12 +100,6 @@ class DiskQueue:
             self._write_position,
         )
 
-    @property
-    def unread_bytes(self) -> int:
-        """How many bytes of files are to be read, about: as if no file had been rolled early."""
-        files = self._write_file - self._read_file
-        return files * self._max_bytes_per_file + self._write_position - self._read_position
-
     def put(self, records: Sequence[bytes]) -> Mark:
         """Append records, all or none, and return what `undo` takes. Raises ``OSError``."""
         return self.put_blocks([encode_block(records)] if records else [])

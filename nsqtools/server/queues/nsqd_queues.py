@@ -15,18 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsqtools.files.durable import remove_temporaries
-from nsqtools.protocol.names import is_ephemeral, is_valid_name
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.data_path import DurablePath
 from nsqtools.server.durable.store import DurableStore
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, Limits, QueueBacklog
+from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import TopicList, TopicMetadata
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
-from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
-from nsqtools.server.queues.topic import Done, Topic
+from nsqtools.server.queues.queued_message import LatencyCounts
+from nsqtools.server.queues.topic import Topic
 
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
@@ -52,8 +52,7 @@ class NsqdQueues:
         self.options = options
         self.log = log
         self.loop = loop
-        self.health = DiskHealth()
-        self.limits = Limits(options, self.health)
+        self.health = DiskHealth(options)
         self._made = 1  # queues
         self._frozen = 0  # of these, out of garbage collections; 0: none ever are
         self.latencies = LatencyCounts()
@@ -80,20 +79,7 @@ class NsqdQueues:
         return topic
 
     def _create(self, name: str) -> Topic:
-        backlog = self._backlog(name, name)
-        topic = Topic(
-            name,
-            backlog,
-            MessageIds(self.options.node_id),
-            self.loop,
-            self.log,
-            self._make_channel,
-            self.limits,
-            self.durable,
-        )
-        topic.on_channel_created = self._channel_created
-        topic.on_channel_deleted = self._channel_deleted
-        self.topics[name] = topic
+        topic = self.topics[name] = Topic(name, self)
         self.log.info(f"TOPIC({name}): created")
         self._list(name, is_ephemeral=topic.is_ephemeral)
         return topic
@@ -106,46 +92,11 @@ class NsqdQueues:
         topic.delete()
         self._list(name, is_ephemeral=topic.is_ephemeral)
 
-    def _make_channel(self, topic_name: str, name: str) -> Channel:
-        options = self.options
-        percentiles = options.e2e_processing_latency_percentile
-        queue_name = f"{topic_name}:{name}"
-        backlog = self._backlog(queue_name, name)
-        channel = Channel(
-            topic_name,
-            name,
-            backlog,
-            self.loop,
-            self.log,
-            latency=LatencyWindow(percentiles, options.e2e_processing_latency_window_time)
-            if percentiles
-            else None,
-            max_consumers=options.max_channel_consumers,
-            latencies=self.latencies,
-        )
-        if self._dead_letter_topic(channel) != topic_name:
-            channel.bury, channel.max_attempts = self._bury, options.max_attempts
-        return channel
-
-    def _dead_letter_topic(self, channel: Channel) -> str:
-        pattern, topic_name = self.options.dead_letter_topic, channel.topic_name
-        if topic_name == pattern or topic_name.endswith(pattern.removeprefix("{topic}")):
-            return topic_name  # a dead letter stays where it is
-        return pattern.replace("{topic}", topic_name).replace("{channel}", channel.name)
-
-    def _bury(self, channel: Channel, message: bytes, done: Done) -> None:
-        """Publish a message that had its attempts to the dead-letter topic."""
-        name = self._dead_letter_topic(channel)
-        if not is_valid_name(name):
-            done(BackendError(f"{name} is not a valid topic name"))
-            return
-        topic = self.get_topic(name)
-        topic.submit(topic.new_messages([message[BODY_AT:]]), 0.0, (), done)
-
-    def _backlog(self, queue_name: str, name: str) -> QueueBacklog:
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
+        """Return what waits in the queue of a topic or a channel."""
         options = self.options
         self._note_growth()
-        if is_ephemeral(name):
+        if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
             return self.durable.backlog(queue_name, options.mem_queue_size)
@@ -178,11 +129,13 @@ class NsqdQueues:
         queues: list[Topic | Channel] = [topic, *topic.channels.values()]
         await self.durable.write_pauses([(each.backlog, each.is_paused) for each in queues])
 
-    def _channel_created(self, channel: Channel) -> None:
+    def channel_created(self, channel: Channel) -> None:
+        """Have it announced and listed."""
         self.registry.channel_created(channel)
         self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
-    def _channel_deleted(self, channel: Channel) -> None:
+    def channel_deleted(self, channel: Channel) -> None:
+        """Have it taken back; an ephemeral topic goes with its last channel."""
         topic = self.topics.get(channel.topic_name)
         if topic is not None:  # else the topic itself is being deleted, and has been unregistered
             self.registry.channel_deleted(channel)
@@ -211,7 +164,7 @@ class NsqdQueues:
         remove_temporaries(self._data_path)
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
-            self.durable = DurableStore(files, self.limits, self.loop, self.log)
+            self.durable = DurableStore(files, self.options, self.health, self.loop, self.log)
             if self.refusal:
                 self.durable.is_strict = True
                 self.durable.database.index_ids()
@@ -255,7 +208,7 @@ class NsqdQueues:
 
     async def _look_at_disk(self) -> None:
         while True:
-            self.limits.look_at_disk()
+            self.health.look_at_disk()
             await sleep(_LOOK_S)
 
     async def _sync_by_the_clock(self) -> None:
