@@ -220,14 +220,12 @@ class StoredQueues:
         """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
         for name in (FILE_NAME, f"{FILE_NAME}.previous"):
             try:
-                topics = decode_metadata((self._path / name).read_bytes())
+                return set(decode_metadata((self._path / name).read_bytes()))
             except FileNotFoundError:
                 if name == FILE_NAME:
                     self._note(name, "is not there: no nsqd finds these queues")
             except (ValueError, RecursionError) as exc:
                 self._note(name, f"cannot be read ({exc})")
-            else:
-                return {name for topic in topics for name in topic.queues()}
         return None
 
     def _of_files(self, name: str, files: list[tuple[int, bool]], is_listed: bool) -> StoredQueue:

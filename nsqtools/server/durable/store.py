@@ -31,7 +31,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.data_path import DurablePath, topics_of
+from nsqtools.server.durable.data_path import DurablePath
 from nsqtools.server.durable.database import (
     COME_DUE_AT_ONCE,
     Changes,
@@ -44,7 +44,7 @@ from nsqtools.server.durable.database import (
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import TopicMetadata
+from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
@@ -102,9 +102,9 @@ class DurableStore:
 
     # queues
 
-    def listed(self) -> list[TopicMetadata]:
+    def listed(self) -> Queues:
         """Return the topics and channels that were there."""
-        return topics_of(self._found.values())
+        return {name: queue.is_paused for name, queue in self._found.items()}
 
     def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
         """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""

@@ -22,7 +22,7 @@ from nsqtools.server.durable.store import DurableStore
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import TopicList, TopicMetadata
+from nsqtools.server.queues.data_path import Queues, TopicList
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.queued_message import LatencyCounts
@@ -168,8 +168,7 @@ class NsqdQueues:
             if self.refusal:
                 self.durable.is_strict = True
                 self.durable.database.index_ids()
-            for listed in self.durable.listed():
-                self._load_topic(listed)
+            self._create_all(self.durable.listed())
         else:
             files.refuse()
             self._load_files()
@@ -177,10 +176,9 @@ class NsqdQueues:
             self._tasks.append(self.loop.create_task(self._look_at_disk()))
 
     def _load_files(self) -> None:
-        metadata = self.topic_list.read()
+        listed = self.topic_list.read()
         self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
-        for listed in metadata:
-            self._load_topic(listed)
+        self._create_all(listed)
         try:
             self.topic_list.begin()
         except OSError as exc:
@@ -189,22 +187,21 @@ class NsqdQueues:
             self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
         self._tasks.append(self.loop.create_task(self._sync_by_the_clock()))
 
-    def _load_topic(self, listed: TopicMetadata) -> None:
-        if not is_valid_name(listed.name):
-            self.log.warn(f"skipping creation of invalid topic {listed.name}")
-            return
-        topic = self.topics.get(listed.name)
-        if topic is None:
-            topic = self._create(listed.name)
-            topic.is_paused = listed.is_paused
-        for name, is_paused in listed.channels:
-            if name in topic.channels:
+    def _create_all(self, listed: Queues) -> None:
+        for queue_name, is_paused in sorted(listed.items()):  # a topic is before its channels
+            name, _, channel = queue_name.partition(":")
+            if not is_valid_name(name):
+                self.log.warn(f"skipping creation of invalid topic {name}")
                 continue
-            if is_valid_name(name):
-                topic.get_channel(name).is_paused = is_paused
+            topic = self.topics.get(name) or self._create(name)
+            if not channel:
+                topic.is_paused = is_paused
+            elif is_valid_name(channel):
+                topic.get_channel(channel).is_paused = is_paused
             else:
-                self.log.warn(f"skipping creation of invalid channel {name}")
-        topic.start()
+                self.log.warn(f"skipping creation of invalid channel {channel}")
+        for topic in self.topics.values():
+            topic.start()
 
     async def _look_at_disk(self) -> None:
         while True:
@@ -227,7 +224,7 @@ class NsqdQueues:
             if not done.done():
                 done.set_result(None)
 
-        disk.syncing.start(finished)
+        disk.start_sync(finished)
         await done
 
     async def settle(self) -> None:
