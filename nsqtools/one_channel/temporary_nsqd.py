@@ -33,8 +33,8 @@ from nsqtools.protocol.commands import MAGIC_V2, IdentifyReply, decode_identify_
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.database import Row
-from nsqtools.server.durable.store import DurableBacklog
+from nsqtools.server.durable_database import Row
+from nsqtools.server.durable_store import DurableBacklog
 from nsqtools.server.embedded import DaemonThread
 from nsqtools.server.go_flags import read_config
 from nsqtools.server.nsqd_daemon import NsqdDaemon

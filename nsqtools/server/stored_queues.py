@@ -30,12 +30,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.server.durable.data_path import named_database, times_kept
-from nsqtools.server.durable.database import all_rows, read_queues, wal_damage
+from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
+from nsqtools.server.durable_path import named_database, times_kept
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
-from nsqtools.server.queues.queue_files import Positions
+from nsqtools.server.queues.queue_files import Positions, QueueFile, Record
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
-from nsqtools.server.queues.salvage import QueueFile, Record
 
 _FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
 _BODY_IN_RECORD = 26

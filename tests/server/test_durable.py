@@ -16,9 +16,9 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.durable import database
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.durable.database import Database
+from nsqtools.server import durable_database as database
+from nsqtools.server.durable_database import Database
+from nsqtools.server.durable_path import DurablePath
 
 
 @pytest.fixture

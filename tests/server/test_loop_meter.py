@@ -29,7 +29,6 @@ def test_the_longest_turn_is_measured_in_wall_and_cpu_time() -> None:
     meter = run(stall())
     assert meter.longest_s >= 0.03
     assert meter.longest_cpu_s < 0.02
-    assert sum(meter.counts) >= 1
     meter.forget()
     assert (meter.turns, meter.longest_s) == (0, 0.0)
 

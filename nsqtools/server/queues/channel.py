@@ -35,10 +35,10 @@ from nsqtools.server.queues.queued_message import (
 )
 
 if TYPE_CHECKING:
+    from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.negotiation import Negotiated
     from nsqtools.server.queues.nsqd_queues import NsqdQueues
     from nsqtools.server.queues.topic import Topic
-    from nsqtools.server.tcp.client_connection import ClientConnection
-    from nsqtools.server.tcp.negotiation import Negotiated
 
 
 class ConsumerLimit(Exception):
@@ -63,7 +63,6 @@ class Channel:
         if percentiles := options.e2e_processing_latency_percentile:
             window_s = options.e2e_processing_latency_window_time
             self.latency = LatencyWindow(percentiles, window_s)
-        self.latencies = nsqd.latencies
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
         self._topic = topic
@@ -72,7 +71,7 @@ class Channel:
         self._log = nsqd.log
         self._max_consumers = options.max_channel_consumers
         # of the consumers, and of those that went away
-        self._in_flight: dict[int, InFlightMessages] = {}
+        self._in_flight: set[InFlightMessages] = set()
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
@@ -83,7 +82,7 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         """How many messages consumers hold."""
-        return sum(map(len, self._in_flight.values()))
+        return sum(map(len, self._in_flight))
 
     # consumers
 
@@ -95,7 +94,7 @@ class Channel:
                 f"{self._max_consumers}"
             )
         self.consumers[consumer] = None
-        self._in_flight[id(consumer.in_flight)] = consumer.in_flight
+        self._in_flight.add(consumer.in_flight)
 
     def remove_consumer(self, consumer: ChannelSubscription) -> None:
         """Forget a client that went away; what it held times out in its own time."""
@@ -103,20 +102,18 @@ class Channel:
             return
         del self.consumers[consumer]
         if not consumer.in_flight:
-            del self._in_flight[id(consumer.in_flight)]
+            self._in_flight.discard(consumer.in_flight)
         if not self.consumers:
             self._topic.consumers_left(self)
 
     def _drop_abandoned(self) -> None:
-        present = {id(consumer.in_flight) for consumer in self.consumers}
-        self._in_flight = {
-            key: held for key, held in self._in_flight.items() if held or key in present
-        }
+        present = {consumer.in_flight for consumer in self.consumers}
+        self._in_flight = {held for held in self._in_flight if held or held in present}
 
     def held_by_any(self, message_ids: Iterable[bytes]) -> set[bytes]:
         """Return those of some messages that are in flight, with whatever consumer."""
         wanted = set(message_ids)
-        return {found for held in self._in_flight.values() if held for found in held.of(wanted)}
+        return {found for held in self._in_flight if held for found in held.of(wanted)}
 
     # messages
 
@@ -191,7 +188,7 @@ class Channel:
 
     def empty(self) -> None:
         """Drop all messages, those in flight and deferred included."""
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             held.clear()
         self._drop_abandoned()
         free_in_steps(self.deferred.clear(), self._loop)
@@ -266,7 +263,7 @@ class Channel:
         if self._is_closed:
             return
         self._queue_what_is_due(self._loop.time())
-        deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
+        deadlines = [held.next_deadline_s() for held in self._in_flight]
         deadlines.append(self.deferred.next_due_s())
         next_s = min((when for when in deadlines if when is not None), default=None)
         if next_s is not None:
@@ -274,7 +271,7 @@ class Channel:
 
     def _queue_what_is_due(self, now_s: float) -> None:
         expired: list[bytes] = []
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             expired += held.take_expired(now_s, _TURN_COUNT - len(expired))
         if expired:
             self.timeout_count += len(expired)
@@ -297,7 +294,7 @@ class Channel:
         self.backlog.close(self._unfinished())
 
     def _unfinished(self) -> Iterable[bytes]:
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             yield from map(delivered_to_record, held)
         yield from map(to_record, self.deferred)
 
@@ -396,10 +393,8 @@ class ChannelSubscription:
         """FIN: forget messages that are done; return the ids that were not in flight here."""
         done, failed = self.in_flight.take(ids)
         self.finish_count += len(done)
-        if done:
-            self.channel.latencies.add(timestamp_ns(done[-1]))
-            if self.channel.latency is not None:
-                self.channel.latency.add(map(timestamp_ns, done))
+        if self.channel.latency is not None:
+            self.channel.latency.add(map(timestamp_ns, done))
         self.channel.backlog.finished(message_ids(done) if failed else ids)
         self.channel.wake()
         return failed

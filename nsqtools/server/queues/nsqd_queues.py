@@ -17,15 +17,14 @@ from pathlib import Path
 from nsqtools.files.durable import remove_temporaries
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.durable.store import DurableStore
+from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.durable_store import DurableStore
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import Queues, TopicList
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
-from nsqtools.server.queues.queued_message import LatencyCounts
 from nsqtools.server.queues.topic import Topic
 
 _FREEZE_EVERY = 200
@@ -55,7 +54,6 @@ class NsqdQueues:
         self.health = DiskHealth(options)
         self._made = 1  # queues
         self._frozen = 0  # of these, out of garbage collections; 0: none ever are
-        self.latencies = LatencyCounts()
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry = Registry()

@@ -21,7 +21,7 @@ from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import BODY_AT, MessageIds, new_messages
 
 if TYPE_CHECKING:
-    from nsqtools.server.durable.store import DurableStore
+    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn

@@ -21,9 +21,10 @@ from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.records.prometheus import metric_lines
+from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
-from nsqtools.server.http.foundation import (
+from nsqtools.server.http_server import (
     EMPTY_REPLY,
     Call,
     Handler,
@@ -38,14 +39,13 @@ from nsqtools.server.http.foundation import (
     topic_and_channel_arguments,
 )
 from nsqtools.server.loop_meter import in_steps, page_in_steps
+from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
-from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 

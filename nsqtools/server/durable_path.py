@@ -21,7 +21,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.database import (
+from nsqtools.server.durable_database import (
     Database,
     DurableQueue,
     Row,
@@ -40,7 +40,9 @@ from nsqtools.server.queues.data_path import (
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
     DiskWork,
+    QueueFile,
     QueueFiles,
+    Record,
     queues_with_files,
 )
 from nsqtools.server.queues.queued_message import (
@@ -50,7 +52,6 @@ from nsqtools.server.queues.queued_message import (
     to_record,
     with_attempts,
 )
-from nsqtools.server.queues.salvage import QueueFile, Record
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")

@@ -33,7 +33,7 @@ from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.tcp.negotiation import HandshakeFailed, TLSLayer
+from nsqtools.server.negotiation import HandshakeFailed, TLSLayer
 
 
 class Pause(Exception):

@@ -31,8 +31,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.durable.database import (
+from nsqtools.server.durable_database import (
     COME_DUE_AT_ONCE,
     Changes,
     Damaged,
@@ -41,6 +40,7 @@ from nsqtools.server.durable.database import (
     Publish,
     Row,
 )
+from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.channel import Channel

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
 import httpx
 
@@ -27,10 +27,10 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
+from nsqtools.server.client_connection import ClientConnection, Pause
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _PERMISSIONS = {"subscribe", "publish"}
 _MAX_ANSWER_BYTES = 1 << 20
@@ -126,38 +126,18 @@ class AuthServers:
     async def _ask(self, address: str, query: str) -> AuthState:
         base = address if "://" in address else f"http://{address}/auth"
         headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
-        async with httpx.AsyncClient(
-            timeout=self._timeout, verify=self._tls, trust_env=False
-        ) as client:
-            url = f"{base}?{query}"
-            status, content = await _get(client, url, headers)
-            if status == 403 and url.startswith("http:"):
-                status, content = await _get(client, _on_https(url, content), headers)
-        if status != 200:
-            raise AuthFailed(f"got response {status}")
-        return decode_answer(content)
-
-
-async def _get(client: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Return status and body, which must be of a reasonable size."""
-    body = bytearray()
-    async with client.stream("GET", url, headers=headers) as response:
-        async for piece in response.aiter_raw():
-            body += piece
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
-    return response.status_code, bytes(body)
-
-
-def _on_https(url: str, body: bytes) -> str:
-    """Return the URL at the HTTPS port that a 403 TLS_REQUIRED names."""
-    try:
-        port = json.loads(body)["https_port"]
-    except Exception as exc:  # JSON of any shape and depth
-        raise AuthFailed("got response 403") from exc
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit(parts._replace(scheme="https", netloc=f"{host}:{port}"))
+        body = bytearray()
+        async with (
+            httpx.AsyncClient(timeout=self._timeout, verify=self._tls, trust_env=False) as client,
+            client.stream("GET", f"{base}?{query}", headers=headers) as response,
+        ):
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > _MAX_ANSWER_BYTES:
+                    raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+        if response.status_code != 200:
+            raise AuthFailed(f"got response {response.status_code}")
+        return decode_answer(bytes(body))
 
 
 def decode_answer(body: bytes) -> AuthState:
