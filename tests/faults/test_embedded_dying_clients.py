@@ -271,7 +271,7 @@ FAULTS = {
     "a look at deadlines": (Channel, "_queue_what_is_due"),
     "a put": (QueueBacklog, "put"),
     "a step of a topic": (Topic, "_copy"),
-    "a client that leaves": (Topic, "_consumers_left"),
+    "a client that leaves": (Topic, "consumers_left"),
 }
 
 

@@ -81,22 +81,6 @@ def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedSer
     assert sum(topic["depth"] for topic in killed(nsqd).stats()["topics"]) == 0
 
 
-def test_nothing_is_deferred_beyond_the_limit_after_a_start(
-    nsqd: EmbeddedServer, tmp_path: Path, serve: Serve
-) -> None:
-    """As when the clock went back by years, and what was due in a minute is due in years."""
-    nsqd.create_channel("t", "ch")
-    with RawClient(nsqd.tcp_address) as client:
-        client.publish_deferred("t", 3_000_000, b"late")
-    nsqd.kill()
-
-    started = serve(EmbeddedServer(tmp_path, "-durable", "-max-req-timeout=1s"))
-
-    with RawClient(started.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        assert client.read_message().body == b"late"
-
-
 def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     nsqd: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -99,10 +99,3 @@ def test_work_that_raises_keeps_nobody_else_from_a_turn_and_is_called_again(
     run(be_busy())
     assert served == ["beside it", "again", "again"]
     assert len(reported) == 2
-
-
-def test_any_other_loop_has_a_meter_that_measures_nothing() -> None:
-    async def look() -> float:
-        return meter_of(asyncio.get_running_loop()).longest_s
-
-    assert asyncio.run(look()) == 0.0
