@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlencode
 
 import httpx
@@ -46,26 +46,17 @@ class AuthFailed(Exception):
     """No auth server gave a usable answer; the text is for the log only."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuthGrant:
-    """One entry of an answer: regular expressions that match anywhere in a name."""
+class AuthGrant(NamedTuple):
+    """One entry of an answer: patterns that match anywhere in a name."""
 
     topic: Matches
     channels: tuple[Matches, ...]
     permissions: frozenset[str]
 
-    def allows(self, topic: str, channel: str) -> bool:
-        """Return whether it allows to consume the channel, or, without one, to publish."""
-        return (
-            ("subscribe" if channel else "publish") in self.permissions
-            and bool(self.topic(topic))
-            and any(matches(channel) for matches in self.channels)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """An answer of an auth server."""
+    """An answer of an auth server, which must be asked for again after its time."""
 
     identity: str
     identity_url: str
@@ -73,16 +64,15 @@ class AuthState:
     expires_s: float  # time.monotonic()
     _answers: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def has_expired(self) -> bool:
-        """Whether it must be asked for again before use."""
-        return time.monotonic() > self.expires_s
-
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether any authorization allows it."""
+        """Return whether any grant allows to consume a channel, or, without one, to publish."""
         answer = self._answers.get((topic, channel))
         if answer is None:
-            answer = any(entry.allows(topic, channel) for entry in self.authorizations)
+            permission = "subscribe" if channel else "publish"
+            answer = any(
+                permission in permissions and matches(topic) and any(of(channel) for of in channels)
+                for matches, channels, permissions in self.authorizations
+            )
             if len(self._answers) < _REMEMBERED_NAMES:
                 self._answers[topic, channel] = answer
         return answer
@@ -275,7 +265,7 @@ class ClientAuthorization:
             return
         if self.state is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
-        if self.state.has_expired:
+        if time.monotonic() > self.state.expires_s:
             raise Pause(start, partial(self._ask, self._servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())

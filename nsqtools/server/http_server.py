@@ -24,8 +24,9 @@ import posixpath
 import re
 import socket
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -39,8 +40,10 @@ import httptools
 
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
+from nsqtools.records.prometheus import Metric, metric_lines
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import IdleConnections, accept, read_in_pieces, real_address
+from nsqtools.server.listen import accept, read_in_pieces, real_address
+from nsqtools.server.loop_meter import page_in_steps
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"
 _TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
@@ -180,14 +183,9 @@ def plain_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, _TEXT, text.encode())
 
 
-def html_reply(page: str, status: int = 200, fields: bytes = b"") -> Reply:
-    """Answer with a page."""
-    return Reply(status, _HTML + fields, page.encode())
-
-
-def metrics_reply(page: bytes) -> Reply:
-    """Answer with a page in Prometheus' text format."""
-    return Reply(200, _METRICS, page)
+async def metrics_reply(metrics: Iterable[Metric], loop: AbstractEventLoop) -> Reply:
+    """Answer with a page in Prometheus' text format, which is made in steps."""
+    return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics), loop))
 
 
 class ForeignCalls:
@@ -325,7 +323,8 @@ def _redirect(call: Call, path: str) -> Reply:
     field = b"Location: %b\r\n" % location.encode("latin-1")
     if call.method != "GET":
         return Reply(307, field)
-    return html_reply(f'<a href="{escape(location)}">Moved Permanently</a>.\n\n', 301, field)
+    page = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'
+    return Reply(301, _HTML + field, page.encode())
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -378,6 +377,51 @@ class Limits(NamedTuple):
     finish_s: float = 1.0  # at the end, for requests that are being answered
 
 
+class IdleConnections:
+    """Connections that wait for their client: for a request, a body, a reader.
+
+    Whoever can connect could else hold all that a server can have, without saying a word. Each has
+    to be done in its time, and of too many, in sum or of one address, the one that has waited
+    longest is closed. What is being answered is not among them.
+    """
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._ends: dict[
+            _Connection, tuple[float, str]
+        ] = {}  # when, and of whom; who waits longest is first
+        self._of: dict[str, dict[_Connection, None]] = {}
+
+    def waits(self, connection: _Connection, host: str, ends_s: float) -> None:
+        """Note that a connection waits from now on, until a time of the loop at most."""
+        self.works(connection)
+        of_host = self._of.setdefault(host, {})
+        of_host[connection] = None
+        self._ends[connection] = ends_s, host
+        if len(of_host) > self._most_of_one:
+            self._close(next(iter(of_host)))
+        elif len(self._ends) > self._most:
+            self._close(next(iter(self._ends)))
+
+    def works(self, connection: _Connection) -> None:
+        """Note that a connection does not wait any more: it is answered, or gone."""
+        if (known := self._ends.pop(connection, None)) is not None:
+            of_host = self._of[known[1]]
+            del of_host[connection]
+            if not of_host:
+                del self._of[known[1]]
+
+    def close_late(self, now_s: float) -> None:
+        """Close those whose time is over. Call it every second."""
+        for connection in [each for each, (ends_s, _) in self._ends.items() if ends_s <= now_s]:
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self.works(connection)
+        connection.abort()
+
+
 class HTTPServer:
     """One listening socket of an HTTP API."""
 
@@ -391,9 +435,7 @@ class HTTPServer:
         self.api = api
         self.limits = limits = limits or Limits()
         self.connections: set[_Connection] = set()
-        self.idle = IdleConnections[_Connection](
-            most=limits.most_idle, most_of_one=limits.most_idle_of_one
-        )
+        self.idle = IdleConnections(limits.most_idle, limits.most_idle_of_one)
         self._listener = listener
         self._tls_context = tls_context
         self._server: asyncio.Server | None = None
