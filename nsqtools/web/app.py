@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -38,8 +39,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.problems import problems_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
@@ -52,7 +51,6 @@ from nsqtools.server.listen import IdleConnections, accept, report_errors
 from nsqtools.web import api_routes, pages
 from nsqtools.web.access import (
     HEADERS,
-    Identities,
     Notices,
     TooManyFailures,
     WebSettings,
@@ -60,10 +58,8 @@ from nsqtools.web.access import (
     own_names,
     refusal,
 )
-from nsqtools.web.actions import AuditLog, Notifier, WebContext
-from nsqtools.web.packed import Packed, packed_response
-from nsqtools.web.pages.site import Recent
-from nsqtools.web.watcher import Watcher
+from nsqtools.web.actions import WebContext
+from nsqtools.web.pages.site import Packed, Recent, Site, packed_response
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -72,56 +68,20 @@ REFUSED = (401, 403, 413, 429)
 LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
 
-def create_context(
-    settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
-) -> WebContext:
-    """Return what the application needs; the caller starts the watcher, and closes ``at_end``.
-
-    ``options`` are those of connections to nsqd, for the pages that show or move messages.
-
-    Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
-    """
-    notifier = Notifier(settings.notification_http_endpoint)
-    notifier.start()
-    return WebContext(
-        settings,
-        cluster,
-        watcher,
-        Identities(settings),
-        AuditLog(settings.audit_log),
-        notifier,
-        options,
-    )
-
-
 def create_app(context: WebContext) -> ASGIApp:
     """Return the ASGI application for a context."""
-    own: list[BaseRoute] = [
-        Route("/ping", ping),
+    site = Site(context)
+    routes: list[BaseRoute] = [
+        Route("/ping", lambda _: PlainTextResponse("OK")),
         *api_routes.routes(context),
         Route("/metrics", _metrics(context)),
-        *pages.routes(context),
+        *pages.routes(site),
     ]
-    base = context.settings.base_path
-    routes = own
-    if base:
-        routes = [Route(f"{base}/", _redirect_to(base)), Mount(base, routes=own)]
-    app = Starlette(routes=routes, exception_handlers={NsqError: _nsq_error})
-    return Gate(app, context)
-
-
-async def ping(_: Request) -> Response:
-    """Say that the console runs, as nsqadmin does."""
-    return PlainTextResponse("OK")
-
-
-def _redirect_to(path: str) -> Callable[[Request], Response]:
-    return lambda _: RedirectResponse(path, 301)
-
-
-async def _nsq_error(_: Request, error: Exception) -> Response:
-    """The cluster failed, and the view did not handle it."""
-    return PlainTextResponse(f"{error}\n", 502)
+    if base := context.settings.base_path:
+        to_base = Route(f"{base}/", lambda _: RedirectResponse(base, 301))
+        routes = [to_base, Mount(base, routes=routes)]
+    handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), context)
 
 
 class Gate:
@@ -134,7 +94,7 @@ class Gate:
         self._app = app
         self._context = context
         self._names = own_names(context.settings)
-        self._open = context.path("/ping")
+        self._open = f"{context.settings.base_path}/ping"
         self._notices = Notices()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,7 +195,7 @@ def _metrics(context: WebContext) -> Callable[[Request], Response]:
     the first sample.
     """
     watcher = context.watcher
-    recent = Recent[tuple[Sample, Packed]](lambda: 0.0)
+    recent = Recent()
 
     def metrics(request: Request) -> Response:
         sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
@@ -290,8 +250,7 @@ MAX_IDLE, MAX_IDLE_OF_ONE = 256, 64
 MAX_CONNECTIONS = 512
 
 
-def url_of(listener: socket.socket, settings: WebSettings) -> str:
-    """Return the address to open in a browser."""
+def _url_of(listener: socket.socket, settings: WebSettings) -> str:
     scheme = "https" if settings.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     if host in ("::", "0.0.0.0"):
@@ -349,16 +308,17 @@ class _Connection(H11Protocol):
 
 
 class WebServer:
-    """One server. `run` it on the main thread; `stop` it from any.
+    """One server, at the address ``url``. `run` it on the main thread; `stop` it from any.
 
     Raises `ConfigurationError` for a certificate that cannot be used.
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: WebSettings, watcher: Watcher, listener: socket.socket
-    ) -> None:
+    def __init__(self, context: WebContext, listener: socket.socket) -> None:
+        settings = context.settings
+        self.url = _url_of(listener, settings)
+        self._context = context
         self._config = uvicorn.Config(
-            app,
+            create_app(context),
             http="h11",
             log_config=None,
             log_level=logging.ERROR,  # what a client does wrong is its own matter
@@ -375,20 +335,24 @@ class WebServer:
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
         self._state = ServerState()
         self._idle = IdleConnections[_Connection](most=MAX_IDLE, most_of_one=MAX_IDLE_OF_ONE)
-        self._watcher = watcher
         self._listener = listener
         self._stopped = threading.Event()
         self._wake: Callable[[], object] = self._stopped.set
 
     def run(self, on_turn: Callable[[], None]) -> None:
         """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
-        asyncio.run(self._run(on_turn))
+        self._context.watcher.start()
+        try:
+            asyncio.run(self._run(on_turn))
+        finally:
+            self._context.watcher.stop()
+            self._context.notifier.stop()
 
     def stop(self) -> None:
         """Ask `run` to end."""
         self._stopped.set()
         self._wake()
-        self._watcher.stop()
+        self._context.watcher.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
         loop, awake = asyncio.get_running_loop(), asyncio.Event()
