@@ -48,7 +48,7 @@ from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
 from nsqtools.server.listen import IdleConnections, accept, report_errors
-from nsqtools.web import api_routes, pages
+from nsqtools.web import api, pages
 from nsqtools.web.access import (
     HEADERS,
     Notices,
@@ -73,7 +73,7 @@ def create_app(context: WebContext) -> ASGIApp:
     site = Site(context)
     routes: list[BaseRoute] = [
         Route("/ping", lambda _: PlainTextResponse("OK")),
-        *api_routes.routes(context),
+        *api.routes(context),
         Route("/metrics", _metrics(context)),
         *pages.routes(site),
     ]
