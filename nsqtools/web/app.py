@@ -39,7 +39,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from nsqtools.cluster.problems import problems_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
@@ -74,7 +73,7 @@ def create_app(context: WebContext) -> ASGIApp:
     routes: list[BaseRoute] = [
         Route("/ping", lambda _: PlainTextResponse("OK")),
         *api.routes(context),
-        Route("/metrics", _metrics(context)),
+        Route("/metrics", _metrics(site)),
         *pages.routes(site),
     ]
     if base := context.settings.base_path:
@@ -184,9 +183,10 @@ def _bounded(receive: Receive) -> Receive:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_SAMPLE_S = 10.0
+PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 
 
-def _metrics(context: WebContext) -> Callable[[Request], Response]:
+def _metrics(site: Site) -> Callable[[Request], Response]:
     """Return the view of /metrics: every topic and channel of all nsqd.
 
     It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
@@ -194,50 +194,46 @@ def _metrics(context: WebContext) -> Callable[[Request], Response]:
     ``nsq_up`` 0 and nothing else, and is no reason for a scrape to fail. The first scrape waits for
     the first sample.
     """
-    watcher = context.watcher
+    watcher = site.context.watcher
     recent = Recent()
+
+    def of_sample(before: tuple[Sample, Packed] | None) -> tuple[Sample, Packed]:
+        snapshot = site.snapshot()
+        sample = snapshot.sample
+        if before is not None and before[0] is sample:
+            return before
+        found = dict.fromkeys(
+            (each.severity.word, each.kind, each.topic, each.channel, each.node)
+            for each in snapshot.problems
+        )
+        problems = Metric(
+            "nsq_problem",
+            "gauge",
+            "What is wrong, in the words of the console and nsq check.",
+            [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
+        )
+        lookupds = list(site.context.cluster.lookupds)
+        metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
+        return sample, Packed(encode_metrics(metrics))
+
+    def gauge(name: str, help_: str, value: str) -> Metric:
+        return Metric(name, "gauge", help_, [({}, value)])
 
     def metrics(request: Request) -> Response:
         sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
         took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
-            _gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
-            _gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
+            gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
+            gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
         ]
         pieces = []
         if sample is not None:
-            age_s = max(0.0, time.time() - sample.time_ns / 1e9)
-            help_ = "How old these numbers are."
-            own.append(_gauge("nsq_sample_age_seconds", help_, f"{age_s:.3f}"))
-            pieces.append(recent.get("", lambda before: _of_sample(context, sample, before))[1])
+            age_s = f"{max(0.0, time.time() - sample.time_ns / 1e9):.3f}"
+            own.append(gauge("nsq_sample_age_seconds", "How old these numbers are.", age_s))
+            pieces.append(recent.get("", of_sample)[1])
         return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
 
     return metrics
-
-
-def _gauge(name: str, help_: str, value: str) -> Metric:
-    return Metric(name, "gauge", help_, [({}, value)])
-
-
-def _of_sample(
-    context: WebContext, sample: Sample, before: tuple[Sample, Packed] | None
-) -> tuple[Sample, Packed]:
-    if before is not None and before[0] is sample:
-        return before
-    lookupds = list(context.cluster.lookupds)
-    names = ("severity", "kind", "topic", "channel", "node")
-    found = dict.fromkeys(
-        (each.severity.word, each.kind, each.topic, each.channel, each.node)
-        for each in problems_of(sample, context.watcher.earlier(sample))
-    )
-    problems = Metric(
-        "nsq_problem",
-        "gauge",
-        "What is wrong, in the words of the console and nsq check.",
-        [(dict(zip(names, each, strict=True)), 1) for each in found],
-    )
-    metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
-    return sample, Packed(encode_metrics(metrics))
 
 
 log = logging.getLogger("nsqtools.web")
