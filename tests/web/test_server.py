@@ -12,6 +12,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
