@@ -68,7 +68,11 @@ from nsqtools import ClientOptions
 from nsqtools.aio import Consumer, Message, Producer
 
 async def main(lookupd, *nsqds):
-    options = ClientOptions(lookupd_poll_interval_s=1, reconnect_base_s=0.05)
+    options = ClientOptions(
+        lookupd_poll_interval_s=1,
+        reconnect_base_s=0.05,
+        default_requeue_delay_s=1,  # of what it could not publish while an nsqd was away
+    )
     consumer = Consumer("{TOPIC}", "tasks", lookupd_http_addresses=[lookupd], options=options)
     async with Producer(nsqds) as producer:
         async def handle(message: Message) -> None:
