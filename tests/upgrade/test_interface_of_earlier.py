@@ -13,6 +13,7 @@ from upgrade.interface import commands, public_names
 from upgrade.make import SCENES, kept_of
 
 from nsqtools.cli import registry
+from nsqtools.server import go_flags
 
 NSQD_OF_DOCTOR = (
     "address-map allow-announced auth-requires-tls auth-secret-file lookupd-authorization "
@@ -49,6 +50,7 @@ GONE = {
         f"nsq spark doctor takes no --{option}": "of use to the addresses alone"
         for option in NSQD_OF_DOCTOR.split()
     },
+    **{f"nsq nsqd takes no -{flag}": instead for flag, instead in go_flags.GONE.items()},
     **{
         what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
         for what, instead in registry.GONE.items()
