@@ -35,13 +35,7 @@ from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import (
-    Handling,
-    OnHandled,
-    StopSignals,
-    check_count,
-    check_is_sync,
-)
+from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
@@ -232,11 +226,7 @@ class CommonConsumer:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(
-        self,
-        timeout_s: float | None = None,
-        most: int | None = None,
-        *,
-        several: bool = False,
+        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
     ) -> list[Batch] | None:
         """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
@@ -459,11 +449,7 @@ class Consumer(CommonConsumer):
         return batches[0] if batches else None
 
     def batches(
-        self,
-        timeout_s: float | None = None,
-        *,
-        size: int | None = None,
-        within_s: float = 1.0,
+        self, timeout_s: float | None = None, *, size: int | None = None, within_s: float = 1.0
     ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 

@@ -69,9 +69,7 @@ def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd)
     assert asyncio.run(main()) > 5  # a loop that is held turns once
 
 
-def test_errors_are_those_of_the_synchronous_producer(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_errors_are_those_of_the_synchronous_producer(go_nsqd: Callable[..., GoNsqd]) -> None:
     nsqd = go_nsqd("-max-msg-size=10")
 
     async def main() -> None:
