@@ -146,19 +146,24 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
 
 @pytest.fixture
 def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
-    """Start ``nsq ARGS`` on a terminal of its own, 24 lines by ``columns``; stderr is there too."""
+    """Start ``nsq ARGS`` on a terminal of its own; stderr is there too."""
     started: list[pexpect.spawn[str]] = []
 
     def spawn(
-        args: Sequence[str], env: Mapping[str, str] | None = None, columns: int = 80
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        *,
+        lines: int = 24,
+        encoding: str | None = "utf-8",
     ) -> pexpect.spawn[str]:
         child = pexpect.spawn(
             NSQ[0],
             [*NSQ[1:], *args],
             env={**nsq_env, **(env or {})},
-            encoding="utf-8",
+            encoding=encoding,
             timeout=DEADLINE_S,
-            dimensions=(24, columns),
+            dimensions=(lines, columns),
         )
         started.append(child)
         return child
