@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,8 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
-            try:
+            with suppress(BrokenPipeError):  # unsent input of a process that is gone
                 stream.close()
-            except BrokenPipeError:
-                pass  # unsent input of a process that is gone
         process.wait(DEADLINE_S)
 
 
