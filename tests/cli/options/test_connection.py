@@ -13,7 +13,6 @@ from nsqtools.cli.options.connection import ConsumerConnection, Destination, Pro
 from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -146,32 +145,6 @@ def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) ->
     assert options.snappy is True
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("--snappy --consumer-opt snappy=false", "--snappy and --consumer-opt snappy contradict"),
-        ("--consumer-opt max_in_flight=1 --max-in-flight 2", "contradict each other"),
-        ("--consumer-opt colour=red", "unknown client option 'colour'"),
-        ("--consumer-opt max_attempts=x", "max_attempts"),
-        ("--tls-ca-file ca.pem", "--tls-ca-file is given, but TLS is not enabled"),
-        ("--tls-ca-file ca.pem --lookupd-http-address l:1", "TLS is not enabled"),
-        ("--address-map a:1", "invalid --address-map 'a:1': not OLD=NEW"),
-        ("--auth-secret-file /nonexistent", "/nonexistent .No such file or directory"),
-        ("--auth-secret-file EMPTY", "EMPTY"),
-        ("--auth-secret-file BINARY", "BINARY"),
-        ("-P lab", "config.toml .No such file"),
-    ],
-)
-def test_what_cannot_work_is_refused(
-    connect: Connect, line: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "EMPTY").write_bytes(b"\n")
-    (tmp_path / "BINARY").write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match=complaint):
-        connect(line)
-
-
 def test_the_secret_comes_from_the_environment_or_the_stronger_file(
     connect: Connect, tmp_path: Path
 ) -> None:
@@ -189,20 +162,6 @@ def test_the_address_map_has_pairs(connect: Connect) -> None:
     connection = connect("--address-map n1:4150=127.0.0.1:1 --address-map n2:4150=127.0.0.1:2")
 
     assert connection.address_map == {"n1:4150": "127.0.0.1:1", "n2:4150": "127.0.0.1:2"}
-
-
-def test_what_is_wrong_in_the_file_says_where_it_stands_and_what_was_meant(
-    connect: Connect, config: Path
-) -> None:
-    config.write_text("[profiles.lab]\nsnappy = 'perhaps'\n")
-    with pytest.raises(ConfigurationError, match=r"lab.snappy in .*config.toml: 'perhaps'"):
-        connect("-P lab")
-
-    config.write_text("[profiles.lab]\nconsumer-opt = { max_attemps = 4 }\n")
-    for line in ("-P lab", "-P lab -X msg_timeout=1s"):
-        with pytest.raises(ConfigurationError, match=r"profiles.lab.consumer-opt in .*") as caught:
-            connect(line)
-        assert "max_attempts?" in caught.value.hint
 
 
 def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(

@@ -14,24 +14,6 @@ from plugins.daemons import GoNsqd
 
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.app import closest
-from nsqtools.errors import ConfigurationError
-
-
-@pytest.mark.parametrize(
-    ("line", "given", "meant"),
-    [
-        ("bench pub --bach 1", "--bach", "--batch"),
-        ("to-file -t clicks -output-dir d", "-output-dir", "--output-dir"),
-        ("stat -no-such -topic x", "-topic", "--topic"),
-        ("pub -t x -no-tls", "-no-tls", "--no-tls"),
-    ],
-)
-def test_the_option_that_was_meant_is_named(line: str, given: str, meant: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        app.run(line.split())
-
-    assert str(caught.value).splitlines()[0] == f"no such option: {given}"
-    assert caught.value.hint == f"Did you mean {meant}?"
 
 
 def test_what_is_as_close_is_suggested_too() -> None:
