@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
@@ -335,8 +334,7 @@ def to_file(
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
         nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
     """
-    from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.notify import FileHook, topic_metrics
+    from nsqtools.archive.archiver import Archiver, FileHook
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
     from nsqtools.cluster.topics import TopicDiscovery
     from nsqtools.files.opening import allow_many
@@ -358,8 +356,7 @@ def to_file(
             uploads.put(path)
 
     def metrics() -> list[Metric]:
-        own = uploads.metrics() if uploads is not None else ()
-        return [*topic_metrics(archiver.states, time.time()), *own]
+        return [*archiver.metrics(), *(uploads.metrics() if uploads is not None else ())]
 
     def tick() -> None:
         if uploads is not None:  # they may hold consumption back
