@@ -7,8 +7,7 @@ directory's `FolderLocks`, which need one descriptor for all topics.
 <number>``: each file carries its number in the head of its index, so that a reader of the archive
 as a stream can tell files apart by a few bytes, whatever they are called and wherever they are
 moved. The writer is made up at random with the first file: when the count is lost, counting begins
-again under another one. Numbers are never used twice; one may be left out. Versions before 0.2
-locked the count itself, so it is checked whether it is locked.
+again under another one. Numbers are never used twice; one may be left out.
 
 *The journal.* nsqd delivers a message again when its FIN was lost: after a crash, a cut connection,
 or a timeout. What it can deliver again was in flight when that happened, and so was among the last
@@ -48,7 +47,6 @@ from nsqtools.files.opening import (
     open_to_append,
     open_to_read,
     open_to_write,
-    try_lock,
 )
 
 log = logging.getLogger("nsqtools")
@@ -80,18 +78,11 @@ class TopicLock:
         self._locks = locks
         self._name = f"{topic}@{channel}"
         self._last: Head | None = None
-        is_free = locks.take(self._name)
-        try:
-            if not is_free or self._is_locked_by_an_early_version():
-                raise ConfigurationError(
-                    f"{self._holder()} archives channel {channel} of topic {topic} in {folder} "
-                    "already",
-                    hint="One archiver does for a channel; give another one its own --work-dir.",
-                )
-        except BaseException:
-            if is_free:
-                self.release()
-            raise
+        if not locks.take(self._name):
+            raise ConfigurationError(
+                f"{self._holder()} archives channel {channel} of topic {topic} in {folder} already",
+                hint="One archiver does for a channel; give another one its own --work-dir.",
+            )
 
     def next_head(self) -> Head:
         """Return the head of a new file; its number is durable. Raises ``OSError``."""
@@ -117,16 +108,6 @@ class TopicLock:
     def release(self) -> None:
         """Unlock it."""
         self._locks.release(self._name)
-
-    def _is_locked_by_an_early_version(self) -> bool:
-        try:
-            descriptor = open_to_write(self._path, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            return not try_lock(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""

@@ -56,7 +56,7 @@ _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
 PART_SIZE = 8 << 20
 MOST_PARTS = 9000  # S3 allows 10,000
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 2  # of each file, in memory
 LIST_SIZE = 1000
 FIRST_SIZE = 256 << 10
 LARGEST_SIZE = 8 << 20
@@ -178,9 +178,6 @@ class ObjectStorage(Storage):
                 self._store.delete(name)
         except FileNotFoundError:
             pass
-
-    def remove_drafts(self, name: str) -> None:
-        """Do nothing: parts are removed by a lifecycle rule of the bucket."""
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.

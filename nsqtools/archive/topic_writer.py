@@ -15,6 +15,7 @@ while messages come for them.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import operator
 import time
@@ -159,31 +160,25 @@ class FileSet:
         settings: ArchiveSettings,
         on_finished: Callable[[Path], None],
         locks: FolderLocks,
-        lock: TopicLock | None,
+        lock: TopicLock,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._on_finished = on_finished
         self._locks = locks
         self._lock = lock
+        self._stems = functools.lru_cache(REMEMBERED_STEMS)(self._make_stem)
         self._files: dict[str, OpenFile] = {}
         self._ending: list[OpenFile] = []  # full or over, and still to be published
         self._revs: dict[str, int] = {}  # the next number of each stem that was used
-        self._stems: dict[int, str] = {}  # by the second of the partition
-        self._stems_of_s = -1
 
     def stem(self, now_s: float, partition_s: float) -> str:
         """Return the name but for its rev. Those of a second are remembered: each read asks."""
-        if int(now_s) != self._stems_of_s:
-            self._stems_of_s = int(now_s)
-            self._stems.clear()
-        second = int(partition_s)
-        stem = self._stems.get(second)
-        if stem is None:
-            moment = self._settings.moment
-            stem = self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
-            self._stems[second] = stem
-        return stem
+        return self._stems(int(now_s), int(partition_s))
+
+    def _make_stem(self, now_s: int, partition_s: int) -> str:
+        moment = self._settings.moment
+        return self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
 
     def holding(self) -> list[OpenFile]:
         """Return the files with something held."""
@@ -219,32 +214,24 @@ class FileSet:
             path = directories.work / with_rev(stem, rev)
             rev += 1
             taken = (directories.final(path), part_of(path), index_of(path))
-            if any(map(Path.exists, taken)) or not self._locks.take(directories.name_of(path)):
+            if any(map(Path.exists, taken)):
                 continue
-            part = None
+            make_folders(directories.work, path.parent, directories.folder_mode)
+            if not self._locks.take(directories.name_of(path)):
+                continue
             try:
-                part = self._make(path, now_s)
-            finally:
-                if part is None:
-                    self._locks.release(directories.name_of(path))
-            if part is None:
-                continue
+                mode, compressor = directories.file_mode, self._settings.compressor
+                part = PartFile(path, mode, compressor, now_s, self._lock.next_head())
+            except OSError as exc:
+                self._locks.release(directories.name_of(path))
+                if isinstance(exc, FileExistsError):  # another process has just made it
+                    continue
+                raise
             self._revs[stem] = rev
             if len(self._revs) > REMEMBERED_STEMS:
                 del self._revs[next(iter(self._revs))]
             log.info("writing %s", path)
             return part
-
-    def _make(self, path: Path, now_s: float) -> PartFile | None:
-        """Make a file; None when another process has just made one of this name."""
-        directories = self._settings.directories
-        make_folders(directories.work, path.parent, directories.folder_mode)
-        head = self._lock.next_head() if self._lock is not None else None
-        compressor = self._settings.compressor
-        try:
-            return PartFile(path, directories.file_mode, compressor, now_s, head)
-        except FileExistsError:
-            return None
 
     # -- after a failure ------------------------------------------------------------------------
 
@@ -376,7 +363,7 @@ class TopicWriter:
     """Writes one topic. ``on_finished`` gets the path of each file that is complete.
 
     ``locks`` are those of the work directory. The ``lock`` of the topic, released in the end,
-    numbers the files; without it they are known by their names only.
+    numbers the files.
     """
 
     def __init__(
@@ -386,7 +373,7 @@ class TopicWriter:
         journal: Journal,
         on_finished: Callable[[Path], None],
         locks: FolderLocks,
-        lock: TopicLock | None = None,
+        lock: TopicLock,
     ) -> None:
         self.totals = ArchiveTotals()
         self.held_count = 0
@@ -548,8 +535,7 @@ class TopicWriter:
         recovered at the next start."""
         self._files.close()
         self._journal.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def _finished(self, path: Path) -> None:
         self.totals.files += 1

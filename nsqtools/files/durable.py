@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from nsqtools.files.opening import open_to_read
+
 COPY = ".copy"
 
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}\.tmp|copy)")
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that make a file, and never open one that is there, a link included."""
@@ -216,13 +218,21 @@ def copy_of(path: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     beside = copy_of(target)
-    beside.unlink(missing_ok=True)
-    with source.open("rb") as original, os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
-        os.fchmod(copy.fileno(), os.fstat(original.fileno()).st_mode & 0o7777)
-        shutil.copyfileobj(original, copy, 1 << 20)
-        copy.flush()
-        os.fsync(copy.fileno())
+    copy_file(source, beside, source.stat().st_mode & 0o7777)
     try:
         place(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def copy_file(source: Path, target: Path, mode: int) -> None:
+    """Make ``target`` a copy, with the permissions of ``mode``, whose content is durable."""
+    target.unlink(missing_ok=True)
+    with (
+        open_to_read(source) as original,
+        os.fdopen(os.open(target, NEW | os.O_WRONLY), "wb") as copy,
+    ):
+        os.fchmod(copy.fileno(), mode)
+        shutil.copyfileobj(original, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())

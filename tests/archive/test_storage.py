@@ -52,18 +52,18 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
     assert names(storage, "") == ["topic=a b/.x.index", "topic=a b/x"]
 
 
-def test_what_killed_writers_left_is_not_listed_and_removed_with_its_object(tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path))
+def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Path) -> None:
+    storage, big = open_storage(str(tmp_path)), tmp_path / "big"
+    big.write_bytes(b"whole")
     storage.put("d/x", b"whole")
-    for name in ("x", "x", "x.y", "xy"):
-        (tmp_path / "d" / f".{name}.{os.urandom(8).hex()}.tmp").write_bytes(b"half")
-    assert names(storage) == ["d/x"]
+    for name in (f".x.{os.urandom(8).hex()}.tmp", ".x.copy"):
+        (tmp_path / "d" / name).write_bytes(b"half of what was written before")
+    assert names(storage, "d") == ["d/x"]
 
-    storage.remove_drafts("d/x")
+    storage.put_file("d/x", big)
 
-    assert sorted(path.name.split(".")[1] for path in (tmp_path / "d").glob(".*")) == ["x", "xy"]
-    assert len(list((tmp_path / "d").glob(".x.y.*"))) == 1
     assert storage.read("d/x") == b"whole"
+    assert not (tmp_path / "d/.x.copy").exists()
 
 
 def test_an_object_is_put_once_whoever_is_first(storage: Storage) -> None:

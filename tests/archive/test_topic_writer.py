@@ -14,7 +14,7 @@ import pytest
 from plugins.archives import finished_files, lines_of, parts
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.journal import Journal, journals_below, stem_of
+from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_archiver import SETTLED_S, Flush, Quota, TopicArchiver, Turns
@@ -105,7 +105,10 @@ class Topic:
             now_s=NOW,
         )
         settings = replace(self.settings, **changes)
-        self.writers.append(TopicWriter("clicks", settings, journal, lambda path: None, self.locks))
+        lock = TopicLock(self.locks, self._folder, f"clicks{len(self.writers)}", "archive")
+        self.writers.append(
+            TopicWriter("clicks", settings, journal, lambda path: None, self.locks, lock)
+        )
         return self.writers[-1]
 
 

@@ -64,7 +64,7 @@ def land(log: Path, is_delta: bool, kind: BodyKind, messages: int) -> dict[str, 
         shutil.copy(index_of(log), index_of(copy))
         lander = Lander(TablePlan(str(Path(place, "table")), is_delta, "web1", kind), logs)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        drafts, refused = lander.land([copy])
+        drafts, refused, _ = lander.land([copy])
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
         assert not refused, refused
         row_bytes = sum(each.bytes for each in drafts) / messages

@@ -7,6 +7,7 @@ other; then it runs again. The long form also kills ``nsq to-file`` under load, 
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -38,7 +39,7 @@ TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)
 
 KILLED = """
-import os, sys
+import os, pickle, sys
 from nsqtools.archive import landing, parquet, table
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
@@ -67,7 +68,7 @@ for owner, name in [
     *((each, name) for each in (LocalStorage, ObjectStorage) for name in ("put_file", "put")),
 ]:
     killing(owner, name)
-plan = table.TablePlan.decode(sys.argv[2])
+plan = pickle.loads(bytes.fromhex(sys.argv[2]))
 from pathlib import Path
 landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
 print("landed")
@@ -105,7 +106,7 @@ def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, s
     """Land the logs in another process, which kills itself; tell whether it came to its end."""
     paths = map(str, logs_of(logs))
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(step), plan.encode(), str(logs), *paths],
+        [sys.executable, "-c", KILLED, str(step), pickle.dumps(plan).hex(), str(logs), *paths],
         env=env,
         capture_output=True,
         timeout=DEADLINE_S,
