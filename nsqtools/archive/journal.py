@@ -77,23 +77,25 @@ class TopicLock:
         self._path = folder / f".{topic}@{channel}.lock"
         self._locks = locks
         self._name = f"{topic}@{channel}"
-        self._last: Head | None = None
         if not locks.take(self._name):
             raise ConfigurationError(
                 f"{self._holder()} archives channel {channel} of topic {topic} in {folder} already",
                 hint="One archiver does for a channel; give another one its own --work-dir.",
             )
+        try:
+            self._last = self._read()
+        except BaseException:
+            self.release()
+            raise
 
     def next_head(self) -> Head:
         """Return the head of a new file; its number is durable. Raises ``OSError``."""
+        last = self._last or Head(uuid.uuid4().hex, 0)
+        head = Head(last.writer, last.number + 1)
         descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
         try:
             with blaming(self._path):
-                last = self._last or _read_count(descriptor)
-                is_new = last is None
-                last = last or Head(uuid.uuid4().hex, 0)
-                head = Head(last.writer, last.number + 1)
-                if is_new:
+                if self._last is None:
                     os.ftruncate(descriptor, 0)
                 line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
                 os.pwrite(descriptor, line.encode(), 0)
@@ -109,6 +111,19 @@ class TopicLock:
         """Unlock it."""
         self._locks.release(self._name)
 
+    def _read(self) -> Head | None:
+        """Return the last head, None without one: also to refuse a file that others planted."""
+        try:
+            descriptor = open_to_write(self._path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
+        finally:
+            os.close(descriptor)
+        match = _COUNT_PATTERN.fullmatch(found)
+        return Head(match[2], int(match[3])) if match else None
+
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
         try:
@@ -119,11 +134,6 @@ class TopicLock:
         except OSError:
             pass
         return "another process"
-
-
-def _read_count(descriptor: int) -> Head | None:
-    match = _COUNT_PATTERN.fullmatch(os.pread(descriptor, 200, 0).decode("ascii", "replace"))
-    return Head(match[2], int(match[3])) if match else None
 
 
 IsDurable = Callable[[str, Head | None, int, int], bool]
