@@ -53,24 +53,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(
-    path: Path,
-    content: bytes,
-    mode: int = 0o640,
-    *,
-    is_durable: bool = True,
-    name_is_durable: bool = True,
-) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: bool = True) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
     ``mode`` is that of the new file, less the umask. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. ``name_is_durable`` false means that after a power failure the
-    old content may be there again, whole. Raises ``OSError``; then the old file is still there.
+    written often and can be lost. Raises ``OSError``; then the old file is still there.
     """
     with written_beside(path, content, mode, is_durable=is_durable) as beside:
         beside.replace(path)
-    if is_durable and name_is_durable:
+    if is_durable:
         sync_folder(path.parent)
 
 
