@@ -24,9 +24,9 @@ from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
-from nsqtools.archive.codecs import CompressorFactory, Plain
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import Member, index_of, part_of
+from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.message import Answers, Batch, Message

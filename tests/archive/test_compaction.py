@@ -21,7 +21,6 @@ from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
     Selection,
-    Settings,
     delete_archive,
     in_processes,
 )
@@ -30,7 +29,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.slices import NOTES, Done, Job, run_job
+from nsqtools.archive.slices import NOTES, Done, Job, Settings, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage

@@ -11,7 +11,6 @@ import pytest
 from plugins.archives import Writer, finished_files, parts, text_of
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.codecs import Plain, gzip_members
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import (
     Head,
@@ -20,9 +19,9 @@ from nsqtools.archive.layout import (
     load_index,
     part_of,
 )
-from nsqtools.archive.members import scan_members
+from nsqtools.archive.members import Plain, gzip_members, scan_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
-from nsqtools.archive.repair import repair
+from nsqtools.archive.reader import repair
 from nsqtools.files.durable import place
 from nsqtools.protocol.frames import WireMessage
 

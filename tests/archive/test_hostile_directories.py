@@ -10,9 +10,9 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
-from nsqtools.archive.codecs import Plain
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import LOCKS
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.files.opening import FolderLocks
 

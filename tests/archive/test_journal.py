@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.archive.codecs import Plain
 from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.layout import LOCKS, Head, Member
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import FolderLocks

@@ -10,8 +10,8 @@ import pytest
 from plugins.archives import lines_of, messages_of
 from plugins.power_cut import PowerCut
 
-from nsqtools.archive.codecs import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.journal import Journal, TopicLock
+from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, RecordFormat, TopicWriter
 from nsqtools.client.message import Batch, Message

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from benchmarks.raw import Row
 from benchmarks.spark_compact import body
 
-from nsqtools.archive.codecs import Plain
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import Head, index_of
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage

@@ -26,10 +26,11 @@ from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.catalog import find_inputs
-from nsqtools.archive.compaction import Compaction, Selection, Settings, in_processes
+from nsqtools.archive.compaction import Compaction, Selection, in_processes
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.reader import read_messages
+from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
 

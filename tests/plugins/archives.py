@@ -15,8 +15,8 @@ from typing import Any
 
 from plugins.http_api import Nsqd
 
-from nsqtools.archive.codecs import Codec, gzip_members, members_of
 from nsqtools.archive.layout import Head
+from nsqtools.archive.members import Codec, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many

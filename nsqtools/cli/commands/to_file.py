@@ -28,7 +28,7 @@ from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.codecs import Codec, CompressorFactory
+    from nsqtools.archive.members import Codec, CompressorFactory
     from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
@@ -267,7 +267,7 @@ def _compressor(
     gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
 ) -> tuple[Codec, CompressorFactory]:
     """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.codecs import Codec, members_of
+    from nsqtools.archive.members import Codec, members_of
 
     asked = {Compression.gzip} if gzip or gzip_level is not None else set()
     asked |= {Compression.zstd} if zstd_level is not None else set()
