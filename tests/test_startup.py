@@ -28,7 +28,6 @@ HEAVY = {
     "starlette",
     "textual",
     "tomllib",
-    "uvicorn",
 }
 
 LIBRARY = {
