@@ -91,20 +91,21 @@ class TopicLock:
     def next_head(self) -> Head:
         """Return the head of a new file; its number is durable. Raises ``OSError``."""
         last = self._last or Head(uuid.uuid4().hex, 0)
-        head = Head(last.writer, last.number + 1)
+        # one may be left out when this fails, and none is given twice
+        head = self._last = Head(last.writer, last.number + 1)
+        is_first = head.number == 1
         descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
         try:
             with blaming(self._path):
-                if self._last is None:
+                if is_first:
                     os.ftruncate(descriptor, 0)
                 line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
                 os.pwrite(descriptor, line.encode(), 0)
                 os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-        if self._last is None:
+        if is_first:
             sync_folder(self._path.parent)
-        self._last = head
         return head
 
     def release(self) -> None:

@@ -58,7 +58,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import NotRegularError, lock_file, open_to_read
+from nsqtools.files.opening import lock_file
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric
@@ -143,15 +143,6 @@ def remove_old_records(directory: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def was_uploaded(path: Path) -> UploadRecord | None:
-    """Return where a file is stored, if it is. Raises ``OSError``."""
-    try:
-        with open_to_read(uploaded_of(path)) as file:
-            return decode_record(file.read(1 << 16))
-    except (FileNotFoundError, NotRegularError):
-        return None
-
-
 # -- one file -----------------------------------------------------------------------------------
 
 
@@ -175,7 +166,7 @@ def upload(path: Path, plan: UploadPlan) -> int:
 
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
-    if was_uploaded(path) is not None:
+    if uploaded_of(path).exists():
         _clear_up(path, plan)
         return 0
     record = lock_file(uploading_of(path))

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from plugins.archives import finished_files, lines_of, parts
+from plugins.archives import finished_files, journal_in, lines_of, parts
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
+from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_archiver import SETTLED_S, Flush, Quota, TopicArchiver, Turns
@@ -94,16 +94,7 @@ class Topic:
         self._folder = folder
 
     def writer(self, **changes: Any) -> TopicWriter:
-        journal = Journal(
-            self._folder,
-            "clicks",
-            "archive",
-            earlier=journals_below(self._folder).get(stem_of("clicks", "archive"), ()),
-            run=f"{len(self.writers)}",
-            size=100,
-            is_durable=lambda name, head, offset, length: True,
-            now_s=NOW,
-        )
+        journal = journal_in(self._folder, run=f"{len(self.writers)}", now_s=NOW)
         settings = replace(self.settings, **changes)
         lock = TopicLock(self.locks, self._folder, f"clicks{len(self.writers)}", "archive")
         self.writers.append(

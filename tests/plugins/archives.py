@@ -15,6 +15,7 @@ from typing import Any
 
 from plugins.http_api import Nsqd
 
+from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import Codec, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
@@ -75,6 +76,29 @@ class Writer:
         path = finish(self._file.path, self.directories)
         self._file = None
         return path
+
+
+def journal_in(
+    folder: Path,
+    topic: str = "clicks",
+    channel: str = "archive",
+    *,
+    run: str = "1",
+    size: int = 100,
+    is_durable: IsDurable = lambda name, head, offset, length: True,
+    now_s: float = 0.0,
+) -> Journal:
+    """The journal of a topic and channel, as a new run opens it."""
+    return Journal(
+        folder,
+        topic,
+        channel,
+        earlier=journals_below(folder).get(stem_of(topic, channel), ()),
+        run=run,
+        size=size,
+        is_durable=is_durable,
+        now_s=now_s,
+    )
 
 
 def finished_files(directory: Path) -> list[Path]:
