@@ -138,11 +138,10 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
 def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
-    from nsqtools.cluster.history import History
     from nsqtools.server.listen import listen
     from nsqtools.web.access import WebSettings
-    from nsqtools.web.app import WebServer, create_app, create_context, url_of
-    from nsqtools.web.watcher import Watcher
+    from nsqtools.web.actions import WebContext
+    from nsqtools.web.app import WebServer
 
     with ExitStack() as stack:
 
@@ -157,17 +156,13 @@ def serve_pages() -> Iterator[ServePages]:
             cluster = stack.enter_context(Cluster(addresses, access))
             given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
             listener = stack.enter_context(listen(given.listen))
-            history = History(interval_s=given.refresh_s)
-            watcher = Watcher(cluster, history, refresh_s=given.refresh_s)
-            context = create_context(given, cluster, watcher, ClientOptions())
-            server = WebServer(create_app(context), given, watcher, listener)
-            stack.enter_context(context.at_end)
+            context = WebContext(given, cluster, ClientOptions())
+            server = WebServer(context, listener)
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)
-            watcher.start()
             thread.start()
-            wait_until(lambda: watcher.latest is not None, what="the first sample")
-            return url_of(listener, given).rstrip("/")
+            wait_until(lambda: context.watcher.latest is not None, what="the first sample")
+            return server.url.rstrip("/")
 
         yield serve
