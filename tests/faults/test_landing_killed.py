@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import Writer, unfinished
+from plugins.archives import KILLING_ITSELF, Writer, unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
@@ -39,38 +39,21 @@ BASE_NS = 20_000 * DAY_NS
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)
 
-KILLED = """
-import os, pickle, sys
-from nsqtools.archive import landing, parquet, table
+LANDING = f"""
+{KILLING_ITSELF}
+import pickle
+from pathlib import Path
+from nsqtools.archive import landing, parquet
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 
-left = int(sys.argv[1])
-
-def step():
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), 9)
-
-def killing(owner, name):
-    real = getattr(owner, name)
-    def call(*args, **options):
-        step()
-        result = real(*args, **options)
-        step()
-        return result
-    setattr(owner, name, call)
-
-for owner, name in [
-    (parquet.ParquetWriter, "close"), (landing, "replace_file"), (landing, "sync_folder"),
-    (DeltaCatalog, "create"), (DeltaCatalog, "commit"),
-    *((each, name) for each in (LocalStorage, ObjectStorage) for name in ("put_file", "put")),
-]:
-    killing(owner, name)
+around(parquet.ParquetWriter, "close")
+around(landing, "replace_file", "sync_folder")
+around(DeltaCatalog, "create", "commit")
+around(LocalStorage, "put_file", "put")
+around(ObjectStorage, "put_file", "put")
 plan = pickle.loads(bytes.fromhex(sys.argv[2]))
-from pathlib import Path
 landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
 print("landed")
 """
@@ -107,7 +90,7 @@ def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, s
     """Land the logs in another process, which kills itself; tell whether it came to its end."""
     paths = map(str, logs_of(logs))
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(step), pickle.dumps(plan).hex(), str(logs), *paths],
+        [sys.executable, "-c", LANDING, str(step), pickle.dumps(plan).hex(), str(logs), *paths],
         env=env,
         capture_output=True,
         timeout=DEADLINE_S,
