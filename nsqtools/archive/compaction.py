@@ -250,9 +250,9 @@ class Compaction:
 
     def _check(self, has_table: bool, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
-        names = [entry.name for entry in self.storage.children("")[0]]
-        folders = [each.rpartition("/")[2] for each in self.storage.children("")[1]]
-        shown = [name for name in (*names, *folders) if not name.startswith(".")]
+        entries, folders = self.storage.children("")
+        names = [*(entry.name for entry in entries), *(each.rpartition("/")[2] for each in folders)]
+        shown = [name for name in names if not name.startswith(".")]
         if has_table and not is_delta:
             raise ConfigurationError(f"{self.output} is a Delta table", hint="Add --format delta.")
         if is_delta and not has_table and any(name.startswith("topic=") for name in shown):

@@ -25,7 +25,7 @@ from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock
-from nsqtools.archive.layout import Member, index_of, part_of
+from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -126,23 +126,6 @@ class OpenFile:
     began_s: float = field(default_factory=time.monotonic)
     is_dirty: bool = False
     """A flush failed: it must be rolled back before it is used."""
-
-    def hold(self, batch: Batch, text: bytes) -> None:
-        """Put messages into the member."""
-        self.part.append(text)
-        self.batches.append(batch)
-
-    def end_member(self) -> Member:
-        """Return the member that all of it makes."""
-        times = [message.timestamp_ns for batch in self.batches for message in batch]
-        return self.part.end_member(len(times), min(times), max(times))
-
-    def ids_by_nsqd(self) -> dict[str, list[bytes]]:
-        """Return the identities of what is held."""
-        ids: dict[str, list[bytes]] = {}
-        for batch in self.batches:
-            ids.setdefault(batch.nsqd, []).extend([message.id for message in batch])
-        return ids
 
     def release(self) -> list[Batch]:
         """Hand over what is held: it is to be answered."""
@@ -410,7 +393,8 @@ class TopicWriter:
 
     def _hold(self, file: OpenFile, batch: Batch) -> None:
         text = self._encode(batch)
-        file.hold(batch, text)
+        file.part.append(text)
+        file.batches.append(batch)
         self._journal.add(batch.nsqd, [message.id for message in batch])
         self.held_count += len(batch)
         self.held_bytes += len(text)
@@ -491,9 +475,12 @@ class TopicWriter:
 
     def _flush(self) -> None:
         for file in self._files.holding():
-            member = file.end_member()
-            name, ids = self._files.name_of(file), file.ids_by_nsqd()
-            self._journal.record(name, file.part.head, member, ids)
+            ids: dict[str, list[bytes]] = {}
+            for batch in file.batches:
+                ids.setdefault(batch.nsqd, []).extend([message.id for message in batch])
+            times = [message.timestamp_ns for batch in file.batches for message in batch]
+            member = file.part.end_member(len(times), min(times), max(times))
+            self._journal.record(self._files.name_of(file), file.part.head, member, ids)
             file.part.flush(member)
             self._journal.confirm()
             self.totals.messages += member.messages

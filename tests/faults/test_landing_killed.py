@@ -14,12 +14,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import KILLING_ITSELF, Writer, unfinished
+from plugins.archives import (
+    CHANNEL,
+    KILLING_ITSELF,
+    TOPIC,
+    Writer,
+    assert_each_once,
+    ended,
+    to_file,
+    wait_until_archived,
+)
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
@@ -36,7 +44,6 @@ from nsqtools.protocol.frames import WireMessage
 
 DAY_NS = 86_400 * 10**9
 BASE_NS = 20_000 * DAY_NS
-TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)
 
 LANDING = f"""
@@ -187,8 +194,7 @@ def archive_with_kills(
     nsqd = go_nsqd("-msg-timeout=2s")
     nsqd.create_channel(TOPIC, CHANNEL)
     published = [json.dumps({"n": n, "text": "x" * 100}).encode() for n in range(count)]
-    args = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
-    args += ["--output-dir", str(out), "--store", store, "--body", "json"]
+    args = to_file(nsqd.tcp_address, out, "--store", store, "--body", "json")
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     args += [] if place == str(out) else ["--upload", place]
     logs = out if place != str(out) else out / ".nsq-log"
@@ -209,15 +215,9 @@ def archive_with_kills(
         threading.Event().wait(rng.uniform(0, 0.3))  # the random point
         process.kill()
         process.wait(DEADLINE_S)
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
-    process.send_signal(signal.SIGTERM)  # which finishes a last file, and lands it
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, b"not uploaded" in stderr) == (143, False), stderr.decode()
-    found = Counter(bodies_at(place))
-    assert set(published) - set(found) == set(), "messages are missing"
-    assert [body for body, times in found.items() if times > 1] == [], "messages are doubled"
+    wait_until_archived(nsqd)
+    assert "not uploaded" not in ended(process)
+    assert_each_once(bodies_at(place), published)
     assert list(logs.rglob("*.log")) == []
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import random
 import resource
-import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.archives import lines_of, messages_of, parts
+from plugins.archives import assert_each_once, ended, lines_of, messages_of, parts
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
@@ -90,20 +89,6 @@ def wait_until_archived(nsqd: GoNsqd, process: subprocess.Popen[bytes]) -> None:
     wait_until(is_empty, what="empty channels", timeout_s=DEADLINE_S)
 
 
-def stopped(process: subprocess.Popen[bytes]) -> str:
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, stderr.decode()
-    return stderr.decode()
-
-
-def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:
-    counts = Counter(found)
-    assert set(published) - set(counts) == set(), "messages were lost"
-    assert [body for body, times in counts.items() if times > 1] == [], "messages were doubled"
-    assert set(counts) == set(published)
-
-
 def threads_and_memory(pid: int) -> tuple[int, float]:
     """The threads of a process, and its memory in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -140,7 +125,7 @@ def test_a_fleet_needs_few_threads_descriptors_and_megabytes(
         lambda: threads_and_memory(process.pid)[0] <= 8, what="<= 8 threads", timeout_s=20
     )
     assert threads_and_memory(process.pid)[1] <= memory_mb
-    assert "the limit of open files" not in stopped(process)
+    assert "the limit of open files" not in ended(process)
     assert_each_once((message["body"] for message in messages_of(out)), published)
 
 
@@ -204,7 +189,7 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
     published.append(b"the last one")
     process = spawn_nsq(args)
     wait_until_archived(nsqd, process)
-    stopped(process)
+    ended(process)
 
     assert_each_once((message["body"] for message in messages_of(out)), published)
     assert parts(out) == []
@@ -289,7 +274,7 @@ def test_restarts_of_everything_and_deletions_of_topics_lose_and_double_nothing(
         timeout_s=DEADLINE_S,
     )
     wait_until_archived(nsqd, process)
-    said = stopped(process)
+    said = ended(process)
 
     found = Counter(message["body"] for message in messages_of(out))
     assert [body for body, times in found.items() if times > 1] == [], "messages were doubled"

@@ -6,14 +6,17 @@ import base64
 import gzip
 import json
 import shutil
+import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
@@ -169,6 +172,49 @@ def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
         return found
     time.sleep(ON_ITS_WAY_S)
     return counted()
+
+
+# -- nsq to-file in a process of its own ----------------------------------------------------------
+
+TOPIC, CHANNEL = "clicks", "archive"
+
+
+def filled(nsqd: Nsqd, bodies: Sequence[bytes]) -> list[bytes]:
+    """Publish messages, and wait until the channel has them."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    for begin in range(0, len(bodies), 1000):
+        nsqd.publish(TOPIC, *bodies[begin : begin + 1000])
+    wait_until(
+        lambda: nsqd.depth(TOPIC, CHANNEL) == len(bodies), what="a full channel", timeout_s=60
+    )
+    return list(bodies)
+
+
+def to_file(address: str, directory: Path, *flags: str) -> list[str]:
+    """The arguments of an archiver."""
+    place = ["--nsqd-tcp-address", address, "--output-dir", str(directory)]
+    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
+
+
+def wait_until_archived(nsqd: Nsqd) -> None:
+    """Wait until the channel has nothing any more, redeliveries included."""
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
+
+
+def ended(process: subprocess.Popen[bytes]) -> str:
+    """End an archiver, which finishes and stores its files; return what it said."""
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=patience_s(90))
+    assert process.returncode == 143, stderr.decode()
+    return stderr.decode()
+
+
+def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:
+    """Compare what is in files or tables with what was published."""
+    counts = Counter(found)
+    assert set(published) - set(counts) == set(), "messages were lost"
+    assert [body for body, times in counts.items() if times > 1] == [], "messages were doubled"
+    assert set(counts) == set(published)
 
 
 KILLING_ITSELF = """
