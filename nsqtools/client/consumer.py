@@ -82,7 +82,7 @@ EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 class CommonConsumer:
     """What consumers for threads and for asyncio have in common: all but waiting."""
 
-    new_backlog: type[Backlog] = Backlog
+    _new_backlog: type[Backlog] = Backlog
     topics: list[str]
     channel: str = ""
 
@@ -119,7 +119,7 @@ class CommonConsumer:
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
-        self.backlog = _backlog if _backlog is not None else self.new_backlog()
+        self.backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         self._io = ConsumerIO(
             {
