@@ -193,7 +193,6 @@ class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
     parcels: Sequence[Parcel]
-    reports: Sequence[Report]
     tried: list[_EndpointCircuit] = field(default_factory=list)
     lacking: list[_EndpointCircuit] = field(default_factory=list)  # in mode all: those without it
     refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
@@ -201,12 +200,6 @@ class _Exchange:
     target: Endpoint | None = None  # where a redirect leads
     hops: int = 0
     repeated: int = 0
-
-    def report(self, outcome: Outcome) -> None:
-        if self.repeated:
-            outcome = replace(outcome, repeated=self.repeated)
-        for parcel, report in zip(self.parcels, self.reports, strict=True):
-            report(parcel, outcome)
 
 
 class HttpSink:
@@ -229,13 +222,14 @@ class HttpSink:
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
         self._under_way = 0
-        self._gathered: list[tuple[Parcel, Report]] = []
+        self._gathered: list[Parcel] = []
         self._gathered_bytes = 0
         self._gathered_at = 0.0
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
+        self._report: Report
         pool.on_tick = self._tick
-        pool.after_turn = self._report
+        pool.after_turn = self._report_ended
         pool.start()
 
     # -- the forwarder's thread -----------------------------------------------------------------
@@ -260,10 +254,11 @@ class HttpSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
+        self._report = report  # the forwarder's, for all of them
         if self._is_batched:
-            self._pool.call_soon(lambda: self._gather(parcel, report))
+            self._pool.call_soon(lambda: self._gather(parcel))
         else:
-            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,), (report,))))
+            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,))))
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when the thread of the pool has failed."""
@@ -276,26 +271,25 @@ class HttpSink:
 
     # -- batches --------------------------------------------------------------------------------
 
-    def _gather(self, parcel: Parcel, report: Report) -> None:
-        settings, count = self._settings, sum(len(each) for each, _ in self._gathered)
+    def _gather(self, parcel: Parcel) -> None:
+        settings, count = self._settings, sum(map(len, self._gathered))
         if self._gathered and (
             count + len(parcel) > settings.batch_count
             or self._gathered_bytes + parcel.size > settings.batch_bytes
-            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[0][:1])
+            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[:1])
         ):
             self._send_gathered()
             count = 0
         if not self._gathered:
             self._gathered_at = time.monotonic()
-        self._gathered.append((parcel, report))
+        self._gathered.append(parcel)
         self._gathered_bytes += parcel.size
         if count + len(parcel) >= settings.batch_count or not settings.linger_s:
             self._send_gathered()
 
     def _send_gathered(self) -> None:
-        parcels, reports = zip(*self._gathered, strict=True)
-        self._gathered, self._gathered_bytes = [], 0
-        self._begin(_Exchange(parcels, reports))
+        parcels, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        self._begin(_Exchange(parcels))
 
     def _tick(self, now: float) -> None:
         if self._gathered and now - self._gathered_at >= self._settings.linger_s:
@@ -425,8 +419,8 @@ class HttpSink:
 
     def _refuse(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
         if outcome.may_split and len(exchange.parcels) > 1:
-            for parcel, report in zip(exchange.parcels, exchange.reports, strict=True):
-                self._begin(_Exchange((parcel,), (report,)))
+            for parcel in exchange.parcels:
+                self._begin(_Exchange((parcel,)))
             return
         self._settle(exchange, circuit, outcome)
 
@@ -462,8 +456,11 @@ class HttpSink:
             self._partial.forget(exchange.parcels)
         self._ended.append((exchange, outcome))
 
-    def _report(self) -> None:
+    def _report_ended(self) -> None:
         """Report what ended in this turn together: the FINs share a write, and waking for it."""
         ended, self._ended = self._ended, []
         for exchange, outcome in ended:
-            exchange.report(outcome)
+            if exchange.repeated:
+                outcome = replace(outcome, repeated=exchange.repeated)
+            for parcel in exchange.parcels:
+                self._report(parcel, outcome)

@@ -117,7 +117,7 @@ def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once
 ):
     source.publish(TOPIC, b"1", b"65")
     letters = ("--max-attempts", "2", *LETTERS, "--fatal-status", "65")
-    result = run("-n", "3", *letters, "--tag", "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
+    result = run("-n", "3", *letters, "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
 
     assert result.status == 6
     assert Counter(line.split()[-1] for line in result.out.splitlines()) == {b"1": 2, b"2": 1}
