@@ -25,7 +25,7 @@ from zlib import crc32
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, Broken, HttpPool
-from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -208,15 +208,15 @@ class HttpSink:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        requests: RequestSettings,
+        builder: RequestBuilder,
         settings: HttpSettings,
         pool: HttpPool,
     ) -> None:
         if settings.mode is EndpointMode.HASH and settings.key is None:
             raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
         self._settings = settings
-        self._builder = RequestBuilder(requests)
-        self._is_batched = requests.batch is not None
+        self._builder = builder
+        self._is_batched = builder.batch is not None
         self._circuits = [_EndpointCircuit(endpoint) for endpoint in endpoints]
         self._pool = pool
         self._turn = 0
@@ -439,7 +439,7 @@ class HttpSink:
             target is None
             or exchange.hops >= MAX_REDIRECTS
             or answer.status not in (307, 308)
-            or (endpoint.origin.is_tls and not target.origin.is_tls)
+            or (endpoint.origin[0], target.origin[0]) == ("https", "http")
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
             error = f"{error}, which is not followed"

@@ -24,13 +24,12 @@ from nsqtools.client.connection_settings import ConnectionSettings, read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
-from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
     from nsqtools.forward.courier import DeadLetterBox
     from nsqtools.forward.forwarder import ForwardSettings, SourceSettings
-    from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
+    from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
     from nsqtools.forward.parcel import ForwardTotals, Sink
 
 
@@ -298,10 +297,10 @@ class RequestOptions(OptionSet):
         if self.basic_auth_file is not None and self.bearer_token_file is not None:
             raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
 
-    def settings(self, *, is_get: bool) -> RequestSettings:
-        """Return the settings of requests. Reads the files. Raises `ConfigurationError`."""
+    def builder(self, *, is_get: bool) -> RequestBuilder:
+        """Return what makes requests. Reads the files. Raises `ConfigurationError`."""
         from nsqtools import __version__
-        from nsqtools.forward.http_requests import RequestSettings, parse_header
+        from nsqtools.forward.http_requests import RequestBuilder, parse_header
 
         form = self.batch_format if self.batch > 1 else None
         if is_get and form is not None:
@@ -311,14 +310,14 @@ class RequestOptions(OptionSet):
         usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
         given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
         files = [str(path) for path in given if path]
-        return RequestSettings(
-            is_get,
-            self.content_type or (usual[form] if form else OCTETS),
-            f"nsqtools/{__version__}",
-            tuple(map(parse_header, self.header or ())),
-            Renewed(files, lambda: _read_secrets(*given)) if files else None,
-            self.metadata,
-            form,
+        return RequestBuilder(
+            is_get=is_get,
+            content_type=self.content_type or (usual[form] if form else OCTETS),
+            user_agent=f"nsqtools/{__version__}",
+            headers=list(map(parse_header, self.header or ())),
+            secrets=Renewed(files, lambda: _read_secrets(*given)) if files else None,
+            has_metadata=self.metadata,
+            batch=form,
         )
 
 
@@ -434,14 +433,14 @@ def to_http(
         requests.linger,
     )
     tls = None
-    if redirects is Redirects.FOLLOW or any(each.origin.is_tls for each in endpoints):
+    if redirects is Redirects.FOLLOW or any(each.origin[0] == "https" for each in endpoints):
         tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
     sink = HttpSink(
         endpoints,
-        requests.settings(is_get=bool(get)),
+        requests.builder(is_get=bool(get)),
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
     source = forwarding.source(channel, connection)
-    there = [str(Address(each.origin.host, each.origin.port)) for each in endpoints]
+    there = [str(each.origin[1]) for each in endpoints]
     return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime, there)
