@@ -52,6 +52,14 @@ def test_a_file_that_somebody_appended_to_differs_from_its_index(
     assert b"its index ends" in run_nsq(["archive", "verify", str(archive)]).out
 
 
+def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "clicks.log.gz", messages(0, 10), is_finished=False)
+
+    run_nsq(["archive", "repair", str(tmp_path)])
+
+    assert text_of(tmp_path / "clicks.log.gz") == lines(0, 10)
+
+
 @pytest.mark.parametrize("has_index", [True, False])
 def test_a_member_that_is_corrupt_costs_only_itself_where_there_is_an_index(
     archive: Path, run_nsq: RunNsq, has_index: bool
@@ -120,22 +128,6 @@ def test_parquet_among_archives_is_compacted_as_what_it_is(
     assert "40 messages read, 20 duplicates removed, 1 files" in result.err
     out = run_nsq(["archive", "verify", str(tmp_path / "out")])
     assert (out.status, out.err) == (0, "nsq: 1 file, 20 messages, 0 damaged\n")
-
-
-def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "clicks.log.gz", messages(0, 10), is_finished=False)
-
-    run_nsq(["archive", "repair", str(tmp_path)])
-
-    assert text_of(tmp_path / "clicks.log.gz") == lines(0, 10)
-
-
-def test_cat_of_a_time_range(archive: Path, run_nsq: RunNsq) -> None:
-    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:32Z"]
-
-    result = run_nsq(["archive", "cat", str(archive), "--bodies", *span])
-
-    assert result.out.split(b"\n")[:-1] == [b"body %d" % number for number in range(5, 12)]
 
 
 # archives that somebody else made

@@ -79,17 +79,6 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
-def test_arguments_are_the_body_or_what_is_picked_of_it(
-    run_nsq: RunNsq, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, b'{"user": "a b; $(c)"}')
-    more = ["-n", "1", "--arg", "--pick", ".user", "--", "printf", "<%s>", "{}", "-{}-"]
-
-    result = run_nsq(args(source, *more))
-
-    assert result.out == b"<a b; $(c)><-a b; $(c)->\n"  # and a line is ended
-
-
 def test_what_cannot_be_an_argument_is_a_dead_letter(
     run_nsq: RunNsq, source: EmbeddedServer
 ) -> None:
