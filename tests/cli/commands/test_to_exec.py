@@ -115,19 +115,6 @@ def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
-def test_a_batch_is_lines_of_one_run_which_answers_for_all(
-    run: Run, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, *[b"%d" % number for number in range(20)])
-
-    result = run("-n", "20", "--batch", "3", "--batch-wait", "500ms", shell="cat; echo .")
-
-    runs = [run.split() for run in result.out.split(b".\n")[:-1]]
-    assert [line for run in runs for line in run] == [b"%d" % number for number in range(20)]
-    assert max(map(len, runs)) == 3
-    assert unfinished(source, TOPIC, CHANNEL) == 0
-
-
 def test_of_a_batch_that_fails_only_the_message_to_blame_is_given_up(
     run: Run, run_nsq: RunNsq, source: EmbeddedServer
 ) -> None:

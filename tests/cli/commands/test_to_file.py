@@ -108,24 +108,6 @@ def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
 # -- what is written ----------------------------------------------------------------------------
 
 
-def test_zstd_files_are_named_so_and_read_by_every_command(to_file: ToFile) -> None:
-    to_file.publish(b"one", b"two")
-
-    to_file.run("-n", "2", "--zstd-level", "9")
-
-    [path] = to_file.finished
-    out = str(to_file.out)
-    assert path.name.endswith(".log.zst")
-    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
-    assert to_file.run_nsq(["archive", "verify", out]).status == 0
-    assert b"jsonl zstd" in to_file.run_nsq(["archive", "info", out]).out
-    again = ["--topic", "again", "--nsqd-tcp-address", to_file.nsqd.tcp_address]
-    assert to_file.run_nsq(["replay", out, *again]).status == 0
-    path.write_bytes(path.read_bytes() + b"rubbish")
-    assert to_file.run_nsq(["archive", "repair", out]).status == 0
-    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
-
-
 def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
     to_file: ToFile,
 ) -> None:
@@ -220,20 +202,6 @@ def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     stop(process)
 
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
-
-
-def test_files_that_a_crash_left_in_the_work_directory_are_published(
-    to_file: ToFile, tmp_path: Path
-) -> None:
-    flags = (*RAW, "--work-dir", str(tmp_path / "work"))
-    to_file.publish(b"one", b"two")
-    kill(to_file.start(*flags))
-    assert to_file.finished == []
-
-    assert to_file.run(*flags, "--for", "500ms").status == 0
-
-    assert lines_of(to_file.out) == [b"one", b"two"]
-    assert parts(tmp_path / "work") == []
 
 
 def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
@@ -356,17 +324,6 @@ def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile
     assert process.returncode == 143
     assert usage.ru_utime + usage.ru_stime < 3  # the whole run, start included
     assert len(messages_of(to_file.out)) == 1
-
-
-def test_a_second_signal_leaves_at_once(to_file: ToFile) -> None:
-    to_file.publish(b"one")
-    process = to_file.start("--on-file", "sleep 60")
-
-    process.send_signal(signal.SIGTERM)
-    wait_until(lambda: to_file.finished, what="the finished file")
-    process.send_signal(signal.SIGTERM)
-
-    assert process.wait(patience_s(10)) == 143
 
 
 def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFile) -> None:
