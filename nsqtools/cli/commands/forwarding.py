@@ -28,7 +28,7 @@ from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
     from nsqtools.forward.courier import DeadLetterBox
-    from nsqtools.forward.forwarder import ForwardSettings, SourceSettings
+    from nsqtools.forward.forwarder import ForwardSettings
     from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
     from nsqtools.forward.parcel import ForwardTotals, Sink
 
@@ -72,36 +72,37 @@ class ForwardOptions(Consuming):
                 hint="Give --dead-letter-topic or --dead-letter-file.",
             )
 
-    def source(
+    def settings(
         self,
         channel: str,
         connection: ConnectionSettings,
         usual: dict[str, Any] | None = None,
         **more: Any,
-    ) -> SourceSettings:
-        """Where messages come from; ``usual`` are client options, where the user gives none."""
-        from nsqtools.forward.forwarder import THROUGHPUT, SourceSettings
+    ) -> ForwardSettings:
+        """Where messages come from, and what happens to them.
 
+        ``usual`` are client options where the user gives none, ``more`` fields of the command.
+        """
+        from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
+
+        own = {
+            "pattern": self.topic_pattern,
+            "refresh_s": self.topic_refresh,
+            "keep": self.keep,
+            "pick": self.pick,
+            "rate": self.rate,
+            "max_attempts": self.max_attempts,
+        }
         options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
-        pattern, refresh_s = self.topic_pattern, self.topic_refresh
-        return SourceSettings(self.topics, channel, connection, options, pattern, refresh_s, **more)
-
-    def settings(self, source: SourceSettings, **more: Any) -> ForwardSettings:
-        """What happens to them on the way; ``more`` are fields that the command decides."""
-        from nsqtools.forward.forwarder import ForwardSettings
-
-        usual = {"keep": self.keep, "pick": self.pick, "drain_s": source.options.drain_timeout_s}
-        own = {"rate": self.rate, "max_attempts": self.max_attempts}
-        return ForwardSettings(**{**usual, **own, **more})
+        return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
 
 
 Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
 
 
 def run_forwarder(
-    source: SourceSettings,
-    sink: Sink,
     settings: ForwardSettings,
+    sink: Sink,
     options: ForwardOptions,
     runtime: Runtime,
     destinations: Sequence[str] = (),
@@ -115,15 +116,13 @@ def run_forwarder(
     from nsqtools.forward.forwarder import Forwarder
 
     allow_many()
-    look_before(
-        source.topics, source.channel, source.connection, runtime, create=options.create, force=True
-    )
-    require_one(destinations, source.options.dial_timeout_s)
+    connection, channel = settings.connection, settings.channel
+    look_before(settings.topics, channel, connection, runtime, create=options.create, force=True)
+    require_one(destinations, settings.options.dial_timeout_s)
     forwarder = Forwarder(
-        source,
-        sink,
         settings,
-        dead_letters=dead_letter_box(source, options),
+        sink,
+        dead_letters=dead_letter_box(settings, options),
         limits=options.limits.run_limits(),
         on_tick=lambda: watched.tick(lambda: f"{forwarder.totals.delivered:,} messages delivered"),
     )
@@ -132,7 +131,7 @@ def run_forwarder(
         forwarder.stop,
         metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
         health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
-        queue=(source.connection, source.channel),
+        queue=(connection, channel),
         done=lambda: forwarder.totals.delivered,
     ) as watched:
         try:
@@ -150,14 +149,14 @@ def run_forwarder(
     return watched.signals.status(otherwise=status)
 
 
-def dead_letter_box(source: SourceSettings, options: ForwardOptions) -> DeadLetterBox | None:
+def dead_letter_box(settings: ForwardSettings, options: ForwardOptions) -> DeadLetterBox | None:
     """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
     from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
 
     if options.dead_letter_file is not None:
         return DeadLetterFile(options.dead_letter_file)
     if options.dead_letter_topic is not None:
-        return DeadLetterTopic(options.dead_letter_topic, source.options)
+        return DeadLetterTopic(options.dead_letter_topic, settings.options)
     return None
 
 
@@ -256,9 +255,16 @@ def to_nsq(
     found = replace(destination, nsqd_tcp_addresses=sink.nsqds)
     guard = LoopGuard(connection, found, rename)
     check = guard.check if loop_guard else lambda topic: None
-    source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
-    settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
-    return run_forwarder(source, sink, settings, forwarding, runtime, sink.nsqds)
+    settings = forwarding.settings(
+        channel,
+        connection,
+        check=check,
+        user_agent=guard.user_agent,
+        keep=keep,
+        pick=pick,
+        rename=rename,
+    )
+    return run_forwarder(settings, sink, forwarding, runtime, sink.nsqds)
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -441,6 +447,5 @@ def to_http(
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    source = forwarding.source(channel, connection)
     there = [str(each.origin[1]) for each in endpoints]
-    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime, there)
+    return run_forwarder(forwarding.settings(channel, connection), sink, forwarding, runtime, there)

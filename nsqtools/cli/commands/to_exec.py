@@ -121,9 +121,8 @@ def to_exec(
     if settings.fatal:
         forwarding.need_letters("--fatal-status")
     usual = {"max_in_flight": commands.max_in_flight}
-    source = forwarding.source(channel, connection, usual)
     sink = ExecSink(settings, printing(runtime))
-    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)
+    return run_forwarder(forwarding.settings(channel, connection, usual), sink, forwarding, runtime)
 
 
 def printing(runtime: Runtime) -> Write:
