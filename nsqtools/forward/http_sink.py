@@ -24,7 +24,7 @@ from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
-from nsqtools.forward.http_pool import Answer, Broken, HttpPool
+from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
 
@@ -331,14 +331,14 @@ class HttpSink:
         self._under_way += 1
         exchange.target = None
 
-        def done(result: Answer | Broken, is_resent: bool) -> None:
+        def done(answer: Answer, is_resent: bool) -> None:
             self._under_way -= 1
             if is_resent:
                 exchange.repeated += sum(map(len, exchange.parcels))
-            if isinstance(result, Broken):
-                self._broke(exchange, circuit, result)
+            if answer.error:
+                self._broke(exchange, circuit, answer)
             else:
-                self._answered(exchange, circuit, endpoint, result)
+                self._answered(exchange, circuit, endpoint, answer)
             self._go_on()
 
         self._pool.send(request, done)
@@ -366,7 +366,7 @@ class HttpSink:
 
     # -- what came back -------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Broken) -> None:
+    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Answer) -> None:
         circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)

@@ -66,9 +66,7 @@ class CompactionChoice(OptionSet):
     topic: Topics = None
     day: date | None = opt("DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
     until_day: date | None = opt("DATE", "Only days up to this one.", SELECTION, parser=parse_day)
-    grace: float = opt(
-        "DURATION", "How long after midnight (UTC) a day stays open.", SELECTION, "1h"
-    )
+    grace: float = opt("DURATION", "How long after midnight (UTC) a day is open.", SELECTION, "1h")
     open_days: bool = opt("", "Take days that are not over too.", SELECTION)
     delimiter: Delimiter = None
     skip_damaged: SkipDamaged = False

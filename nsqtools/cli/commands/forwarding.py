@@ -40,11 +40,7 @@ class ForwardOptions(Consuming):
     pick: Pick = None
     rate: Rate = 0.0
     max_attempts: int = opt(
-        "N",
-        "Give a message up after N attempts, outages not counted; 0: never.",
-        DELIVERY,
-        0,
-        min=0,
+        "N", "Give up after N attempts, outages not counted; 0: never.", DELIVERY, 0, min=0
     )
     dead_letter_topic: str | None = opt(
         "TOPIC", "Publish what cannot be delivered to this topic, on the same nsqd.", DELIVERY
@@ -178,26 +174,19 @@ def summary(totals: ForwardTotals) -> str:
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
-        "TOPIC",
-        "Publish everything to this topic, instead of each topic under its own name.",
-        DESTINATION,
+        "TOPIC", "Publish everything to this topic, not each under its name.", DESTINATION
     ),
     map: list[str] | None = opt(
-        "REGEX=NAME",
-        r"Rename topics that match ('eu\.(.*)=\1'); the first match counts.",
-        DESTINATION,
+        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts.", DESTINATION
     ),
     mode: ForwardMode = opt(
         "",
-        "With several destinations: each in turn, by --key, or the first that works.",
+        "Several: in turn, by --key, or the first that works.",
         DESTINATION,
         ForwardMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        DESTINATION,
-        parser=compile_template,
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", DESTINATION, parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
@@ -210,7 +199,7 @@ def to_nsq(
     ),
     loop_guard: bool = opt(
         "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would return to where they were.",
+        "Refuse topics whose messages would come back.",
         SAFETY,
         True,
     ),
@@ -364,10 +353,7 @@ def to_http(
         EndpointMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        ENDPOINTS,
-        parser=compile_template,
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", ENDPOINTS, parser=compile_template
     ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
     http_client_connect_timeout: Seconds = opt(
@@ -383,10 +369,7 @@ def to_http(
         ENDPOINTS,
     ),
     redirects: Redirects = opt(
-        "",
-        "Whether to follow redirects that keep method and body (307, 308).",
-        ENDPOINTS,
-        Redirects.REFUSE,
+        "", "Follow redirects that keep method and body (307, 308).", ENDPOINTS, Redirects.REFUSE
     ),
     private_addresses: bool = opt(
         "--private-addresses/--no-private-addresses",

@@ -42,10 +42,7 @@ class CommandOptions(OptionSet):
         COMMANDS,
     )
     command_timeout: Seconds = opt(
-        "DURATION",
-        "End a command (TERM, after 5s KILL) that takes longer; 0: never.",
-        COMMANDS,
-        "10m",
+        "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", COMMANDS, "10m"
     )
     fatal_status: list[int] | None = opt(
         "STATUS", "Exit status that makes a dead letter at once.", DELIVERY, min=1, max=255

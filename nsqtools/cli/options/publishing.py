@@ -50,11 +50,7 @@ Rate = Annotated[
 ]
 Spread = Annotated[
     PublishMode,
-    opt(
-        "--mode",
-        "With several nsqd: publish to all, an equal share to each, or to the first that works.",
-        DELIVERY,
-    ),
+    opt("--mode", "Publish to all nsqd, a share to each, or the first that works.", DELIVERY),
 ]
 RetryTimeout = Annotated[
     float | None,
@@ -67,24 +63,12 @@ RetryTimeout = Annotated[
 ]
 RetryUnknown = Annotated[
     bool,
-    opt(
-        "--retry-unknown",
-        "Publish again what nsqd may have accepted: it can arrive twice.",
-        DELIVERY,
-    ),
+    opt("--retry-unknown", "Publish again what nsqd may have: it can arrive twice.", DELIVERY),
 ]
 
 
 PROGRESS_HELP = "Record here what is confirmed, and continue from there the next time."
 CheckpointFile = Annotated[Path | None, opt("--checkpoint FILE", PROGRESS_HELP, DELIVERY)]
-UnsentRecords = Annotated[
-    Path | None,
-    opt(
-        "--unsent-file FILE",
-        "Append unconfirmed records to this file (--mode all: to FILE.HOST:PORT).",
-        DELIVERY,
-    ),
-]
 TopicMap = Annotated[
     list[str] | None,
     opt("--topic -t [OLD=]NEW", "Where to publish, if not to the topic that a message came from."),
@@ -101,7 +85,9 @@ class Publishing(OptionSet):
     mode: Spread = PublishMode.ALL
     retry_timeout: RetryTimeout = None
     retry_unknown: RetryUnknown = False
-    unsent_file: UnsentRecords = None
+    unsent_file: Path | None = opt(
+        "FILE", "Append what is not confirmed (--mode all: FILE.HOST:PORT).", DELIVERY
+    )
     connection: ProducerConnection
     channel: ToChannel
 
@@ -305,10 +291,7 @@ class ChannelFlags(OptionSet):
     """Flags of the temporary nsqd. None means: not given."""
 
     channel: str | None = opt(
-        "--channel -c NAME",
-        "Deliver to this channel alone: a temporary nsqd joins the cluster, with nothing in the "
-        "others.",
-        CHANNEL,
+        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd.", CHANNEL
     )
     channel_lookupd: list[str] | None = opt(
         "--lookupd-http-address HOST:PORT",
@@ -318,21 +301,15 @@ class ChannelFlags(OptionSet):
     )
     lookupd_tcp_address: list[str] | None = opt(
         "HOST:PORT",
-        "nsqlookupd, over TCP, where it registers.",
+        "Where it registers (TCP).",
         CHANNEL,
         show_default="the port below that of HTTP",
     )
     broadcast_address: str | None = opt(
-        "HOST",
-        "Where consumers reach this machine.",
-        CHANNEL,
-        show_default="its address towards nsqlookupd",
+        "HOST", "How consumers reach it.", CHANNEL, show_default="its address towards nsqlookupd"
     )
     data_path: Path | None = opt(
-        "DIR",
-        "Where its messages are until they are consumed; the next run goes on there.",
-        CHANNEL,
-        show_default="./nsqd-NAME",
+        "DIR", "Where its messages are, for the next run too.", CHANNEL, show_default="./nsqd-NAME"
     )
     wait: float | None = opt(
         "DURATION", "End when no consumer is connected for this long.", CHANNEL, show_default="5m"
