@@ -97,14 +97,11 @@ class Selection:
 
     def has(self, slot: Slot) -> bool:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
+        is_named = not self.topics or slot.topic in self.topics
         if slot.day is None:
-            is_named = not self.topics or slot.topic in self.topics
             return is_named and self.first is None and self.last is None
-        return (
-            (not self.topics or slot.topic in self.topics)
-            and (self.first is None or slot.day >= self.first)
-            and (self.last is None or slot.day <= self.last)
-        )
+        is_late = self.first is None or slot.day >= self.first
+        return is_named and is_late and (self.last is None or slot.day <= self.last)
 
     def is_open(self, slot: Slot, now_s: float) -> bool:
         """Tell whether a partition has to wait."""
