@@ -54,7 +54,7 @@ from nsqtools.archive.upload import (
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import locked, open_to_write
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
 
@@ -218,7 +218,7 @@ class Landings(Uploads):
 
     def metrics(self) -> Sequence[Metric]:
         name, help = "nsq_to_file_body_misfits_total", "Bodies that did not fit their columns."
-        return [*super().metrics(), Metric(name, "counter", help, [({}, self.totals.misfits)])]
+        return [*super().metrics(), metric_of(name, help, [({}, self.totals.misfits)])]
 
     def close(self, **arguments: Any) -> int:
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
