@@ -438,7 +438,8 @@ class Compaction:
         """Commit the files of a partition, and note what they were made of."""
         self._place.check()
         files = partition.files
-        removes = [self._table_file(partition, each) for each in partition.sources]
+        at = partition.slot.values
+        removes = [TableFile(each.name, each.size, partition=at) for each in partition.sources]
         if self.is_within and sum(done.read for done in partition.done) != sum(
             source.messages for source in partition.sources
         ):
@@ -466,9 +467,6 @@ class Compaction:
         document = {"version": 1, "sources": sources, "files": names}
         with failing("write", self.output):
             self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
-
-    def _table_file(self, partition: Partition, source: Source) -> TableFile:
-        return TableFile(source.name, source.size, partition=partition.slot.values)
 
     def _note_name(self, slot: Slot) -> str:
         return f"{NOTES}/{slot.folder}.json"
