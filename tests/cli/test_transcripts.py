@@ -40,8 +40,6 @@ from plugins.http_api import Nsqd, Nsqlookupd
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-from nsqtools.files.opening import warn_of_exposure
-
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 COLUMNS = 100
 SHELL = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
@@ -70,7 +68,6 @@ def test_a_command_prints_what_its_transcript_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    warn_of_exposure.cache_clear()  # its files have the names of those of another transcript
     text = path.read_text("utf-8")
     cluster = Cluster(kind, serve, data_path)
     for name, flags in re.findall(r"^= (\w+) *(.*)$", text, re.MULTILINE):
