@@ -71,6 +71,7 @@ GONE = {
     "nsq demo --no-spark": "nsq demo",
     "nsq web --history": "Prometheus, for more than 6 hours: nsq web --print dashboard",
     "nsq spark compact --work-dir": "--output alone, which has room for its work",
+    "nsq spark report --html": "--json, or a notebook: nsq-lake(7) and nsq spark sql",
     "nsq spark doctor --shared-dir": "nsq spark compact, which names what it cannot write",
     "nsq spark doctor --nsqd-tcp-address": "nsq ping",
     "nsq spark doctor --nsqd-http-address": "nsq ping",
