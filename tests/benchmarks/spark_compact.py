@@ -25,7 +25,7 @@ from plugins.archives import write_archive
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, Settings, in_processes
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.spark.jobs.compaction import in_tasks
+from nsqtools.spark.session import in_tasks
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:

@@ -364,9 +364,7 @@ def six_files(tmp_path: Path) -> list[Path]:
     return files
 
 
-def test_a_file_deleted_before_the_stream_read_it_fails_it_after_a_restart(
-    tmp_path: Path,
-) -> None:
+def test_a_file_deleted_before_the_stream_read_it_fails_it_after_a_restart(tmp_path: Path) -> None:
     files = six_files(tmp_path)
     one_file = BatchLimits(files=1)
     stream = stream_of(tmp_path)

@@ -17,7 +17,7 @@ from nsqtools.spark.publishing.ledger import (
     prepare_ledger,
     read_entries,
 )
-from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters
+from nsqtools.spark.publishing.row_outcomes import DeadLetters
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
@@ -126,7 +126,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path, monkeypatch) as record:
         prepare_ledger(ledger, "job")
-        with LedgerPart(ledger, 0) as part, LocalDeadLetters(dead, "job", 0, done=0) as letters:
+        with LedgerPart(ledger, 0) as part, DeadLetters(dead, "job", 0, done=0) as letters:
             for number in range(4):
                 letters.write(number, row, "refused")
                 letters.sync()
@@ -134,7 +134,6 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
                 part.note()
                 part.sync()
                 record.note(number)
-            letters.finish()
 
     cuts = list(record.cuts())
     assert len(cuts[-1][0]) == 4

@@ -31,7 +31,7 @@ from nsqtools.spark.format_options import (
     producer_connection,
     subscription,
 )
-from nsqtools.spark.publishing.sink_plan import SinkSettings, make_folders, sink_settings
+from nsqtools.spark.publishing.sink_plan import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"
@@ -55,7 +55,7 @@ def known_options(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     spool = {"channel": "spark", "spoolDir": "/spool"}
     topic_settings({"topic": "clicks", **spool}, {})
     topic_settings({"topicPattern": "c", "lookupdHttpAddress": "l:4161", **spool}, {})
-    sink_settings({"topic": "clicks"}, {"body": "binary"}, {})
+    sink_plan({"topic": "clicks"}, {"body": "binary"}, {})
     return {name for name in known - CLIENT_OPTIONS.keys() if "_" not in name}
 
 
@@ -131,9 +131,7 @@ def test_an_unknown_option_gets_the_name_that_was_meant() -> None:
     assert caught.value.hint == "Did you mean max_in_flight?"
 
 
-def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(
-    tmp_path: Path,
-) -> None:
+def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from-file\n")
     environ = {"NSQ_AUTH_SECRET": "from-environment"}
 
@@ -251,13 +249,13 @@ ARCHIVED = {
 }
 
 
-def sink(columns: dict[str, str] = BODY, **given: str) -> SinkSettings:
+def sink(columns: dict[str, str] = BODY, **given: str) -> SinkPlan:
     given = {"topic": "clicks"} | given
-    return sink_settings({name.lower(): text for name, text in given.items()}, columns, {})
+    return sink_plan({name.lower(): text for name, text in given.items()}, columns, {})
 
 
 def test_the_defaults_deliver_at_least_once_with_a_small_window() -> None:
-    plan = sink().plan
+    plan = sink()
 
     assert plan.addresses == ("127.0.0.1:4150",)
     assert plan.options.retry_timeout_s == 60
@@ -266,27 +264,27 @@ def test_the_defaults_deliver_at_least_once_with_a_small_window() -> None:
 
 
 def test_the_options_of_the_command_line_are_there() -> None:
-    plan = sink(retryTimeout="5s", retryUnknown="false", max_outstanding="2", snappy="true").plan
+    plan = sink(retryTimeout="5s", retryUnknown="false", max_outstanding="2", snappy="true")
 
     assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (5, False)
     assert (plan.client_options.max_outstanding, plan.client_options.snappy) == (2, True)
 
 
 def test_every_partition_has_another_first_nsqd() -> None:
-    plan = sink(nsqdTcpAddress="a:1,b:2,c:3").plan
+    plan = sink(nsqdTcpAddress="a:1,b:2,c:3")
 
     assert plan.rotated(0) == ("a:1", "b:2", "c:3")
     assert plan.rotated(4) == ("b:2", "c:3", "a:1")
 
 
 def test_a_task_that_is_tried_again_waits_less() -> None:
-    plan = sink(retryTimeout="16s").plan
+    plan = sink(retryTimeout="16s")
 
     assert [plan.attempt(number).retry_timeout_s for number in range(3)] == [16, 4, 1]
 
 
 def test_what_an_archive_has_can_be_published_as_it_is() -> None:
-    assert sink_settings({}, ARCHIVED, {}).plan.topic is None
+    assert sink_plan({}, ARCHIVED, {}).topic is None
 
 
 @pytest.mark.parametrize(
@@ -314,21 +312,21 @@ def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
     environ = {"NSQ_SPARK_SLOTS": "4"}
     given = {"topic": "clicks", "rate": "100"}
 
-    assert sink_settings(given, BODY, environ).plan.rate == 25
-    assert sink_settings({**given, "slots": "2"}, BODY, environ).plan.rate == 50
-    assert sink_settings({**given, "rate": "0"}, BODY, {}).plan.rate == 0
+    assert sink_plan(given, BODY, environ).rate == 25
+    assert sink_plan({**given, "slots": "2"}, BODY, environ).rate == 50
+    assert sink_plan({**given, "rate": "0"}, BODY, {}).rate == 0
 
 
 def test_a_batch_is_no_larger_than_nsqd_is_said_to_take() -> None:
-    assert sink().plan.batch_bytes == 1 << 19
-    assert sink(publish_max_body_size="10000", batchRows="100").plan.batch_bytes == 9596
+    assert sink().batch_bytes == 1 << 19
+    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596
 
 
 def test_dead_letters_are_named_after_their_job() -> None:
-    assert sink().plan.job != sink().plan.job
-    assert sink(ledgerPath="/l").plan.job == sink(ledgerPath="/l").plan.job
-    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/m").plan.job
-    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/l", topic="b").plan.job
+    assert sink().job != sink().job
+    assert sink(ledgerPath="/l").job == sink(ledgerPath="/l").job
+    assert sink(ledgerPath="/l").job != sink(ledgerPath="/m").job
+    assert sink(ledgerPath="/l").job != sink(ledgerPath="/l", topic="b").job
 
 
 def test_directories_are_made_before_anything_is_published(tmp_path: Path) -> None:
@@ -371,7 +369,7 @@ def topics(**given: str) -> None:
 
 
 def bare_sink(**given: str) -> None:
-    sink_settings(given, BODY, {})
+    sink_plan(given, BODY, {})
 
 
 UNKNOWN_PLACE = f"{REMOTE} is not supported"
@@ -402,7 +400,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"damagepath": "/r"}, "onDamage=report needs damagePath"),
         (read, {"ondamage": "ignore"}, "onDamage=ignore must be one of fail, report"),
         (read, {"topics": "a b"}, "a b"),
-        (read, {"delimiter": "\\q"}, "unknown escape"),
+        (read, {"delimiter": "\\q"}, "is not text with escapes"),
         (read, {"minpartitions": "0"}, "minPartitions=0 must be >= 1"),
         (read, {"delimiter": ""}, "option delimiter is empty"),
         (read, {"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsqtools.spark.packages import beside_sparks_own
+from nsqtools.spark.spark_settings import beside_sparks_own
 
 FETCHED = [
     "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",

@@ -46,10 +46,7 @@ def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 
 
 
 def test_partitions_begin_with_different_nsqd_and_the_counts_add_up(
-    spark: SparkSession,
-    go_nsqd: Callable[..., GoNsqd],
-    save: Callable[..., None],
-    tmp_path: Path,
+    spark: SparkSession, go_nsqd: Callable[..., GoNsqd], save: Callable[..., None], tmp_path: Path
 ) -> None:
     both = go_nsqd(), go_nsqd()
     frame = spark.range(0, 20_000, 1, 4).selectExpr(

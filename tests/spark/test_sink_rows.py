@@ -5,20 +5,18 @@ Which rows are refused, and why, is tried with an nsqd in `test_sink_task`.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import NsqError
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.ledger import LedgerEntry
 from nsqtools.spark.publishing.publish_task import Prefix, byte_strings, chunk_of, fitting
 from nsqtools.spark.publishing.row_outcomes import (
     PublishReport,
+    RowCounts,
     require_all,
     summary,
     total,
-    write_document,
 )
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -102,8 +100,8 @@ def test_only_what_is_in_the_prefix_is_counted() -> None:
     prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
     first, second = prefix.begin(10, 0), prefix.begin(15, 0)
     first.pending = 1
-    first.topics, second.topics = {"a": 3, "b": 1}, {"b": 5}
-    first.rejected = second.unknown = 1
+    first.counts = RowCounts({"a": 3, "b": 1}, rejected=1)
+    second.counts = RowCounts({"b": 5}, unknown=1)
 
     prefix.advance()
     assert prefix.entry == LedgerEntry(done=5, topics={"a": 4}, rejected=1)
@@ -145,8 +143,3 @@ def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
         )
     with pytest.raises(NsqError, match=r"1 rows have an unknown fate .* by an earlier run"):
         require_all(PublishReport(unknown=1))
-
-
-def test_a_document_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"cannot write /no/such/outcome.json"):
-        write_document(Path("/no/such/outcome.json"), PublishReport(), is_complete=True)

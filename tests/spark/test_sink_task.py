@@ -22,7 +22,7 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.connection_settings import PublishMode
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
@@ -65,7 +65,12 @@ def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> 
     changes.setdefault("client_options", FAST)
     changes.setdefault("options", PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True))
     changes.setdefault("batch_rows", 100)
-    return SinkPlan(addresses, topic=topic, job="job", **changes)
+    return SinkPlan(ConnectionSettings(), topic=topic, job="job", addresses=addresses, **changes)
+
+
+def dead_letters(folder: Path) -> list[bytes]:
+    paths = sorted(folder.glob("dead-job-00000-*.jsonl"))
+    return [line for path in paths for line in path.read_bytes().splitlines()]
 
 
 def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
@@ -113,7 +118,7 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
     bad = len(BAD_ROWS)
     expected = (2, bad, bad, 0)
     assert (report.confirmed, report.rejected, report.dead_lettered, report.left) == expected
-    lines = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    lines = dead_letters(tmp_path)
     assert [decode(line).body for line in lines] == [body or b"" for body in bodies]
     for number, (line, reason) in enumerate(zip(lines, reasons, strict=True), 1):
         assert reason in json.loads(line)["reason"]
@@ -139,7 +144,7 @@ def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
     report = run(make_plan(nsqd.tcp_address, dead_letters=tmp_path), chunk(bodies))
 
     assert (report.confirmed, report.rejected, report.dead_lettered) == (300, 1, 1)
-    [line] = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    [line] = dead_letters(tmp_path)
     assert decode(line).body == b"x" * 1001
     assert "E_BAD_MESSAGE" in json.loads(line)["reason"]
     assert bodies_in(nsqd, "clicks", 300) == numbered(0, 300)
@@ -250,7 +255,7 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     report = done.result(patience_s(10))
 
     assert (report.confirmed, report.unknown, report.dead_lettered) == (0, 10, 10)
-    assert len((tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()) == 10
+    assert len(dead_letters(tmp_path)) == 10
 
 
 @pytest.mark.alone
@@ -344,7 +349,7 @@ def test_refused_rows_are_remembered_with_their_dead_letters(
     report = run(plan, chunk(rows), attempt=1)
 
     assert (report.confirmed, report.rejected, report.dead_lettered) == (2991, 2, 2)
-    lines = (tmp_path / "dead" / "dead-job-00000.jsonl").read_bytes().splitlines()
+    lines = dead_letters(tmp_path / "dead")
     assert [json.loads(line)["row"] for line in lines] == [5, 2991]
 
 

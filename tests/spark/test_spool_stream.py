@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +17,13 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.spool import SpoolSettings, left_over
-from nsqtools.spark.topic_stream import TopicStream, topic_settings
+from nsqtools.spark.topic_stream import (
+    SpoolSettings,
+    TopicSettings,
+    TopicStream,
+    left_over,
+    topic_settings,
+)
 
 TOPIC, CHANNEL = "clicks", "spark"
 WAIT_S = patience_s(20.0)
@@ -33,19 +39,19 @@ def settings(tmp_path: Path) -> SpoolSettings:
     )
 
 
+def stream_of(spool: SpoolSettings, connection: ConnectionSettings, **stream: Any) -> TopicStream:
+    read = ReadSettings((str(spool.folder),))
+    return TopicStream(TopicSettings(spool, read, StreamSettings(**stream), connection))
+
+
 @pytest.fixture
 def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
     streams: list[TopicStream] = []
 
     def make(spool: SpoolSettings = settings, **stream: Any) -> TopicStream:
-        made = TopicStream(
-            spool,
-            ConnectionSettings((nsqd.tcp_address,), options={"msg_timeout": "2s"}),
-            ReadSettings((str(settings.folder),)),
-            StreamSettings(**stream),
-        )
-        streams.append(made)
-        return made
+        connection = ConnectionSettings((nsqd.tcp_address,), options={"msg_timeout": "2s"})
+        streams.append(stream_of(spool, connection, **stream))
+        return streams[-1]
 
     yield make
     for stream in streams:
@@ -223,7 +229,7 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
 def test_two_queries_cannot_have_one_spool(
     new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqtools.spark.spool.LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr("nsqtools.spark.topic_stream.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
     first.latest(start, BatchLimits())
@@ -233,12 +239,7 @@ def test_two_queries_cannot_have_one_spool(
 
 
 def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> None:
-    stream = TopicStream(
-        settings,
-        ConnectionSettings(("127.0.0.1:1",)),
-        ReadSettings(("/",)),
-        StreamSettings(),
-    )
+    stream = stream_of(settings, ConnectionSettings(("127.0.0.1:1",)))
 
     with pytest.raises(ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
         stream.latest(stream.initial(), BatchLimits())
@@ -269,11 +270,15 @@ def test_options_that_cannot_be_meant(changed: dict[str, str], complaint: str) -
 
 
 def test_no_secret_travels_to_executors() -> None:
-    settings = topic_settings(GIVEN, {"NSQ_AUTH_SECRET": "sesame"})
+    from nsqtools.spark.stream_format import NsqStreamReader
 
+    settings = topic_settings(GIVEN, {"NSQ_AUTH_SECRET": "sesame"})
     assert settings.connection is not None
     assert settings.connection.options["auth_secret"] == "sesame"
-    assert settings.for_executors().connection is None
+
+    travels = pickle.dumps(NsqStreamReader(settings, ["body"]))
+
+    assert (b"spool" in travels, b"sesame" in travels) == (True, False)
 
 
 def test_a_spool_that_is_just_being_given_up_is_waited_for(
@@ -300,11 +305,9 @@ def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_patte
         nsqd.publish(topic, *[b"%b %d" % (topic.encode(), number) for number in range(1500)])
     given = {"topicPattern": "^orders", "channel": CHANNEL, "spoolDir": str(tmp_path)}
     pattern = topic_settings(given, {}).spool.pattern
-    stream = TopicStream(
+    stream = stream_of(
         replace(settings, topics=(), pattern=pattern, max_rows=1000),
         ConnectionSettings((nsqd.tcp_address,), nsqd_http_addresses=(nsqd.http_address,)),
-        ReadSettings((str(settings.folder),)),
-        StreamSettings(),
     )
     stream.freeze()
     start, found = stream.initial(), []

@@ -109,7 +109,7 @@ def ingest(
     """
     from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.archives.message_columns import Bodies
+    from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import hand_on_secret
     from nsqtools.spark.jobs.ingestion import (
         IngestSink,

@@ -56,7 +56,7 @@ from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.prometheus import Metric
-from nsqtools.spark.archives.message_columns import BYTES, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
 
 OUTPUT_MARK = "_ingest.json"

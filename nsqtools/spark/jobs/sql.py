@@ -22,13 +22,9 @@ from pyspark.sql.types import TimestampType
 from nsqtools.archive.catalog import find_inputs, table_files
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.message_columns import BYTES, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
-from nsqtools.spark.jobs.inputs import (
-    damage_options,
-    load_columns,
-    read_files,
-)
+from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
 from nsqtools.spark.pyspark_internals import stand_in, struct_of, used_columns
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
@@ -122,10 +118,7 @@ def plan_query(
 
 
 def columns_of_views(
-    spark: SparkSession,
-    views: Sequence[NamedView],
-    text: str,
-    bodies: Bodies = BYTES,
+    spark: SparkSession, views: Sequence[NamedView], text: str, bodies: Bodies = BYTES
 ) -> dict[str, set[str]]:
     """Return the columns of archives that a query reads, by view.
 

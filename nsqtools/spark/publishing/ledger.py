@@ -16,7 +16,6 @@ directory. A process that is killed loses its locks at once.
 In an object store nothing can be appended to, synced or locked:
 
     LEDGER/part-00003/000000000017.json          the last state of a partition, see `lease`
-    DEAD/dead-<job>-00003-000000000421.jsonl     refused rows from row 421 on
 
 An object takes as long to write as some thousand rows take to publish. So the ledger notes ahead
 that `AHEAD_ROWS` more may have been sent, and writes again when these are used up: a kill repeats
@@ -30,10 +29,9 @@ from __future__ import annotations
 import json
 import os
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -44,8 +42,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import open_to_write, try_lock
-from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters, dead_letter, row_of
+from nsqtools.spark.publishing.row_outcomes import RowCounts
 
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
@@ -56,19 +53,14 @@ SYNC_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
-class LedgerEntry:
-    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies; ``sent`` rows
-    may have reached nsqd, and ``repeated`` of them more than once. The counts are of what is done
-    with: confirmed by topic, and the refused, of which ``dead_lettered`` were put aside."""
+class LedgerEntry(RowCounts):
+    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies, and what
+    became of them; ``sent`` rows may have reached nsqd, and ``repeated`` of them more than once."""
 
     done: int = 0
     sent: int = 0
     checksum: int = 0
     repeated: int = 0
-    rejected: int = 0
-    unknown: int = 0
-    dead_lettered: int = 0
-    topics: dict[str, int] = field(default_factory=dict)
 
 
 def prepare_ledger(folder: Location, job: str) -> None:
@@ -180,18 +172,28 @@ def decode_entry(line: bytes, path: Location) -> LedgerEntry:
     """Read a line. Raises `ConfigurationError`."""
     try:
         entry = LedgerEntry(**json.loads(line))
-        numbers = [getattr(entry, name) for name in LedgerEntry.__slots__ if name != "topics"]
-        if min(numbers) >= 0 and all(count >= 0 for count in entry.topics.values()):
+        counts = asdict(entry)
+        if min(*counts.pop("topics").values(), *counts.values()) >= 0:
             return entry
     except (ValueError, TypeError, AttributeError):
         pass
     raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
 
 
-def read_entries(folder: Path) -> list[LedgerEntry]:
-    """The entries of all partitions, without locking, for a report. Raises as `LedgerPart`."""
+def read_entries(ledger: Location) -> list[LedgerEntry]:
+    """The entries of all partitions, without locking, for a report.
+
+    Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
+    """
     entries = []
-    for path in sorted(folder.glob("part-*.jsonl")):
+    if isinstance(ledger, StoredPlace):
+        parts = {entry.name.partition("/")[0] for entry in ledger.below()}
+        for part in sorted(name for name in parts if name.startswith("part-")):
+            numbers = StoredNumbers(ledger / part)
+            if latest := numbers.latest():
+                entries.append(decode_entry(numbers.read(latest), numbers.place))
+        return entries
+    for path in sorted(ledger.glob("part-*.jsonl")):
         whole = path.read_bytes().rpartition(b"\n")[0]
         if whole:
             entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
@@ -199,7 +201,6 @@ def read_entries(folder: Path) -> list[LedgerEntry]:
 
 
 AHEAD_ROWS = 10_000
-OBJECT_BYTES = 8 << 20
 
 
 class StoredLedgerPart:
@@ -255,81 +256,6 @@ class StoredLedgerPart:
                 ) from None
 
 
-def read_stored_entries(folder: StoredPlace) -> list[LedgerEntry]:
-    """The entries of all partitions, for a report. Raises ``OSError``, `ConfigurationError`."""
-    parts = {entry.name.partition("/")[0] for entry in folder.below()}
-    entries = []
-    for part in sorted(name for name in parts if name.startswith("part-")):
-        numbers = StoredNumbers(folder / part)
-        if latest := numbers.latest():
-            entries.append(decode_entry(numbers.read(latest), numbers.place))
-    return entries
-
-
-class StoredDeadLetters:
-    """The dead letters of one partition; as `LocalDeadLetters`.
-
-    They are written as they come, in several objects where they are many. ``done`` is 0 without a
-    ledger: what an earlier attempt wrote is removed.
-    """
-
-    def __init__(self, folder: StoredPlace, name: str, partition: int, *, done: int | None) -> None:
-        self._folder = folder
-        self._prefix = f"dead-{name}-{partition:05d}-"
-        self._is_kept = done is not None
-        self._lines: list[bytes] = []
-        self._size = 0
-        self._first_row = 0
-        with failing("write into", self._folder):
-            self._keep(done or 0)
-
-    def write(self, row: int, message: Envelope, reason: str) -> None:
-        """Add a row, given by its number in the partition."""
-        if not self._lines:
-            self._first_row = row
-        self._lines.append(dead_letter(row, message, reason))
-        self._size += len(self._lines[-1])
-        if self._size >= OBJECT_BYTES:
-            self.sync()
-
-    def sync(self) -> None:
-        """Write what there is."""
-        if not self._lines:
-            return
-        content = b"".join(self._lines)
-        with failing("write into", self._folder):
-            # one attempt's rows may be in another order than another's, and must not be replaced
-            name = f"{self._prefix}{self._first_row:012d}-{zlib.crc32(content):08x}.jsonl"
-            object = self._folder / name
-            object.storage.put(object.key, content)
-        self._lines, self._size = [], 0
-
-    def finish(self) -> None:
-        """Write what is left."""
-        self.sync()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._is_kept:
-            with failing("write into", self._folder):
-                self._keep(0)
-
-    def _keep(self, done: int) -> None:
-        """Keep what an earlier attempt wrote of rows that are done."""
-        for entry in list(self._folder.below()):
-            if not entry.name.startswith(self._prefix):
-                continue
-            object = self._folder / entry.name
-            lines = object.storage.read(object.key).splitlines(keepends=True) if done else []
-            kept = [line for line in lines if row_of(line) < done]
-            if not kept:
-                object.storage.delete(object.key)
-            elif len(kept) < len(lines):
-                object.storage.put(object.key, b"".join(kept))
-
-
 def open_ledger_part(
     folder: Location, partition: int, *, wait_s: float = LOCK_WAIT_S
 ) -> LedgerPart | StoredLedgerPart:
@@ -337,12 +263,3 @@ def open_ledger_part(
     if isinstance(folder, StoredPlace):
         return StoredLedgerPart(folder, partition)
     return LedgerPart(folder, partition, wait_s=wait_s)
-
-
-def open_dead_letters(
-    folder: Location, name: str, partition: int, *, attempt: int, done: int | None
-) -> LocalDeadLetters | StoredDeadLetters:
-    """Open the dead letters of a partition. Raises `OutputError`."""
-    if isinstance(folder, StoredPlace):
-        return StoredDeadLetters(folder, name, partition, done=done)
-    return LocalDeadLetters(folder, name, partition, attempt=attempt, done=done)

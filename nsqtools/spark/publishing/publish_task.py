@@ -43,16 +43,15 @@ from nsqtools.spark.publishing.ledger import (
     LOCK_WAIT_S,
     LedgerEntry,
     LedgerPart,
-    StoredDeadLetters,
     StoredLedgerPart,
-    open_dead_letters,
     open_ledger_part,
 )
 from nsqtools.spark.publishing.row_outcomes import (
     MAX_REASONS,
     NO_ID,
-    LocalDeadLetters,
+    DeadLetters,
     PublishReport,
+    RowCounts,
 )
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 
@@ -140,16 +139,13 @@ def byte_strings(array: pyarrow.Array) -> list[bytes | None]:
 class RowSpan:
     """Rows up to the number ``stop``, with the checksum there; ``pending`` publishes are under way.
 
-    The counts are what becomes of its rows.
+    ``counts`` are what becomes of its rows.
     """
 
     stop: int
     checksum: int
     pending: int = 0
-    rejected: int = 0
-    unknown: int = 0
-    dead_lettered: int = 0
-    topics: dict[str, int] = field(default_factory=dict)
+    counts: RowCounts = field(default_factory=RowCounts)
 
 
 class Prefix:
@@ -171,11 +167,7 @@ class Prefix:
         while self._spans and not self._spans[0].pending:
             span = self._spans.popleft()
             entry.done, entry.checksum = span.stop, span.checksum
-            entry.rejected += span.rejected
-            entry.unknown += span.unknown
-            entry.dead_lettered += span.dead_lettered
-            for topic, count in span.topics.items():
-                entry.topics[topic] = entry.topics.get(topic, 0) + count
+            entry.add(span.counts)
 
 
 class PublishTask:
@@ -195,7 +187,7 @@ class PublishTask:
         self._checksum = 0
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | StoredLedgerPart | None = None
-        self._dead_letters: LocalDeadLetters | StoredDeadLetters | None = None
+        self._dead_letters: DeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt)
@@ -225,7 +217,7 @@ class PublishTask:
                 self._ledger.entry.sent = self._ledger.entry.done  # a kill may have left it ahead
                 self._note(is_last=True)
             if self._dead_letters is not None:
-                self._dead_letters.finish()
+                self._dead_letters.sync()
         return self._made_report(time.monotonic() - began)
 
     # -- what an earlier attempt has done -------------------------------------------------------
@@ -240,12 +232,9 @@ class PublishTask:
             self._sent_before = self._ledger.entry.sent
             self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
-            self._dead_letters = open_dead_letters(
-                plan.dead_letters,
-                plan.job,
-                self._partition,
-                attempt=self._attempt,
-                done=None if self._ledger is None else self._report.before,
+            done = None if self._ledger is None else self._report.before
+            self._dead_letters = DeadLetters(
+                plan.dead_letters, plan.job, self._partition, done=done
             )
             stack.enter_context(self._dead_letters)
 
@@ -302,10 +291,7 @@ class PublishTask:
             self._prefix.advance()
         for topic, defer_s, places, bodies in groups:
             self._publisher.publish(
-                topic,
-                bodies,
-                partial(self._ended, span, chunk, places, first_row),
-                defer_s=defer_s,
+                topic, bodies, partial(self._ended, span, chunk, places, first_row), defer_s=defer_s
             )
 
     def _groups(
@@ -336,7 +322,7 @@ class PublishTask:
             defer_ms = chunk.defers_ms[place] if chunk.defers_ms is not None else None
             reason = refusal(body, topic, defer_ms, self._limit)
             if reason or topic is None or body is None:
-                span.rejected += 1
+                span.counts.rejected += 1
                 self._refuse(span, chunk, place, first_row, topic or "", reason)
                 continue
             places, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
@@ -358,16 +344,16 @@ class PublishTask:
         """A publish has its outcomes."""
         confirmed = len(batch.bodies) - len(batch.failures)
         if confirmed:
-            span.topics[batch.topic] = span.topics.get(batch.topic, 0) + confirmed
+            span.counts.add(RowCounts({batch.topic: confirmed}))
         for index, outcome in sorted(batch.failures.items()):
             error = batch.errors[index]
             if self._publisher.has_given_up or not is_fault_of_row(error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
                 return  # the span stays pending: its rows are not done
             if outcome is PublishOutcome.UNKNOWN:
-                span.unknown += 1
+                span.counts.unknown += 1
             else:
-                span.rejected += 1
+                span.counts.rejected += 1
             self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
         span.pending -= 1
         self._prefix.advance()
@@ -381,7 +367,7 @@ class PublishTask:
         if self._dead_letters is not None:
             self._dead_letters.write(row, chunk.message(place, topic), reason)
             self._has_dead_letters = True
-            span.dead_lettered += 1
+            span.counts.dead_lettered += 1
 
     # -- the ledger -----------------------------------------------------------------------------
 
@@ -417,9 +403,7 @@ class PublishTask:
 
     def _made_report(self, seconds: float) -> PublishReport:
         entry, report = self._prefix.entry, self._report
-        report.topics = dict(entry.topics)
-        report.rejected, report.unknown = entry.rejected, entry.unknown
-        report.dead_lettered = entry.dead_lettered
+        report.add(entry)
         report.retried = self._publisher.retried
         report.repeated = entry.repeated + self._publisher.repeated
         report.seconds = seconds

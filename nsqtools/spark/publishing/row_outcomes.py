@@ -1,48 +1,63 @@
 """The outcome of rows: counts of a task and of a job, and dead letters with the reason.
 
-    dead-<job>-00003.jsonl    {"topic": ..., "body": ..., "reason": "...", "row": 17}
+    dead-<job>-00003-000000000421-<attempt>.jsonl    {"topic": ..., "reason": "...", "row": 421}
 
 A dead letter is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format
 jsonl`` publishes the file once the cause is fixed. Columns that the rows did not have are empty.
 
-The file of a partition appears whole, when its task ends, and replaces that of another attempt: its
-content does not depend on how often the task was tried. A task with a ledger skips the rows that
-are done, so it continues the file of its earlier attempt.
+A task writes a file at its end, and several where the rows are many; a file is whole at any moment.
+A task with a ledger writes before the ledger counts the rows as done, and when it is tried again
+keeps the dead letters of what is done. Any other begins by removing those of its earlier attempts.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import uuid
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
+from nsqtools.archive.location import Location
 from nsqtools.archive.storage import failing
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError
-from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import open_to_append
 from nsqtools.records.envelope import Envelope, encode_many
 
 MAX_REASONS = 5
 
 
 @dataclass(slots=True)
-class PublishReport:
-    """Counts of rows. ``topics`` has those confirmed, by topic.
+class RowCounts:
+    """Rows by what became of them. ``topics`` has those confirmed, by topic.
 
     ``rejected`` were refused by nsqd or could not be sent at all, the fate of ``unknown`` is not
-    known; ``dead_lettered`` of both are dead letters. ``retried`` were sent again, and ``repeated``
-    may have arrived twice. ``before`` of all were done by an earlier run or attempt, by the ledger.
-    ``reasons`` has the first few reasons of refusals.
+    known; ``dead_lettered`` of both are dead letters.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
     rejected: int = 0
     unknown: int = 0
     dead_lettered: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        """Add the counts of another."""
+        for topic, count in other.topics.items():
+            self.topics[topic] = self.topics.get(topic, 0) + count
+        self.rejected += other.rejected
+        self.unknown += other.unknown
+        self.dead_lettered += other.dead_lettered
+
+
+@dataclass(slots=True)
+class PublishReport(RowCounts):
+    """Counts of a task, or of a job.
+
+    ``retried`` were sent again, and ``repeated`` may have arrived twice. ``before`` of all were
+    done by an earlier run or attempt, by the ledger. ``reasons`` has the first few reasons of
+    refusals, and ``seconds`` is that of the slowest task.
+    """
+
     retried: int = 0
     repeated: int = 0
     before: int = 0
@@ -58,22 +73,18 @@ class PublishReport:
         """Rows that were neither confirmed nor dead-lettered."""
         return self.rejected + self.unknown - self.dead_lettered
 
-    def add(self, other: PublishReport) -> None:
-        """Add the counts of another; ``seconds`` is that of the slowest."""
-        for topic, count in other.topics.items():
-            self.topics[topic] = self.topics.get(topic, 0) + count
-        for name in ("rejected", "unknown", "dead_lettered", "retried", "repeated", "before"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.seconds = max(self.seconds, other.seconds)
-        self.reasons = [*self.reasons, *other.reasons][:MAX_REASONS]
-
 
 def total(reports: Iterable[PublishReport]) -> PublishReport:
     """The sum of reports."""
-    sum_ = PublishReport()
-    for report in reports:
-        sum_.add(report)
-    return sum_
+    found = PublishReport()
+    for each in reports:
+        found.add(each)
+        found.retried += each.retried
+        found.repeated += each.repeated
+        found.before += each.before
+        found.seconds = max(found.seconds, each.seconds)
+        found.reasons = [*found.reasons, *each.reasons][:MAX_REASONS]
+    return found
 
 
 def summary(report: PublishReport) -> str:
@@ -96,13 +107,6 @@ def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
     return {"confirmed": report.confirmed, **asdict(report), "is_complete": is_complete}
 
 
-def write_document(path: Path, report: PublishReport, *, is_complete: bool) -> None:
-    """Write the counts to a file, whole or not at all. Raises `OutputError`."""
-    with failing("write", path):
-        content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
-        replace_file(path, content.encode())
-
-
 def require_all(report: PublishReport) -> None:
     """Raise `NsqError` when rows were neither published nor dead-lettered."""
     if not report.left:
@@ -116,76 +120,68 @@ def require_all(report: PublishReport) -> None:
 
 
 NO_ID = b"0" * 16
+OBJECT_BYTES = 1 << 20
 
 
-class LocalDeadLetters:
-    """The file of one partition. ``name`` is that of the job, ``attempt`` separates attempts that
-    start over; with ``done`` the lines of that many rows from the beginning are kept.
+class DeadLetters:
+    """The dead letters of one partition; ``name`` is that of the job.
 
-    Raises `OutputError` for whatever cannot be written.
+    ``done`` rows from the beginning are those of an earlier attempt, by the ledger; None without
+    one. Raises `OutputError` for whatever cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, name: str, partition: int, *, attempt: int = 0, done: int | None = None
-    ) -> None:
-        self.path = folder / f"dead-{name}-{partition:05d}.jsonl"
-        suffix = "part" if done is not None else f"{attempt}.part"
-        self._part = folder / f".{self.path.name}.{suffix}"
-        self._file: IO[bytes] | None = None
-        self._is_named = False  # durably
+    def __init__(self, folder: Location, name: str, partition: int, *, done: int | None) -> None:
+        self._folder = folder
+        self._storage = open_storage(str(folder))
+        self._prefix = f"dead-{name}-{partition:05d}"
+        self._attempt = uuid.uuid4().hex[:8]  # another one may still run, with rows in other order
         self._is_kept = done is not None
-        if done is not None:
-            self._keep(done)
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._first_row = 0
+        self._keep(done or 0)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
         """Add a row, given by its number in the partition."""
-        with failing("write", self.path):
-            if self._file is None:
-                self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._part.unlink(missing_ok=True)
-                self._file = open_to_append(self._part, 0o640)
-            self._file.write(dead_letter(row, message, reason))
+        if not self._lines:
+            self._first_row = row
+        self._lines.append(dead_letter(row, message, reason))
+        self._size += len(self._lines[-1])
+        if self._size >= OBJECT_BYTES:
+            self.sync()
+            self._lines, self._size = [], 0
 
     def sync(self) -> None:
-        """Make what was written durable."""
-        if self._file is not None:
-            with failing("write", self.path):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                if not self._is_named:
-                    sync_folder(self._part.parent)
-                    self._is_named = True
-
-    def finish(self) -> None:
-        """Give the file its name, if there is anything in it."""
-        if self._file is None:
-            return
-        self.sync()
-        with failing("write", self.path):
-            self._part.replace(self.path)
-            sync_folder(self.path.parent)
+        """Make what was written durable: a file that is not full is written again."""
+        if self._lines:
+            with failing("write", self._folder):
+                name = f"{self._prefix}-{self._first_row:012d}-{self._attempt}.jsonl"
+                self._storage.put(name, b"".join(self._lines))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is None:
-            return
-        self._file.close()
         if kind is not None and not self._is_kept:
-            self._part.unlink(missing_ok=True)
+            self._keep(0)
 
     def _keep(self, done: int) -> None:
-        """Keep what an earlier attempt wrote of rows that are done."""
-        source = self._part if self._part.exists() else self.path
-        with failing("write", self.path), suppress(FileNotFoundError):
-            lines = source.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if row_of(line) < done]
-            if kept:
-                replace_file(self._part, b"".join(kept))
-                self._file = open_to_append(self._part, 0o640)
-            else:
-                self._part.unlink(missing_ok=True)
+        """Keep what an earlier attempt wrote of rows that are done.
+
+        Up to version 0.2 a local file had the name of its partition alone, and was hidden until the
+        task ended.
+        """
+        with failing("write", self._folder):
+            for entry in list(self._storage.list()):
+                shown = entry.name.removeprefix(".").removesuffix(".part")
+                if not shown.startswith((f"{self._prefix}-", f"{self._prefix}.")):
+                    continue
+                lines = self._storage.read(entry.name).splitlines(keepends=True) if done else []
+                kept = [line for line in lines if row_of(line) < done]
+                if kept and (len(kept) < len(lines) or shown != entry.name):
+                    self._storage.put(shown, b"".join(kept))
+                if not kept or shown != entry.name:
+                    self._storage.delete(entry.name)
 
 
 def dead_letter(row: int, message: Envelope, reason: str) -> bytes:

@@ -51,18 +51,23 @@ UNUSED = ("timestamp", "date", "file", "pos")
 class SinkPlan:
     """What all tasks of a job do. ``rate`` is messages a second for one task, 0 without limit.
 
-    ``topic`` None stands for the column; ``job`` names the job's dead letters.
+    ``topic`` None stands for the column; ``job`` names the job's dead letters. ``addresses`` are
+    those of nsqd, which `prepared` looks up where ``connection`` does not say them; ``outcome`` is
+    a file for the counts.
     """
 
-    addresses: tuple[str, ...]
+    connection: ConnectionSettings
     client_options: ClientOptions
     options: PublishOptions
     topic: str | None
     job: str
+    addresses: tuple[str, ...] = ()
     rate: float = 0.0
     batch_rows: int = BATCH_ROWS
     dead_letters: Location | None = None
     ledger: Location | None = None
+    ledger_job: str = ""
+    outcome: Path | None = None
 
     @property
     def batch_bytes(self) -> int:
@@ -81,19 +86,9 @@ class SinkPlan:
         return replace(self.options, retry_timeout_s=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSettings:
-    """The options of a sink, read and checked. ``connection`` says where to look for nsqd."""
-
-    connection: ConnectionSettings
-    plan: SinkPlan
-    ledger_job: str
-    outcome: Path | None
-
-
-def sink_settings(
+def sink_plan(
     given: Mapping[str, str], columns: Mapping[str, str], environ: Mapping[str, str]
-) -> SinkSettings:
+) -> SinkPlan:
     """Read the options of ``format("nsq")`` for writing columns with these types.
 
     Raises `ConfigurationError`, before anything is published.
@@ -108,7 +103,7 @@ def sink_settings(
     # the same each time where a ledger leads the job on, else that of no other job
     named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
     plan = SinkPlan(
-        connection.nsqd_tcp_addresses,
+        connection,
         connection.client_options(max_outstanding=MAX_OUTSTANDING),
         PublishOptions(
             PublishMode.FAILOVER,
@@ -117,23 +112,24 @@ def sink_settings(
         ),
         None if topic is None else check_topic(topic),
         named[:12],
-        _rate_of_a_task(options, environ),
-        options.integer("batchRows") or BATCH_ROWS,
-        options.place("deadLetterPath"),
-        ledger,
+        connection.nsqd_tcp_addresses,
+        rate=_rate_of_a_task(options, environ),
+        batch_rows=options.integer("batchRows") or BATCH_ROWS,
+        dead_letters=options.place("deadLetterPath"),
+        ledger=ledger,
+        ledger_job=job,
+        outcome=options.location("outcomePath"),
     )
-    settings = SinkSettings(connection, plan, job, options.location("outcomePath"))
     options.end()
-    return settings
+    return plan
 
 
-def make_folders(settings: SinkSettings) -> None:
+def make_folders(plan: SinkPlan) -> None:
     """Make the directories that will be written to: a job must not fail for them at its end.
 
     Raises `OutputError`.
     """
-    outcome = settings.outcome.parent if settings.outcome else None
-    for folder in filter(None, (settings.plan.dead_letters, outcome)):
+    for folder in filter(None, (plan.dead_letters, plan.outcome and plan.outcome.parent)):
         storage, probe = open_storage(str(folder)), f".nsq-probe-{uuid.uuid4().hex}"
         with failing("write into", folder):
             storage.put(probe, b"")
@@ -207,8 +203,7 @@ def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def prepared(settings: SinkSettings) -> SinkSettings:
+def prepared(plan: SinkPlan) -> SinkPlan:
     """Look up what a job needs to begin, once. Raises `NsqError`."""
-    make_folders(settings)
-    addresses = producer_addresses(settings.connection)
-    return replace(settings, plan=replace(settings.plan, addresses=addresses))
+    make_folders(plan)
+    return replace(plan, addresses=producer_addresses(plan.connection))

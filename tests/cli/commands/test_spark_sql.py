@@ -14,7 +14,7 @@ from plugins.spark import RunSpark
 
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.read_settings import MESSAGE_DDL
 from nsqtools.spark.jobs.sql import NamedView, cell, columns_of_views, named_views, plain
 
 if TYPE_CHECKING:
