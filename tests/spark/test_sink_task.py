@@ -17,7 +17,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.network import Proxy
-from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -77,6 +77,15 @@ def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
     return PublishTask(plan, 0, attempt).run(iter(chunks))
 
 
+def with_rows(nsqd: ScriptedNsqd) -> Connection:
+    """The connection of a task that has sent its rows."""
+    connection = nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect("MPUB clicks")
+    return connection
+
+
 def test_bodies_of_every_kind_arrive(any_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = any_nsqd()
 
@@ -124,13 +133,8 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
         assert reason in json.loads(line)["reason"]
         assert json.loads(line)["row"] == number
     assert bodies_in(embedded, "clicks", 2) == [b"one", b"two"]
-
-
-def test_without_a_place_for_it_a_bad_row_is_left_over_and_the_others_are_published(
-    embedded: EmbeddedServer,
-) -> None:
+    # without a place for it a bad row is left over
     report = run(make_plan(embedded.tcp_address), chunk([*numbered(0, 150), b"", b"last"]))
-
     assert (report.confirmed, report.rejected, report.left) == (151, 1, 1)
     assert report.reasons == ["row 150 of partition 0: the body is empty, which NSQ cannot carry"]
 
@@ -156,10 +160,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     options = PublishOptions(PublishMode.FAILOVER, 0.3)  # what may be stored is not sent again
     plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path, options=options)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     connection.error("E_MPUB_FAILED the disk is full")
 
     with pytest.raises(NsqError, match=r"partition 0: .*E_MPUB_FAILED the disk is full"):
@@ -174,10 +175,7 @@ def test_an_nsqd_that_goes_away_with_rows_that_may_be_stored_ends_the_task(
     options = PublishOptions(PublishMode.FAILOVER, 0.3, retry_unknown=True)
     plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path, options=options)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     scripted_nsqd.stop_listening()
     connection.close()
 
@@ -186,23 +184,17 @@ def test_an_nsqd_that_goes_away_with_rows_that_may_be_stored_ends_the_task(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_nsqd_that_is_gone_is_replaced(
+def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(
     embedded: EmbeddedServer, unreachable_address: str
 ) -> None:
     report = run(make_plan(unreachable_address, embedded.tcp_address), chunk(numbered(0, 1000)))
 
     assert (report.confirmed, report.repeated) == (1000, 0)
     assert embedded.depth("clicks") == 1000
-
-
-def test_when_no_nsqd_comes_back_in_time_the_task_fails_and_names_it(
-    unreachable_address: str,
-) -> None:
     options = PublishOptions(PublishMode.FAILOVER, 0.3)
     client = replace(FAST, dial_timeout_s=0.3)
     plan = make_plan(unreachable_address, options=options, client_options=client)
     began = time.monotonic()
-
     with pytest.raises(ConnectionFailed, match=f"partition 0: .*{unreachable_address}"):
         run(plan, chunk(numbered(0, 10_000)))
     assert time.monotonic() - began < patience_s(5)
@@ -246,10 +238,7 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     connection.close()
 
     report = done.result(patience_s(10))
@@ -303,19 +292,6 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
     assert sorted(set(found)) == rows
     assert len(found) - 2000 <= report.repeated
-
-
-def test_a_task_that_was_done_with_publishes_nothing(
-    embedded: EmbeddedServer, tmp_path: Path
-) -> None:
-    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
-    first = run(plan, chunk(numbered(0, 1000)))
-
-    again = run(plan, chunk(numbered(0, 1000)))
-
-    assert (first.before, again.before) == (0, 1000)
-    assert first.confirmed == again.confirmed == 1000
-    assert embedded.depth("clicks") == 1000
 
 
 def test_the_rows_of_a_dead_task_are_not_taken_for_done(
@@ -390,8 +366,6 @@ def test_two_attempts_at_once_do_not_publish_the_same(
         thread.join(patience_s(30))
 
     # the second waits for the lock, and finds everything done
-    assert sorted(report.before for report in results if isinstance(report, PublishReport)) == [
-        0,
-        1000,
-    ]
+    before = [report.before for report in results if isinstance(report, PublishReport)]
+    assert sorted(before) == [0, 1000]
     assert embedded.depth("clicks") == 1000
