@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from nsqtools.bench.bench_plan import BenchJob
 from nsqtools.errors import NsqError
@@ -108,22 +108,6 @@ class SharedCounts:
         return not self._cells[_STOP_CONSUMING]
 
 
-class WorkerError(NamedTuple):
-    """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
-
-    category: str
-    message: str
-    hint: str
-
-
-class WorkerFailed(NsqError):
-    """A worker could not do its job; says and advises what its error did."""
-
-    def __init__(self, failure: WorkerError) -> None:
-        super().__init__(failure.message, hint=failure.hint)
-        self.category = failure.category
-
-
 class Crew:
     """One process for each of ``jobs``, all ready when it is made. A context manager, which ends
     those that still run.
@@ -164,7 +148,7 @@ class Crew:
         return at
 
     def results(self) -> list[Any]:
-        """Wait for the next answer of each and return them. Raises `WorkerFailed`."""
+        """Wait for the next answer of each and return them. Raises the error that one has sent."""
         answers: list[Any] = []
         waited_for = list(self._processes)
         while waited_for:
@@ -182,9 +166,9 @@ class Crew:
             answer = connection.recv()
         except (EOFError, OSError):
             status = self._processes[connection].wait()
-            answer = WorkerError("failed", f"a worker process ended with status {status}", "")
-        if isinstance(answer, WorkerError):
-            raise WorkerFailed(answer)
+            answer = NsqError(f"a worker process ended with status {status}")
+        if isinstance(answer, NsqError):
+            raise answer
         return answer
 
     def __enter__(self) -> Self:

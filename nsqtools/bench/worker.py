@@ -25,6 +25,7 @@ from typing import Any
 
 from nsqtools.bench.bench_plan import (
     BACKLOG,
+    HEAD_SIZE,
     BenchJob,
     BodyMaker,
     WorkerResult,
@@ -32,7 +33,7 @@ from nsqtools.bench.bench_plan import (
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.crew import SharedCounts, WorkerError
+from nsqtools.bench.crew import SharedCounts
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch
 from nsqtools.client.producer import Producer
@@ -62,9 +63,11 @@ def main() -> None:
     except (EOFError, ConnectionError):
         os._exit(1)  # no parent waits for us
     except NsqError as error:
-        connection.send(WorkerError(error.category, str(error), error.hint))
+        plain = NsqError(str(error), hint=error.hint)  # others are not made to be pickled
+        plain.category = error.category
+        connection.send(plain)
     except Exception:
-        connection.send(WorkerError("failed", traceback.format_exc(), "This is a bug."))
+        connection.send(NsqError(traceback.format_exc(), hint="This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer
 
 
@@ -81,7 +84,8 @@ class LoadPublisher:
         self._job = job
         self._plan = job.plan
         self._counters = counters
-        self._bodies = BodyMaker(job.plan.size, seed=job.number)
+        head = HEAD_SIZE if job.is_stamped else 0
+        self._bodies = BodyMaker(job.plan.size, job.number, head)
         self._producer = Producer(job.nsqd_tcp_address, job.plan.producer_options)
         self._word = first_word(job.tag, job.number)
         self._rate = job.plan.rate / job.plan.connections
@@ -151,7 +155,7 @@ class LoadPublisher:
             result.measured += count
             result.measured_bytes += sum(map(len, publication.bodies))
             began = due if self._rate else publication.submitted_at
-            result.latencies.add((now - began) * 1000)
+            result.latencies.add(max(0.0, now - began) * 1000)
             result.ended_at = now
 
     def _wait_for_consumers(self, ends_at: float | None) -> None:
@@ -228,7 +232,7 @@ class LoadSubscriber:
             measured = 0
             for time_ns, count in Counter(times_ns).items():
                 if time_ns >= from_ns:
-                    result.latencies.add((now_ns - time_ns) / 1e6, count)
+                    result.latencies.add(max(0, now_ns - time_ns) / 1e6, count)
                     measured += count
         if measured:
             result.began_at = result.began_at or now

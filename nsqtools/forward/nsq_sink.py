@@ -1,35 +1,34 @@
 """Messages to other nsqd: a parcel is one MPUB, delivered when nsqd has confirmed it.
 
-With ``round-robin`` and ``failover`` a producer chooses among the nsqd that work; what one of them
-certainly did not take goes to another. With ``hash`` messages of the same key go to the same nsqd,
-and to the next one only while theirs does not work.
+With ``round-robin`` and ``failover`` a producer chooses among the nsqd that work, and follows those
+that the nsqlookupd of the destination announce; what one of them certainly did not take goes to
+another. With ``hash`` messages of the same key go to the same of the nsqd that there were at the
+start, and to the next one only while theirs does not work.
 
-The nsqd of the destination are those that its nsqlookupd announce now (`Destinations`). They are
-asked at the start, then at the interval of every client, and soon after nothing could be delivered.
-What was given by address always stays. An nsqd is removed only when every nsqlookupd has answered
-and none names it, and never all of them: an nsqlookupd that was restarted knows no nsqd. When they
-change, new producers take over, and the old ones end what they began. A key may go to another nsqd
-then.
+No message may come back to where it was: a mirror that feeds itself fills both disks. NSQ's
+messages carry nothing but a body, and the body is not ours to change. So `LoopGuard` knows the
+edges (nsqd and topic, to nsqd and topic) instead of the messages. Each forwarder writes its edge in
+the user agent of its consumers, where nsqd shows it in the stats of its clients. Before a topic
+is forwarded, the edges are followed from its destination; when they lead to its source, it is
+refused. Two forwarders that begin at the same moment see each other at the next check.
+
+An nsqd is known by its host name, broadcast address and port, so that two names for the same one do
+not hide a loop; where its HTTP port cannot be asked, by the address that it is connected to at.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-import random
 import re
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from zlib import crc32
 
-from nsqtools.client.connecting import run_in_background
+from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Mode
-from nsqtools.cluster.directory import open_cluster
+from nsqtools.cluster.directory import Cluster, open_cluster
 from nsqtools.errors import (
     ConfigurationError,
     NotFoundError,
@@ -40,47 +39,72 @@ from nsqtools.errors import (
 )
 from nsqtools.forward import ForwardMode
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.stats import read_stats
 
 log = logging.getLogger("nsqtools")
 
-SOON_S = 1.0
-SOON_APART_S = 5.0
 MAX_MESSAGES = 1000  # in one MPUB
+
+
+def nsqd_of(destination: ConnectionSettings) -> tuple[str, ...]:
+    """Return the nsqd of a destination: those given, and those that its nsqlookupd know now.
+
+    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
+    """
+    found = set(destination.nsqd_tcp_addresses)
+    if not destination.lookupd_http_addresses:
+        return destination.nsqd_tcp_addresses
+    with open_cluster(destination) as cluster:
+        answers, failures = cluster.known_nodes()
+        if failures and not answers:
+            raise failures[0].error
+        for nodes in answers.values():
+            places = [known.node.tcp for known in nodes if known.node.tcp is not None]
+            found.update(str(cluster.reachable(place)) for place in places)
+    if not found:
+        raise NotFoundError("the nsqlookupd of the destination know no nsqd")
+    return tuple(sorted(found))
 
 
 class NsqSink:
     """Publishes to one or several nsqd. ``key`` gives what ``hash`` goes by: a template's encoder.
 
-    Raises `ConfigurationError` for a bad address, and for hash without a key.
+    ``nsqds`` are those that there were at the start.
+
+    Raises as `nsqd_of`, and `ConfigurationError` for a bad address, and for hash without a key.
     """
 
     def __init__(
         self,
-        destinations: Destinations,
+        destination: ConnectionSettings,
         *,
         mode: ForwardMode = ForwardMode.ROUND_ROBIN,
         key: Callable[..., bytes] | None = None,
     ) -> None:
-        self._destinations = destinations
-        # what is under way is limited by the forwarder: submitting must not block
-        self._options = destinations.settings.client_options(max_outstanding=100_000)
-        self._key = key if mode is ForwardMode.HASH else None
         if mode is ForwardMode.HASH and key is None:
             raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
-        self._mode = mode
-        self._producers = self._make_producers()
-        self._retired: list[threading.Thread] = []
+        # what is under way is limited by the forwarder: submitting must not block
+        self._options = options = destination.client_options(max_outstanding=100_000)
+        self._key = key if mode is ForwardMode.HASH else None
         self._places: dict[Parcel, int] = {}  # of the parts, among the producers
-
-    def _make_producers(self) -> list[Producer]:
-        addresses = list(dict.fromkeys(self._destinations.settings.nsqd_tcp_addresses))
+        self.nsqds = nsqd_of(destination)
         if self._key is not None:  # each begins with another one
-            starts = range(len(addresses))
-            return [Producer(addresses[at:] + addresses[:at], self._options) for at in starts]
-        mode: Mode = "failover" if self._mode is ForwardMode.FAILOVER else "round-robin"
-        return [Producer(addresses, self._options, mode=mode)]
+            starts = range(len(self.nsqds))
+            orders = [self.nsqds[at:] + self.nsqds[:at] for at in starts]
+            self._producers = [Producer(order, options) for order in orders]
+            return
+        self._producers = [
+            Producer(
+                destination.nsqd_tcp_addresses,
+                options,
+                lookupd_http_addresses=destination.lookupd_http_addresses,
+                address_map=destination.address_map,
+                mode="failover" if mode is ForwardMode.FAILOVER else "round-robin",
+            )
+        ]
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """One part for each nsqd and MPUB; a message above the limit is alone."""
@@ -116,10 +140,7 @@ class NsqSink:
         """Publish one part."""
 
         def ended(error: PublishError | None) -> None:
-            outcome = outcome_of(error)
-            if outcome.fate is Fate.UNREACHABLE:
-                self._destinations.look_soon(time.monotonic())
-            report(parcel, outcome)
+            report(parcel, outcome_of(error))
 
         producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
@@ -130,23 +151,13 @@ class NsqSink:
             ended(exc)
 
     def check(self) -> None:
-        """Nothing of its own can fail; follow the nsqd of the destination."""
-        if self._destinations.look(time.monotonic()):
-            old, self._producers = self._producers, self._make_producers()
-            self._retired = [thread for thread in self._retired if thread.is_alive()]
-            for producer in old:
-                end = functools.partial(producer.stop, self._options.publish_timeout_s)
-                thread = threading.Thread(target=end, name="nsq-retired", daemon=True)
-                thread.start()
-                self._retired.append(thread)
+        """Nothing of its own can fail."""
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is under way, then close the connections."""
         until = time.monotonic() + timeout_s
         for producer in self._producers:
             producer.stop(max(0.1, until - time.monotonic()))
-        for thread in self._retired:
-            thread.join(max(0.1, until - time.monotonic()))
 
 
 def outcome_of(error: PublishError | None) -> Outcome:
@@ -160,81 +171,6 @@ def outcome_of(error: PublishError | None) -> Outcome:
     # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no
     # reason for dead letters
     return Outcome(Fate.UNREACHABLE, str(error))
-
-
-# -- the nsqd of the destination -------------------------------------------------------------------
-
-
-class Destinations:
-    """``settings`` are those of the destination with the addresses of now.
-
-    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
-    """
-
-    def __init__(self, given: ConnectionSettings, now: float) -> None:
-        self._given = given
-        self._interval_s = given.client_options().lookupd_poll_interval_s
-        self._found: ConnectionSettings | None = None
-        self._is_asking = False
-        self.settings = given
-        self.settings = self._ask()
-        self._asked_at = now
-        self._next_at = self._after(now)
-
-    def look(self, now: float) -> bool:
-        """Ask when it is time; return whether `settings` has other addresses than before."""
-        if now >= self._next_at and self._given.lookupd_http_addresses and not self._is_asking:
-            self._asked_at = now
-            self._next_at = self._after(now)
-            self._is_asking = True
-            try:
-                run_in_background(self._given.lookupd_http_addresses, self._ask_in_background)
-            except RuntimeError:  # no threads are left
-                self._is_asking = False
-        found, self._found = self._found, None
-        if found is None or found.nsqd_tcp_addresses == self.settings.nsqd_tcp_addresses:
-            return False
-        log.warning("the destination is now %s", ", ".join(found.nsqd_tcp_addresses))
-        self.settings = found
-        return True
-
-    def look_soon(self, now: float) -> None:
-        """Nothing could be delivered: ask earlier."""
-        self._next_at = min(self._next_at, max(now + SOON_S, self._asked_at + SOON_APART_S))
-
-    def _after(self, now: float) -> float:
-        return now + self._interval_s * random.uniform(1, 1.3)
-
-    def _ask_in_background(self) -> bool:
-        try:
-            self._found = self._ask()
-        except NsqError as exc:
-            log.info("cannot ask for the nsqd of the destination: %s", exc)
-            return False
-        finally:
-            self._is_asking = False
-        return True
-
-    def _ask(self) -> ConnectionSettings:
-        given, known = self._given, set(self.settings.nsqd_tcp_addresses)
-        if not given.lookupd_http_addresses:
-            return given
-        with open_cluster(given) as cluster:
-            answers, failures = cluster.known_nodes()
-            if failures and not answers:
-                raise failures[0].error
-            found = {
-                str(cluster.reachable(known.node.tcp))
-                for nodes in answers.values()
-                for known in nodes
-                if known.node.tcp is not None
-            }
-        found |= set(given.nsqd_tcp_addresses)
-        if failures or not found:
-            found |= known
-        if not found:
-            raise NotFoundError("the nsqlookupd of the destination know no nsqd")
-        return replace(given, nsqd_tcp_addresses=tuple(sorted(found)))
 
 
 # -- what a topic is called there ------------------------------------------------------------------
@@ -287,3 +223,93 @@ def _renamed(topic: str, rules: Sequence[Rule]) -> str:
         if match := pattern.fullmatch(topic):
             return match.expand(name)
     return topic
+
+
+# -- loops ---------------------------------------------------------------------------------------
+
+
+_EDGE = re.compile(r"\(to-nsq (?P<topic>\S+) at (?P<places>[^)]*)\)")
+
+Place = tuple[str, str]  # the name of an nsqd, and a topic
+
+
+class LoopGuard:
+    """Knows where messages go. ``rename`` gives the topic's name at the destination."""
+
+    def __init__(
+        self,
+        source: ConnectionSettings,
+        destination: ConnectionSettings,
+        rename: Callable[[str], str],
+    ) -> None:
+        self._source = source
+        self._destination = destination
+        self._rename = rename
+        self._places: tuple[str, ...] = ()
+
+    def user_agent(self, topic: str) -> str:
+        """Return what a consumer of the topic says that it is."""
+        places = " ".join(self._places or self._destination.nsqd_tcp_addresses)
+        return f"nsqtools/{__version__} (to-nsq {self._rename(topic)} at {places})"
+
+    def check(self, topic: str) -> None:
+        """Raise `ConfigurationError` when what is forwarded from the topic would return to it."""
+        target = self._rename(topic)
+        if target == topic:
+            same = {*self._source.nsqd_tcp_addresses} & {*self._destination.nsqd_tcp_addresses}
+            if same:
+                raise self._refusal(topic, target, sorted(same)[0])
+        try:
+            with open_cluster(self._source) as cluster:
+                sources = set(_names(cluster))
+            with open_cluster(self._destination) as cluster:
+                names = _names(cluster)
+                self._places = tuple(names)
+                edges = _edges(names)
+        except NsqError as exc:
+            log.info("cannot check for loops: %s", exc)
+            return
+        reached = [(name, target) for name in names]
+        seen = set(reached)
+        while reached:
+            name, there = reached.pop()
+            if there == topic and name in sources:
+                raise self._refusal(topic, target, name)
+            for place in edges.get((name, there), ()):
+                if place not in seen:
+                    seen.add(place)
+                    reached.append(place)
+
+    def _refusal(self, topic: str, target: str, name: str) -> ConfigurationError:
+        to = f"to {target} " if target != topic else ""
+        return ConfigurationError(
+            f"topic {topic} is not forwarded {to}there: its messages would come back to {name}",
+            hint="Give another --destination-topic or --map, or allow it with --no-loop-guard.",
+        )
+
+
+def _names(cluster: Cluster) -> dict[str, NsqdHTTPClient]:
+    """The nsqd of a cluster that answer, by the names that they are known by."""
+    nsqds, failures = cluster.nsqds()
+    answers, failed = cluster.ask(
+        {nsqd.address: nsqd.client for nsqd in nsqds}, lambda client: (client, client.info())
+    )
+    for failure in [*failures, *failed]:
+        log.info("cannot check %s for loops: %s", failure.address, failure.error)
+    return {
+        f"{info.get('hostname')}/{info.get('broadcast_address')}:{info['tcp_port']}": client
+        for client, info in answers.values()
+    }
+
+
+def _edges(nsqds: Mapping[str, NsqdHTTPClient]) -> dict[Place, set[Place]]:
+    """What other forwarders take from these nsqd, and where they say that they bring it."""
+    edges: dict[Place, set[Place]] = {}
+    for name, nsqd in nsqds.items():
+        for topic in read_stats(nsqd.stats(clients=True)).topics or ():
+            for channel in topic.channels:
+                for client in channel.clients or ():
+                    if edge := _EDGE.search(client.user_agent):
+                        places = {(place, edge["topic"]) for place in edge["places"].split()}
+                        edges.setdefault((name, topic.topic_name), set()).update(places)
+    return edges

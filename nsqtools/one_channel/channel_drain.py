@@ -8,7 +8,6 @@ that is delivered again, after a kill between the two, is known by id and time w
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import ExitStack
@@ -83,7 +82,8 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
 
 
 class ChannelDrain:
-    """One move. `run` it on one thread; `stop` it from any. ``moved`` counts by topic, channel."""
+    """One move. The publisher's `stop` ends it, after the present batch. ``moved`` counts by topic
+    and channel."""
 
     def __init__(
         self, source: NsqdHTTPClient, publisher: ChannelPublisher, options: ClientOptions
@@ -91,12 +91,7 @@ class ChannelDrain:
         self._source = source
         self._publisher = publisher
         self._options = options
-        self._stopped = threading.Event()
         self.moved: Counter[Queue] = Counter()
-
-    def stop(self) -> None:
-        """Ask `run` to end after the present batch."""
-        self._stopped.set()
 
     def run(self, moves: list[ChannelMove], show: Callable[[], None] = lambda: None) -> int:
         """Move everything, also what arrives meanwhile; return how many messages are left there.
@@ -122,7 +117,7 @@ class ChannelDrain:
                 stack.callback(consumers[key].abort)
                 consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
                 consumers[key].start(fail_fast=True)
-            while not self._stopped.is_set():
+            while not self._publisher.is_stopped:
                 try:
                     key = ready.get(timeout=_IDLE_S)
                 except Empty:

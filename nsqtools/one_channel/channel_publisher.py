@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -72,6 +71,8 @@ class ChannelPublisher(Publisher):
         self,
         nsqd: TemporaryNsqd,
         channel: str,
+        options: ClientOptions,
+        rate: float = 0.0,
         *,
         max_depth: int,
         wait_s: float,
@@ -79,8 +80,7 @@ class ChannelPublisher(Publisher):
         defer_s: float | None = None,
         tell: Callable[[str], None],
     ) -> None:
-        self._stopped = threading.Event()
-        super().__init__([], ClientOptions(), PublishOptions(), self._stopped.is_set)
+        super().__init__([], options, PublishOptions(defer_s=defer_s), rate)
         self.new_ids = 0
         self.delivered = 0
         self.lonely: QueueState | None = None
@@ -88,7 +88,6 @@ class ChannelPublisher(Publisher):
         self._channel = channel
         self._max_depth = max_depth
         self._wait_s = wait_s
-        self._defer_s = defer_s
         self._tell = tell
         self._ids = MessageIds(default_node_id())
         self._joined: set[tuple[str, str]] = set()
@@ -99,10 +98,6 @@ class ChannelPublisher(Publisher):
         self._taken = {topic: _Taken(*values) for topic, values in before.items()}
         self._is_offered = False
         self._stored = sum(each.left for each in nsqd.states())
-
-    def stop(self) -> None:
-        """Take no more, and do not wait for consumers. From any thread."""
-        self._stopped.set()
 
     def publish(
         self,
@@ -120,7 +115,8 @@ class ChannelPublisher(Publisher):
         data path took other messages.
         """
         self.join(topic, self._channel)
-        defer_s = defer_s or self._defer_s or 0.0
+        defer_s = defer_s or self._options.defer_s or 0.0
+        self.took(len(bodies))
         batch = PublishBatch(topic, bodies, 0, on_ended)
         start = 0
         while start < len(bodies):
@@ -163,12 +159,12 @@ class ChannelPublisher(Publisher):
 
     def _room(self, topic: str) -> int:
         """Wait until the channel has room, and return how much; 0 at a stop or without consumer."""
-        while not self._stopped.is_set() and self.lonely is None:
+        while not self.is_stopped and self.lonely is None:
             room = self._max_depth - self._nsqd.state(topic, self._channel).left
             if room > 0:
                 return room
             self._look_for_consumers(self._nsqd.states())
-            self._stopped.wait(POLL_S)
+            self.stopped.wait(POLL_S)
         return 0
 
     def _take(
@@ -232,23 +228,24 @@ class ChannelPublisher(Publisher):
 
     # delivery
 
-    def deliver(self, show: Callable[[], None] = lambda: None) -> None:
+    def deliver(self, show: Callable[[int], None]) -> None:
         """Wait until all is consumed, and leave the cluster.
 
-        Some are left after `stop`, or when `lonely` is set. Raises as `publish`.
+        ``show`` is called with how many are. Some are left after `stop`, or when `lonely` is set.
+        Raises as `publish`.
         """
-        is_over = not (self._stopped.is_set() or self.has_given_up)
+        is_over = not (self.is_stopped or self.has_given_up)
         if is_over and self._is_offered and any(each.to_skip for each in self._taken.values()):
             raise self._other_messages()
-        while (states := self._nsqd.states()) and not self._stopped.is_set():
+        while (states := self._nsqd.states()) and not self.is_stopped:
             for state in states:  # what an earlier run left, too
                 self.join(state.topic, state.channel)
             self.delivered = self._stored - sum(each.left for each in states)
             self._look_for_consumers(states)
             if self.lonely is not None:
                 break
-            show()
-            self._stopped.wait(POLL_S)
+            show(self.delivered)
+            self.stopped.wait(POLL_S)
         self._nsqd.leave(is_over=is_over)
         self.delivered = self._stored - self._nsqd.left
 

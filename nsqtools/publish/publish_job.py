@@ -1,209 +1,147 @@
-"""One run of ``nsq pub``: records in, outcomes out, and nothing that is not accounted for.
+"""Publish records, for ``nsq pub``, replay and redrive: each of them is accounted for.
 
 What cannot be published is known before it is sent where that is possible: empty records, which NSQ
-cannot carry, are skipped and counted; records above the message limit and, with JSON lines, records
-that are no message, are rejected. Every record that does not end as confirmed goes to the unsent
-file when there is one, byte for byte with its delimiter, in the order of the input.
+cannot carry, are skipped and counted; records above the message limit and those that cannot be read
+are rejected. Every record that does not end as confirmed goes to the unsent file when there is one,
+in the order of the input.
 
 When nsqd stays away for longer than the retry timeout the rest of the input is not published: it
 goes to the unsent file, or is left unread when there is none.
-
-Records are read in batches (`RecordSource`). A batch ends when it is full, when nothing more came
-for `LINGER_S`, or at the end of the input. So ``tail -f log | nsq pub`` is prompt and a large file
-is fast, without a setting for it.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+import stat
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Self
 
-from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.protocol.commands import mpub_size
-from nsqtools.publish.input_checkpoint import BEGIN, InputCheckpoint, InputPlace
-from nsqtools.publish.pacing import RateLimit
-from nsqtools.publish.publisher import (
-    PublishBatch,
-    PublishCounts,
-    Publisher,
-    PublishOptions,
-    PublishOutcome,
-)
-from nsqtools.publish.unsent_files import UnsentFiles
-from nsqtools.records.envelope import Splitter, decode_body
+from nsqtools.protocol.names import check_topic
+from nsqtools.publish.input import InputBatch, Record
+from nsqtools.publish.publisher import PublishBatch, PublishCounts, Publisher, PublishOutcome
+from nsqtools.records.envelope import MessageLike, decode_body, decode_dead_letter
 
-LINGER_S = 0.005
-READ_SIZE = 1 << 18
-BATCH_RECORDS = 1000
-BATCH_BYTES = 1 << 19
-MAX_RECORD_BYTES = 1 << 28  # beyond it the delimiter must be wrong
-PIPE_SIZE = 1 << 20
-STOP_CHECK_S = 0.2
-
-Select = Callable[[bytes], bytes | None]
-"""From a body to the one to publish; None leaves the record out."""
+BUFFER_SIZE = 1 << 16  # of an unsent file
 
 
-def allowance(rate: RateLimit | None, wanted: int) -> int:
-    """Return how many messages go now, at least one: waits for it."""
-    if rate is None:
-        return wanted
-    while not (allowed := rate.allowance(now := time.monotonic())):
-        time.sleep(rate.wait_s(now))
-    count = min(wanted, allowed)
-    rate.took(count)
-    return count
+class Outgoing(NamedTuple):
+    """What a record publishes: a body, to a topic; and the message that it is from, if any."""
+
+    topic: str
+    body: bytes
+    origin: MessageLike | None = None
 
 
-class InputBatch:
-    """The records that were read together, and those of them that were not confirmed.
+class PublishJob(Generic[Record]):
+    """Publishes records, each of which ``read`` turns into what is sent; `run` it once.
 
-    ``awaited`` counts the publishes of it that have not ended; ``lacking`` has, by its place, the
-    nsqd that lack a record (None: all); ``retryable`` is whether publishing one of these again may
-    help. ``end`` is where the input stood after it.
-    """
-
-    __slots__ = ("awaited", "end", "is_taken", "lacking", "records", "retryable")
-
-    def __init__(self, records: Sequence[bytes], end: InputPlace) -> None:
-        self.records = records
-        self.end = end
-        self.retryable = False
-        self.lacking: dict[int, Collection[str] | None] = {}
-        self.awaited = 0
-        self.is_taken = False
-
-    @property
-    def has_ended(self) -> bool:
-        return self.is_taken and not self.awaited
-
-
-class PublishJob:
-    """Publishes everything of ``paths`` (``-`` is standard input), or ``records``, to one topic.
-
-    ``records`` are batches, ``select`` chooses and changes bodies, and with a ``checkpoint`` the
-    run begins where that says, and writes down how far it came. ``rate`` is messages a second, 0
-    without limit. ``warn`` is called once for each kind of record that was refused before sending,
-    ``show`` is called after each batch. `stop` may be called from any thread: reading ends, and
-    what was sent is waited for.
+    ``read`` returns None for a record to leave out, and raises ``ValueError`` for one that cannot
+    be published; without it records are the bodies for ``topic``. ``line`` makes of a record what
+    the unsent file keeps. ``settled`` is called with each batch that has ended, in the order of the
+    input, ``warn`` for each record that is refused before sending, ``show`` after each publish.
+    With ``dry_run`` nothing is sent; ``planned`` counts what is, or would be, by topic.
     """
 
     def __init__(
         self,
-        topic: str,
-        addresses: Sequence[str],
+        publisher: Publisher,
+        topic: str = "",
+        read: Callable[[Record], Outgoing | None] | None = None,
         *,
-        paths: Sequence[str] = ("-",),
-        records: Iterable[Sequence[bytes]] | None = None,
-        delimiter: bytes = b"\n",
-        is_jsonl: bool = False,
-        select: Select | None = None,
-        checkpoint: InputCheckpoint | None = None,
-        rate: float = 0,
-        client_options: ClientOptions,
-        options: PublishOptions,
         unsent: UnsentFiles | None = None,
+        line: Callable[[Any], bytes] = bytes,
+        settled: Callable[[InputBatch[Record]], None] | None = None,
+        dry_run: bool = False,
         warn: Callable[[str], None] = lambda line: None,
-        show: Callable[[PublishCounts], None] = lambda counts: None,
-        publisher: Publisher | None = None,
+        show: Callable[[], None] = lambda: None,
     ) -> None:
+        self.planned: Counter[str] = Counter()
+        self.largest_rejected = 0  # the bytes of a body
+        self._publisher = publisher
         self._topic = topic
-        self._is_stopped = False
-        self._is_jsonl = is_jsonl
-        self._limit = client_options.publish_max_msg_size
-        self._batch_limit = client_options.publish_max_body_size
-        self._largest_rejected = 0
-        self._records = records
-        self._select = select
-        self._checkpoint = checkpoint
-        self._rate = RateLimit(rate, time.monotonic()) if rate else None
+        self._read = read
         self._unsent = unsent
+        self._line = line
+        self._settled = settled
+        self._dry_run = dry_run
         self._warn = warn
         self._show = show
+        self._limit = publisher.client_options.publish_max_msg_size
         self._number = 0  # of records read
-        self._open_batches: deque[InputBatch] = deque()
-        begin = checkpoint.place if checkpoint is not None else BEGIN
-        self._source = RecordSource(paths, delimiter, self._reads_no_more, begin)
-        self._publisher = publisher or Publisher(
-            addresses, client_options, options, lambda: self._is_stopped
-        )
+        self._open_batches: deque[InputBatch[Record]] = deque()
 
-    @property
-    def counts(self) -> PublishCounts:
-        return self._publisher.counts
-
-    @property
-    def counts_by_nsqd(self) -> Mapping[str, PublishCounts]:
-        """The outcomes on each nsqd, where every record goes to several."""
-        return self._publisher.counts_by_nsqd
-
-    @property
-    def last_error(self) -> NsqError | None:
-        """The latest reason why something was not published."""
-        return self._publisher.last_error
-
-    @property
-    def options_for_larger(self) -> list[str]:
-        """The client options with which no record would have been above the limit."""
-        if not self._largest_rejected:
-            return []
-        options = [f"publish_max_msg_size={self._largest_rejected}"]
-        if (size := mpub_size([self._largest_rejected])) > self._batch_limit:
-            options.append(f"publish_max_body_size={size}")
-        return options
-
-    @property
-    def bytes_read(self) -> int:
-        """The bytes of the files that are in batches, of this run and of those before."""
-        return self._source.bytes_read
-
-    def stop(self) -> None:
-        """Read no more, and wait for what was sent."""
-        self._is_stopped = True
-
-    def run(self) -> PublishCounts:
+    def run(self, batches: Iterable[InputBatch[Record]]) -> PublishCounts:
         """Publish everything and return the counts. Raises `OutputError` for input and files."""
         try:
-            for records in self._source.batches() if self._records is None else self._records:
-                self._take(records)
-                if self._reads_no_more():
+            for batch in batches:
+                self._take(batch)
+                if self.is_over():
                     break
         finally:
             self._publisher.finish()
             self._keep_unconfirmed()
-            if self._checkpoint is not None:
-                self._checkpoint.save()
-        return self.counts
+        return self._publisher.counts
 
-    def _reads_no_more(self) -> bool:
-        """Also asked while the input is silent: what nsqd did not take is sent again meanwhile."""
-        self._publisher.poll()
-        return self._is_stopped or (self._publisher.has_given_up and self._unsent is None)
+    def is_over(self) -> bool:
+        """Tell whether to read no more.
 
-    def _take(self, records: Sequence[bytes]) -> None:
-        if self._publisher.has_given_up:
-            self._publisher.drain()  # what was read before comes first in the unsent file
-        batch = InputBatch(records, self._source.place)
-        if self._unsent is not None or self._checkpoint is not None:
+        To be asked also while the input is silent: what nsqd did not take is sent again meanwhile.
+        """
+        publisher = self._publisher
+        publisher.poll()
+        return publisher.is_stopped or (publisher.has_given_up and self._unsent is None)
+
+    @property
+    def options_for_larger(self) -> list[str]:
+        """The client options with which no record would have been above the limit."""
+        if not self.largest_rejected:
+            return []
+        options = [f"publish_max_msg_size={self.largest_rejected}"]
+        size = mpub_size([self.largest_rejected])
+        if size > self._publisher.client_options.publish_max_body_size:
+            options.append(f"publish_max_body_size={size}")
+        return options
+
+    def _take(self, batch: InputBatch[Record]) -> None:
+        publisher = self._publisher
+        if publisher.has_given_up:
+            publisher.drain()  # what was read before comes first in the unsent file
+        if self._unsent is not None or self._settled is not None:
             self._open_batches.append(batch)
-        places, bodies = self._publishable(batch)
-        while bodies and not self._publisher.has_given_up and not self._is_stopped:
-            count = allowance(self._rate, len(bodies))
-            self._publish(batch, places[:count], bodies[:count])
-            places, bodies = places[count:], bodies[count:]
-            self._show(self.counts)
-        for place in places:
-            self._publisher.count_unsendable(PublishOutcome.UNSENT)
-            batch.lacking[place] = None
-            batch.retryable = True
+        for topic, places, bodies, origins in self._outgoing(batch):
+            self.planned[topic] += len(bodies)
+            if self._dry_run:
+                continue
+            while bodies and not publisher.has_given_up:
+                if not (count := publisher.allowance(len(bodies))):
+                    break
+                self._publish(batch, topic, places[:count], bodies[:count], origins[:count])
+                places, bodies, origins = places[count:], bodies[count:], origins[count:]
+                self._show()
+            for place in places:
+                publisher.count_unsendable(PublishOutcome.UNSENT)
+                batch.lacking[place] = None
+                batch.retryable = True
+        if self._dry_run:
+            self._show()
         batch.is_taken = True
         self._keep_unconfirmed()
 
-    def _publish(self, batch: InputBatch, places: Sequence[int], bodies: list[bytes]) -> None:
+    def _publish(
+        self,
+        batch: InputBatch[Record],
+        topic: str,
+        places: Sequence[int],
+        bodies: list[bytes],
+        origins: Sequence[MessageLike],
+    ) -> None:
         def on_ended(published: PublishBatch) -> None:
             for index, outcome in published.failures.items():
                 batch.retryable |= outcome is not PublishOutcome.REJECTED
@@ -214,7 +152,7 @@ class PublishJob:
             self._keep_unconfirmed()
 
         batch.awaited += 1
-        self._publisher.publish(self._topic, bodies, on_ended)
+        self._publisher.publish(topic, bodies, on_ended, origins=origins)
 
     def _keep_unconfirmed(self) -> None:
         """Write what was not confirmed to the unsent file, in the order of the input."""
@@ -222,173 +160,184 @@ class PublishJob:
             batch = self._open_batches.popleft()
             if self._unsent is not None:
                 for place in sorted(batch.lacking):
-                    self._unsent.write(batch.records[place], batch.lacking[place])
-            if self._checkpoint is not None:
-                self._checkpoint.settle(batch.end, is_whole=not batch.retryable)
+                    self._unsent.write(self._line(batch.records[place]), batch.lacking[place])
+            if self._settled is not None:
+                self._settled(batch)
 
-    # -- records that cannot be published -------------------------------------------------------
-
-    def _publishable(self, batch: InputBatch) -> tuple[Sequence[int], list[bytes]]:
-        """Return the places of the records that can be published, and their bodies."""
-        records = batch.records
+    def _outgoing(
+        self, batch: InputBatch[Record]
+    ) -> list[tuple[str, Sequence[int], list[bytes], list[MessageLike]]]:
+        """Return what can be published: for each topic places in the batch, bodies, and origins."""
+        records: Sequence[Any] = batch.records
         before = self._number
         self._number += len(records)
-        is_plain = not self._is_jsonl and self._select is None
-        if is_plain and all(records) and max(map(len, records)) <= self._limit:
-            return range(len(records)), list(records)
-        places, bodies = [], []
+        if self._read is None and all(records) and max(map(len, records)) <= self._limit:
+            return [(self._topic, range(len(records)), list(records), [])]
+        read: Callable[[Any], Outgoing | None]
+        read = self._read or (lambda body: Outgoing(self._topic, body))
+        found: dict[str, tuple[list[int], list[bytes], list[MessageLike]]] = {}
         for place, record in enumerate(records):
             if not record:
-                self.counts.skipped += 1
+                self._publisher.counts.skipped += 1
                 continue
-            body, reason = self._body(record)
-            if body is None:
-                self.counts.filtered += 1
-                continue
-            if not reason:
-                places.append(place)
-                bodies.append(body)
-                continue
-            self._warn(f"record {before + place + 1} is rejected: {reason}")
-            self._publisher.count_unsendable(PublishOutcome.REJECTED)
-            batch.lacking[place] = None
-        return places, bodies
-
-    def _body(self, record: bytes) -> tuple[bytes | None, str]:
-        """Return the body of a record, None if it is not selected; and why it cannot be published,
-        if it cannot."""
-        body: bytes | None = record
-        if self._is_jsonl:
             try:
-                body = decode_body(record)
+                outgoing = read(record)
+                if outgoing is None:
+                    self._publisher.counts.filtered += 1
+                    continue
+                self._check(outgoing.body)
             except ValueError as exc:
-                return b"", str(exc)
-        if self._select is not None and body:
-            body = self._select(body)
-            if body is None:
-                return None, ""
+                self._warn(f"record {before + place + 1} is rejected: {exc}")
+                self._publisher.count_unsendable(PublishOutcome.REJECTED)
+                batch.lacking[place] = None
+                continue
+            places, bodies, origins = found.setdefault(outgoing.topic, ([], [], []))
+            places.append(place)
+            bodies.append(outgoing.body)
+            if outgoing.origin is not None:
+                origins.append(outgoing.origin)
+        return [(topic, *columns) for topic, columns in found.items()]
+
+    def _check(self, body: bytes) -> None:
         if not body:
-            return body, "the body is empty, which NSQ cannot carry"
+            raise ValueError("the body is empty, which NSQ cannot carry")
         if len(body) > self._limit:
-            self._largest_rejected = max(self._largest_rejected, len(body))
-            return body, f"{len(body)} bytes are above the limit of {self._limit}"
-        return body, ""
+            self.largest_rejected = max(self.largest_rejected, len(body))
+            raise ValueError(f"{len(body)} bytes are above the limit of {self._limit}")
 
 
-# -- reading --------------------------------------------------------------------------------------
+# -- what records say -----------------------------------------------------------------------------
 
 
-class RecordSource:
-    """Reads inputs one after the other.
+def reader(
+    topic: str, select: Callable[[bytes], bytes | None] | None, *, is_jsonl: bool
+) -> Callable[[bytes], Outgoing | None] | None:
+    """Return what reads bodies, or lines of JSON; None where records are published as they are.
 
-    ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
-    for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
-    latest batch.
+    ``select`` chooses and changes bodies.
+    """
+    if not is_jsonl and select is None:
+        return None
+
+    def read(record: bytes) -> Outgoing | None:
+        body: bytes | None = decode_body(record) if is_jsonl else record
+        if select is not None and body:
+            body = select(body)
+        return None if body is None else Outgoing(topic, body)
+
+    return read
+
+
+class Letters:
+    """Reads lines of dead letters, to publish each to the topic that it came from, or to one.
+
+    Those are left out whose error does not match. ``kinds`` counts the others by topic and error.
+    Raises `ConfigurationError` for a wrong pattern or topic.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        delimiter: bytes,
-        is_stopped: Callable[[], bool],
-        begin: InputPlace = BEGIN,
-    ) -> None:
-        self.place = begin
-        self._bytes_before = 0
-        self._paths = paths
+    def __init__(self, topic: str | None, error: str | None) -> None:
+        try:
+            self._matches = re.compile(error or "").search
+        except re.error as exc:
+            raise ConfigurationError(f"{error!r} is not a regular expression: {exc}") from None
+        self._topic = check_topic(topic) if topic is not None else None
+        self.kinds: Counter[tuple[str, str]] = Counter()
+
+    def read(self, line: bytes) -> Outgoing | None:
+        """Read a line. Raises ``ValueError`` for one that is no message."""
+        if not line.strip():
+            return None
+        message, error, _ = decode_dead_letter(line)
+        check_topic(message.topic)
+        if not self._matches(error or ""):
+            return None
+        topic = self._topic or message.topic
+        self.kinds[topic, error or "no error"] += 1
+        return Outgoing(topic, message.body, message)
+
+
+# -- files of records that were not confirmed -----------------------------------------------------
+
+
+class UnsentFiles:
+    """Appends records to a file, or to one for each nsqd where every record goes to several.
+
+    They hold bodies, so only their owner may read them. What they have is durable when `sync` or
+    the ``with`` block has ended, and not before: records may come by the thousand. The user names
+    them, so they may be links, pipes or devices, which take no sync.
+
+    The file of an nsqd is ``PATH.HOST:PORT``: publishing it again to that nsqd repeats nothing on
+    the others. Files are opened at once: a bad path must not show at the end. All methods raise
+    `OutputError`.
+    """
+
+    def __init__(self, path: Path, delimiter: bytes, addresses: Collection[str] = ()) -> None:
         self._delimiter = delimiter
-        self._is_stopped = is_stopped
-        self._lacking = 0  # bytes of the delimiter that the last record of a file does not have
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        names = {address: f"{path}.{address}" for address in addresses} or {"": str(path)}
+        self._files: dict[str, _Appended] = {}
+        for address, name in names.items():
+            self._files[address] = _Appended(name)
 
-    @property
-    def bytes_read(self) -> int:
-        """The bytes before the place, in all files."""
-        return self._bytes_before + self.place.offset
+    def write(self, record: bytes, lacking: Collection[str] | None = None) -> None:
+        """Append a record for the nsqd that lack it (None: all)."""
+        for address, file in self._files.items():
+            if lacking is None or not address or address in lacking:
+                file.append(record + self._delimiter)
 
-    def batches(self) -> Iterator[list[bytes]]:
-        """Iterate over batches of records, without their delimiters.
+    def sync(self) -> None:
+        """Make durable what was written."""
+        for file in self._files.values():
+            file.sync()
 
-        Raises `OutputError` for a file that cannot be read, `NsqError` for a record without end.
-        """
-        for file, path in enumerate(self._paths):
-            if file < self.place.file:
-                continue
-            descriptor, is_ours = _open(path)
-            try:
-                if self.place.file == file and self.place.offset:
-                    os.lseek(descriptor, self.place.offset, os.SEEK_SET)
-                elif file != self.place.file:
-                    self._bytes_before += self.place.offset
-                    self.place = InputPlace(file, 0, self.place.records)
-                yield from self._read(descriptor, path)
-            finally:
-                if is_ours:
-                    os.close(descriptor)
+    def __enter__(self) -> Self:
+        return self
 
-    def _read(self, descriptor: int, path: str) -> Iterator[list[bytes]]:
-        splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
-        while not self._is_stopped():
-            if not _is_ready(descriptor, LINGER_S if self._pending else STOP_CHECK_S):
-                if self._pending:
-                    yield self._take()
-                continue
-            chunk = _read_chunk(descriptor, path)
-            records = splitter.feed(chunk) if chunk else splitter.end()
-            if not chunk:
-                self._lacking = len(self._delimiter) * len(records)
-            self._pending += records
-            self._pending_bytes += sum(map(len, records))
-            while len(self._pending) >= BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
-                yield self._take()
-            if not chunk:
-                break
-        if self._pending:
-            yield self._take()
-
-    def _take(self) -> list[bytes]:
-        batch = self._pending[:BATCH_RECORDS]
-        self._pending = self._pending[BATCH_RECORDS:]
-        left = sum(map(len, self._pending))
-        taken = self._pending_bytes - left + len(batch) * len(self._delimiter)
-        self._pending_bytes = left
-        if not self._pending:
-            taken -= self._lacking
-            self._lacking = 0
-        file, offset, records = self.place
-        self.place = InputPlace(file, offset + taken, records + len(batch))
-        return batch
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.sync()
+        finally:
+            for file in self._files.values():
+                file.close()
 
 
-def _open(path: str) -> tuple[int, bool]:
-    if path == "-":
-        _widen_pipe(0)
-        return 0, False
-    try:
-        return os.open(path, os.O_RDONLY), True
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+class _Appended:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._buffer = bytearray()
+        self._is_synced = True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with self._blaming():
+            self._descriptor = os.open(name, flags, 0o600)
+            self._is_regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+            if self._is_regular:
+                sync_folder(Path(os.path.realpath(name)).parent)
 
+    def append(self, data: bytes) -> None:
+        self._buffer += data
+        self._is_synced = False
+        if len(self._buffer) >= BUFFER_SIZE:
+            self._flush()
 
-def _widen_pipe(descriptor: int) -> None:
-    """Let the writer run ahead further: fewer and larger reads."""
-    import fcntl
+    def _flush(self) -> None:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        with self._blaming():
+            write_all(self._descriptor, data)
 
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    except (OSError, AttributeError):
-        pass  # no pipe, or not on Linux
+    def sync(self) -> None:
+        if self._is_synced:
+            return
+        self._flush()
+        if self._is_regular:
+            with self._blaming():
+                os.fsync(self._descriptor)
+        self._is_synced = True
 
+    def close(self) -> None:
+        os.close(self._descriptor)
 
-def _is_ready(descriptor: int, timeout_s: float) -> bool:
-    # a regular file is always ready
-    return bool(select.select([descriptor], [], [], timeout_s)[0])
-
-
-def _read_chunk(descriptor: int, path: str) -> bytes:
-    try:
-        return os.read(descriptor, READ_SIZE)
-    except OSError as exc:
-        name = "standard input" if path == "-" else path
-        raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise OutputError(f"cannot write {self._name} ({exc.strerror})") from exc

@@ -6,12 +6,19 @@ refuses only the record to blame is rejected. All of that `Producer` does; here 
 counted, for each nsqd in mode all, where a record is confirmed when all have confirmed it.
 
 Nothing is accepted while a producer's window is full, so memory stays bounded by the windows.
+
+A rate limit is exact at 10 a second and at 100,000. Each message has its place on a schedule;
+nothing is published before its place. Places are handed out in slices of a hundredth of a second,
+so that a high rate still publishes batches and a low one publishes single messages on time. Time
+lost to a stall is made up for by at most `CATCH_UP_S`: more would be a burst above the rate.
 """
 
 from __future__ import annotations
 
 import enum
 import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,6 +110,33 @@ class PublishCounts:
         return f"{line}, {repeated} repeated" if repeated else line
 
 
+SLICE_S = 0.01
+CATCH_UP_S = 0.1
+
+
+class RateLimit:
+    """``rate`` messages a second, by the caller's clock."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._next = now
+
+    def allowance(self, now: float) -> int:
+        """Return how many messages may go now: 0 means to wait `wait_s`."""
+        self._next = max(self._next, now - CATCH_UP_S)
+        if now < self._next:
+            return 0
+        return max(1, int((now - self._next + SLICE_S) * self._rate))
+
+    def took(self, count: int) -> None:
+        """So many messages went."""
+        self._next += count / self._rate
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until something is allowed again."""
+        return max(0.0, self._next - now)
+
+
 RETRY_TIMEOUT_S = 60.0
 POLL_S = 0.1
 
@@ -124,7 +158,7 @@ def each_counted(mode: PublishMode, addresses: Sequence[str]) -> list[str]:
 
 
 class Publisher:
-    """Publishes on one or more nsqd. ``is_stopped`` ends retrying.
+    """Publishes on one or more nsqd, at most ``rate`` messages a second (0: without limit).
 
     ``counts`` has each record once, by its worst outcome. ``counts_by_nsqd`` has it once for each
     nsqd that it was for, where every record goes to several. ``retried`` counts records that were
@@ -137,8 +171,10 @@ class Publisher:
         addresses: Sequence[str],
         client_options: ClientOptions,
         options: PublishOptions,
-        is_stopped: Callable[[], bool] = lambda: False,
+        rate: float = 0.0,
     ) -> None:
+        self.client_options = client_options
+        self.stopped = threading.Event()
         self.counts = PublishCounts()
         self.counts_by_nsqd = {
             address: PublishCounts() for address in each_counted(options.mode, addresses)
@@ -146,7 +182,7 @@ class Publisher:
         self.has_given_up = False
         self.last_error: NsqError | None = None
         self._options = options
-        self._is_stopped = is_stopped
+        self._rate = RateLimit(rate, time.monotonic()) if rate else None
         is_each = bool(self.counts_by_nsqd)
         is_shared = options.mode is PublishMode.ROUND_ROBIN
         self._shares = len(set(addresses)) or 1 if is_shared else 1
@@ -173,6 +209,32 @@ class Publisher:
     def repeated(self) -> int:
         return sum(producer.repeated for producer in self._producers)
 
+    @property
+    def is_stopped(self) -> bool:
+        return self.stopped.is_set()
+
+    def stop(self) -> None:
+        """Have nothing sent again, and nothing new: from any thread."""
+        self.stopped.set()
+
+    def allowance(self, wanted: int) -> int:
+        """Return how many of ``wanted`` messages may be published now, 0 after `stop`.
+
+        Waits until the rate allows one.
+        """
+        while not self.is_stopped:
+            if self._rate is None:
+                return wanted
+            if allowed := self._rate.allowance(now := time.monotonic()):
+                return min(wanted, allowed)
+            self.stopped.wait(self._rate.wait_s(now))
+        return 0
+
+    def took(self, count: int) -> None:
+        """Count messages that were published towards the rate."""
+        if self._rate is not None:
+            self._rate.took(count)
+
     def publish(
         self,
         topic: str,
@@ -191,6 +253,7 @@ class Publisher:
         `drain` or `finish`. ``defer_s`` goes before that of the options.
         """
         self.poll()
+        self.took(len(bodies))
         defer_s = self._options.defer_s if defer_s is None else defer_s
         batch = PublishBatch(topic, bodies, len(bodies) * len(self._producers), on_ended)
         # NSQ has no deferred MPUB; and a few batches would leave some of many nsqd without any
@@ -222,7 +285,7 @@ class Publisher:
 
     def poll(self) -> None:
         """Act on the outcomes that are there, without waiting."""
-        if self._is_stopped():
+        if self.is_stopped:
             for producer in self._producers:
                 producer.end_retries()
         try:
@@ -240,6 +303,12 @@ class Publisher:
         """Wait until every record has its outcome, then close the connections."""
         self.drain()
         self.close()
+
+    def deliver(self, show: Callable[[int], None]) -> None:
+        """Wait until consumers have what was published, where that is not nsqd's affair.
+
+        ``show`` is called with how many they have.
+        """
 
     def close(self) -> None:
         """Close the connections, whatever is still under way."""

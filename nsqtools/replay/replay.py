@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import heapq
 import json
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -37,20 +36,13 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange, owner_of
 from nsqtools.archive.reader import OnDamage, read_messages
 from nsqtools.archive.storage import failing
-from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import check_topic
-from nsqtools.publish.pacing import Pace, RateLimit
-from nsqtools.publish.publish_job import BATCH_BYTES, BATCH_RECORDS
-from nsqtools.publish.publisher import (
-    PublishBatch,
-    PublishCounts,
-    Publisher,
-    PublishOptions,
-    PublishOutcome,
-)
-from nsqtools.publish.unsent_files import UnsentFiles
+from nsqtools.protocol.text import NS
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, InputBatch
+from nsqtools.publish.publish_job import Outgoing, PublishJob, UnsentFiles
+from nsqtools.publish.publisher import Publisher
 from nsqtools.records.envelope import Envelope, encode_many
 
 VERSION = 2
@@ -106,9 +98,6 @@ def _begin(archive: ArchiveFile, delimiter: bytes) -> int:
     return first.timestamp_ns if first else 0
 
 
-STOP_CHECK_S = 0.2
-
-
 @dataclass(frozen=True, slots=True)
 class MessageSelection:
     """Which messages are replayed, and where to.
@@ -127,83 +116,68 @@ class MessageSelection:
         for topic in self.topics.values():
             check_topic(topic)
 
-    def target(self, message: Envelope) -> str:
-        """Return the topic that a message goes to. Raises `ConfigurationError` when it has none."""
+    def outgoing(self, message: Envelope) -> Outgoing:
+        """Return what is published. Raises `ConfigurationError` when there is no topic."""
         target = self.topics.get(message.topic) or self.topics.get("") or message.topic
         if not target:
             raise ConfigurationError(
                 "the files have bare bodies, which name no topic", hint="Give --topic."
             )
-        return target
+        return Outgoing(target, message.body, message)
 
 
 class Replay:
-    """`run` on one thread; `stop` from any.
+    """`run` it on one thread; `Publisher.stop` ends it from any.
 
-    ``speed`` None is as fast as nsqd takes them, ``rate`` 0 without limit, ``count`` the most to
-    publish. With ``dry_run`` nothing
-    is published, and what would be counts as confirmed. ``unsent`` gets each message that did not
-    end as confirmed, as a line of JSON. ``show`` is called after each batch.
+    ``speed`` None is as fast as nsqd takes them, 2 plays an hour in half an hour; ``count`` is the
+    most to publish. With ``dry_run`` nothing is published. ``unsent`` gets each message that did
+    not end as confirmed, as a line of JSON. ``warn`` and ``show`` are those of a `PublishJob`.
     """
 
     def __init__(
         self,
         archives: Sequence[ArchiveFile],
-        addresses: Sequence[str],
         selection: MessageSelection,
+        publisher: Publisher,
         *,
-        client_options: ClientOptions,
-        options: PublishOptions,
         speed: float | None = None,
-        rate: float = 0,
         count: int | None = None,
         dry_run: bool = False,
         checkpoint: Checkpoint | None = None,
         on_damage: OnDamage,
         unsent: UnsentFiles | None = None,
+        warn: Callable[[str], None] = lambda line: None,
         show: Callable[[], None] = lambda: None,
-        publisher: Publisher | None = None,
     ) -> None:
         self.read = 0
         self.repeated = 0
-        self.planned: dict[str, int] = {}  # messages by target topic
         self._archives = archives
         self._selection = selection
-        self._client_options = client_options
-        self._pace = Pace(speed) if speed is not None else None
-        self._rate = RateLimit(rate, time.monotonic()) if rate else None
+        self._publisher = publisher
+        self._speed = speed
+        self._first: tuple[int, float] | None = None  # the time of a message, and when it was due
         self._count = count
-        self._dry_run = dry_run
-        self._checkpoint = checkpoint
+        self._checkpoint = None if dry_run else checkpoint
+        self._done = [checkpoint.count_of(each) if checkpoint else 0 for each in archives]
+        self._is_whole = True
         self._on_damage = on_damage
         self._unsent = unsent
-        self._show = show
         self._seen: set[tuple[str, str, bytes]] = set()
-        self._stopped = threading.Event()
-        self._publisher = publisher or Publisher(
-            addresses, client_options, options, self._stopped.is_set
+        self._job = PublishJob[Archived](
+            publisher,
+            read=lambda each: selection.outgoing(each.message),
+            unsent=unsent,
+            line=lambda each: encode_many(each.message.topic, each.message.nsqd, [each.message]),
+            settled=self._settle if self._checkpoint else None,
+            dry_run=dry_run,
+            warn=warn,
+            show=show,
         )
 
-    def stop(self) -> None:
-        """Stop after the batch that is being published."""
-        self._stopped.set()
-
     @property
-    def counts(self) -> PublishCounts:
-        """The outcomes of all topics together."""
-        if self._dry_run:
-            return replace(self._publisher.counts, confirmed=sum(self.planned.values()))
-        return self._publisher.counts
-
-    @property
-    def counts_by_nsqd(self) -> Mapping[str, PublishCounts]:
-        """The outcomes on each nsqd, where every message goes to several."""
-        return self._publisher.counts_by_nsqd
-
-    @property
-    def last_error(self) -> NsqError | None:
-        """The latest reason why something was not published."""
-        return self._publisher.last_error
+    def planned(self) -> Mapping[str, int]:
+        """The messages that are published, or would be, by target topic."""
+        return self._job.planned
 
     @property
     def total(self) -> int | None:
@@ -211,54 +185,67 @@ class Replay:
         counts = [archive.messages for archive in self._archives]
         return None if None in counts else sum(count or 0 for count in counts)
 
-    # -- running --------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Replay everything selected. Raises `OutputError` and `ConfigurationError`."""
-        try:
-            for batch in self._batches():
-                if not self._publish(batch):
-                    break
-        finally:
-            self._publisher.finish()
+        self._job.run(self._batches())
 
-    def _batches(self) -> Iterator[list[Archived]]:
-        """Messages to publish together: a full batch, or what is due before a pause."""
+    def _batches(self) -> Iterator[InputBatch[Archived]]:
+        """Messages to publish together: as many as the rate allows, or are due before a pause."""
+        publisher = self._publisher
         batch: list[Archived] = []
-        size = 0
+        size = most = 0
         for archived in islice(self._selected(), self._count):
-            if batch and self._is_early(archived.message):
-                yield batch
+            message, now = archived.message, time.monotonic()
+            due_at = self._due_at(message.timestamp_ns, now)
+            if batch and (due_at > now or len(batch) >= most or size >= BATCH_BYTES):
+                yield InputBatch(batch)
+                if not self._goes_on():
+                    return
                 batch, size = [], 0
-            self._wait_until_due(archived.message)
-            if self._stopped.is_set():
-                break
+            if not batch:
+                most = publisher.allowance(BATCH_RECORDS)
+            if publisher.stopped.wait(max(0.0, due_at - time.monotonic())):
+                return
             batch.append(archived)
-            size += len(archived.message.body)
-            if len(batch) >= self._allowance() or size >= BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch and not self._stopped.is_set():
-            yield batch
+            size += len(message.body)
+        if batch:
+            yield InputBatch(batch)
+
+    def _due_at(self, timestamp_ns: int, now: float) -> float:
+        """The clock reading at which a message of that time is due; the first is at once."""
+        if self._speed is None:
+            return now
+        first_ns, began = self._first = self._first or (timestamp_ns, now)
+        return began + (timestamp_ns - first_ns) / NS / self._speed
+
+    def _goes_on(self) -> bool:
+        """With a checkpoint, wait until the last batch is written down."""
+        if self._checkpoint is not None:
+            self._publisher.drain()
+            return self._is_whole
+        return not self._publisher.has_given_up
 
     def _selected(self) -> Iterator[Archived]:
         """The messages that are to be published; `read` counts all that were looked at."""
-        selection, checkpoint = self._selection, self._checkpoint
+        selection = self._selection
         # numbers in a checkpoint are those of all messages of a file
-        within = EVER if checkpoint else selection.within
-        done = [checkpoint.count_of(each) if checkpoint else 0 for each in self._archives]
+        within = EVER if any(self._done) or self._checkpoint else selection.within
         for archived in merge(
             self._archives, self._on_damage, delimiter=selection.delimiter, within=within
         ):
             self.read += 1
             message = archived.message
             is_new = not selection.dedupe or self._is_new(message)
-            if archived.number <= done[archived.file]:
+            if archived.number <= self._done[archived.file]:
                 continue
             if not is_new or not selection.within.has(message.timestamp_ns):
                 continue
             if selection.keep is None or selection.keep(message):
-                yield archived
+                selection.outgoing(message)  # raises where there is no topic
+                if message.body:
+                    yield archived
+                else:
+                    self._publisher.counts.skipped += 1
 
     def _is_new(self, message: Envelope) -> bool:
         if not message.id:
@@ -269,85 +256,15 @@ class Replay:
         self.repeated += before == len(self._seen)
         return before != len(self._seen)
 
-    # -- pace -----------------------------------------------------------------------------------
-
-    def _allowance(self) -> int:
-        if self._rate is None:
-            return BATCH_RECORDS
-        return max(1, min(BATCH_RECORDS, self._rate.allowance(time.monotonic())))
-
-    def _is_early(self, message: Envelope) -> bool:
-        now = time.monotonic()
-        return self._pace is not None and self._pace.due_at(message.timestamp_ns, now) > now
-
-    def _wait_until_due(self, message: Envelope) -> None:
-        if self._pace is not None:
-            due_at = self._pace.due_at(message.timestamp_ns, time.monotonic())
-            self._stopped.wait(max(0.0, due_at - time.monotonic()))
-
-    def _take_turn(self, count: int) -> None:
-        """Wait until the rate allows a batch."""
-        if self._rate is not None:
-            self._stopped.wait(self._rate.wait_s(time.monotonic()))
-            self._rate.took(count)
-
-    # -- publishing -----------------------------------------------------------------------------
-
-    def _publish(self, batch: list[Archived]) -> bool:
-        """Publish a batch; return whether to continue."""
-        self._take_turn(len(batch))
-        by_topic: dict[str, list[Envelope]] = {}
-        for archived in batch:
-            target = self._selection.target(archived.message)
-            if self._is_publishable(archived.message):
-                by_topic.setdefault(target, []).append(archived.message)
-        for topic, messages in by_topic.items():
-            self.planned[topic] = self.planned.get(topic, 0) + len(messages)
-            if not self._dry_run:
-                self._publish_to(topic, messages)
-        self._show()
-        if self._checkpoint is not None and not self._dry_run:
-            return self._confirm(batch, self._checkpoint)
-        return not self._publisher.has_given_up
-
-    def _publish_to(self, topic: str, messages: list[Envelope]) -> None:
-        def hand_out_unconfirmed(batch: PublishBatch) -> None:
-            for index in sorted(batch.failures):
-                lacking = [nsqd for nsqd, places in batch.missing.items() if index in places]
-                self._hand_out(messages[index], lacking)
-
-        bodies = [message.body for message in messages]
-        self._publisher.publish(topic, bodies, hand_out_unconfirmed, origins=messages)
-
-    def _confirm(self, batch: list[Archived], checkpoint: Checkpoint) -> bool:
-        self._publisher.drain()
-        counts = self.counts
-        if counts.unsent or counts.unknown:
-            return False
+    def _settle(self, batch: InputBatch[Archived]) -> None:
+        self._is_whole = self._is_whole and not batch.retryable
+        if not self._is_whole or self._checkpoint is None:
+            return
         if self._unsent is not None:
             self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
-        for archived in batch:
-            checkpoint.settle(self._archives[archived.file], archived.number)
-        checkpoint.save()
-        return True
-
-    def _is_publishable(self, message: Envelope) -> bool:
-        if not message.body:
-            self._publisher.counts.skipped += 1
-            return False
-        if len(message.body) > self._client_options.publish_max_msg_size:
-            self._publisher.count_unsendable(PublishOutcome.REJECTED)
-            self._hand_out(message)
-            return False
-        return True
-
-    def _hand_out(self, message: Envelope, lacking: Collection[str] | None = None) -> None:
-        if self._unsent is not None:
-            self._unsent.write(_line(message), lacking)
-
-
-def _line(message: Envelope) -> bytes:
-    return encode_many(message.topic, message.nsqd, [message])
+        for archived in batch.records:
+            self._checkpoint.settle(self._archives[archived.file], archived.number)
+        self._checkpoint.save()
 
 
 # -- the checkpoint --------------------------------------------------------------------------------

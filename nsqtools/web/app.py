@@ -6,8 +6,8 @@ gate     Host, other sites, size of the body, who asks; safety headers on every 
 /metrics the whole cluster for Prometheus
 the rest the pages
 
-`WebServer` serves it until it is stopped: HTTP by uvicorn, on connections that have a time for each
-step and a number for each address.
+`WebServer` serves it until it is stopped, by the HTTP server of the embedded daemons: connections
+have a time for each step and a number for each address.
 
 Trap: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
 watcher ends those, and what is left is cut off after a moment.
@@ -21,22 +21,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from email.utils import formatdate
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 
-import h11
-import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
@@ -48,7 +42,9 @@ from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
-from nsqtools.server.listen import IdleConnections, accept, report_errors
+from nsqtools.server.http.foundation import Call, Reply, Stream, plain_reply
+from nsqtools.server.http.server import HTTPServer, Limits
+from nsqtools.server.listen import report_errors
 from nsqtools.web import api_routes, pages
 from nsqtools.web.access import (
     HEADERS,
@@ -159,15 +155,14 @@ class Gate:
             await send(message)
 
         app: ASGIApp = self._app if refused is None else refused
-        await app(scope, _bounded(receive) if refused is None else receive, send_safely)
+        await app(scope, receive, send_safely)
 
     async def _refuse(
         self, scope: Scope, headers: Headers, peer: str, address: str
     ) -> Response | None:
         if why := refusal(scope["method"], headers, self._names):
             return _answer(scope, why, 403)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
+        if scope["nsq.is_too_large"]:
             return _answer(scope, "the request is too large", 413)
         if scope["path"] == self._open:
             return None
@@ -205,21 +200,6 @@ def _answer(
     body = go_json({"message": text}) if is_api else f"{text}\n"
     kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
-
-
-def _bounded(receive: Receive) -> Receive:
-    """A body may be sent without saying how long it is."""
-    left = MAX_BODY_BYTES
-
-    async def receive_some() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(413, "the request is too large")
-        return message
-
-    return receive_some
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -282,12 +262,10 @@ def _of_sample(
 
 log = logging.getLogger("nsqtools.web")
 
-FINISH_S = 3.0
 TURN_S = 1.0
-HEAD_S, BODY_S, READ_S = 15.0, 60.0, 60.0
-"""What a client may take for a request, idle before it, for its body, and to read an answer."""
-MAX_IDLE, MAX_IDLE_OF_ONE = 256, 64
-MAX_CONNECTIONS = 512
+LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
+MAX_CONNECTIONS = 512  # that are being answered
+LENGTH = b"content-length"
 
 
 def url_of(listener: socket.socket, settings: WebSettings) -> str:
@@ -299,53 +277,85 @@ def url_of(listener: socket.socket, settings: WebSettings) -> str:
     return f"{scheme}://{Address(host, port)}{settings.base_path}/"
 
 
-class _Connection(H11Protocol):
-    """One that has a time for each step of its client. h11 knows which it is."""
+class AsgiApi:
+    """An ASGI application as an HTTP server asks it.
 
-    def __init__(
-        self, config: uvicorn.Config, state: ServerState, idle: IdleConnections[_Connection]
+    What has a length is answered whole; what has none (server-sent events) is a stream.
+    """
+
+    def __init__(self, app: ASGIApp, scheme: str) -> None:
+        self._app = app
+        self._scheme = scheme
+        self._count = 0  # calls that are being answered
+
+    def find(self, call: Call) -> None:
+        call.limit = MAX_BODY_BYTES
+
+    def report(self, call: Call, status: int) -> None:
+        pass  # `Gate` has a line for what it refuses
+
+    async def answer(self, call: Call) -> Reply | Stream:
+        if self._count >= MAX_CONNECTIONS:
+            return plain_reply("too many connections\n", 503)
+        messages = self._messages(call)
+        start = await anext(messages, None)
+        if start is None:  # it has failed, and its traceback is in the log
+            return plain_reply("internal error\n", 500)
+        fields = b"".join(b"%b: %b\r\n" % each for each in start["headers"] if each[0] != LENGTH)
+        pieces = _bodies(messages)
+        if start["status"] == 200 and LENGTH not in dict(start["headers"]):
+            if call.method != "HEAD":
+                return Stream(200, fields, pieces)
+            await messages.aclose()
+        return Reply(start["status"], fields, b"".join([piece async for piece in pieces]))
+
+    async def _messages(self, call: Call) -> AsyncGenerator[Message, None]:
+        """Call the application; yield what it sends."""
+        host, _, port = call.client.rpartition(":")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.0" if call.is_old else "1.1",
+            "method": call.method if call.method != "HEAD" else "GET",  # its body is left out
+            "scheme": self._scheme,
+            "path": call.path,
+            "raw_path": call.target.partition("?")[0].encode("latin-1"),
+            "query_string": call.query_string.encode("latin-1"),
+            "root_path": "",
+            "headers": [
+                (name.encode(), value.encode("latin-1")) for name, value in call.headers.items()
+            ],
+            "client": (host, int(port)) if port else None,
+            "nsq.is_too_large": call.body is None,
+        }
+        sent: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        body = {"type": "http.request", "body": call.body or b"", "more_body": False}
+        task = asyncio.create_task(self._call(scope, [body], sent))
+        self._count += 1
+        try:
+            while (message := await sent.get()) is not None:
+                yield message
+        finally:
+            self._count -= 1
+            task.cancel()
+
+    async def _call(
+        self, scope: Scope, requests: list[Message], sent: asyncio.Queue[Message | None]
     ) -> None:
-        super().__init__(config, state, {})
-        self._idle = idle
-        self._limit_s = 0.0  # of the present step
+        async def receive() -> Message:
+            return requests.pop() if requests else await asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._note()
+        try:
+            await self._app(scope, receive, sent.put)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+        await sent.put(None)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.works(self)
-        super().connection_lost(exc)
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        self._note()
-
-    def on_response_complete(self) -> None:
-        self._limit_s = 0.0  # the next request has its own time
-        super().on_response_complete()
-        self._note()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._note()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._note()
-
-    def abort(self) -> None:
-        self.transport.abort()
-
-    def _note(self) -> None:
-        steps = {h11.IDLE: HEAD_S, h11.SEND_BODY: BODY_S}
-        limit_s = READ_S if self.flow.write_paused else steps.get(self.conn.their_state, 0.0)
-        if not limit_s:
-            self._idle.works(self)
-        elif limit_s != self._limit_s and not self.transport.is_closing():
-            host = self.client[0] if self.client else ""
-            self._idle.waits(self, host, self.loop.time() + limit_s)
-        self._limit_s = limit_s
+async def _bodies(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(messages):
+        async for message in messages:
+            yield message.get("body", b"")
 
 
 class WebServer:
@@ -357,24 +367,8 @@ class WebServer:
     def __init__(
         self, app: ASGIApp, settings: WebSettings, watcher: Watcher, listener: socket.socket
     ) -> None:
-        self._config = uvicorn.Config(
-            app,
-            http="h11",
-            log_config=None,
-            log_level=logging.ERROR,  # what a client does wrong is its own matter
-            access_log=False,
-            ws="none",
-            lifespan="off",
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=int(HEAD_S),
-        )
-        self._config.load()
+        self._app = app
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
-        self._state = ServerState()
-        self._idle = IdleConnections[_Connection](most=MAX_IDLE, most_of_one=MAX_IDLE_OF_ONE)
         self._watcher = watcher
         self._listener = listener
         self._stopped = threading.Event()
@@ -394,28 +388,17 @@ class WebServer:
         loop, awake = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(awake.set)
         report_errors(loop, log.error)
-        server = await accept(
-            self._listener,
-            lambda: _Connection(self._config, self._state, self._idle),
-            self._certificate.get() if self._certificate else None,
-        )
+        context = self._certificate.get() if self._certificate else None
+        api = AsgiApi(self._app, "https" if context else "http")
+        server = HTTPServer(api, self._listener, context, LIMITS)
+        await server.start()
         while not self._stopped.is_set():
             on_turn()
-            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-            self._idle.close_late(loop.time())
             if self._certificate is not None:
                 self._certificate.get()
             with suppress(TimeoutError):
                 await asyncio.wait_for(awake.wait(), TURN_S)
-        server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        if tasks := set(self._state.tasks):
-            _, late = await asyncio.wait(tasks, timeout=FINISH_S)
-            for task in late:
-                task.cancel()
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+        await server.stop()
 
 
 def _certificate(settings: WebSettings) -> Renewed[ssl.SSLContext]:

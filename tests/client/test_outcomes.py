@@ -28,7 +28,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ServerError
 from nsqtools.forward.courier import Courier
-from nsqtools.forward.nsq_sink import Destinations, NsqSink, outcome_of
+from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 
@@ -261,7 +261,7 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
         settings_ = ConnectionSettings(
             (address,), options={"publish_timeout": "0.3s", "publish_max_body_size": "60"}
         )
-        sink = NsqSink(Destinations(settings_, 0.0))
+        sink = NsqSink(settings_)
         courier = Courier(
             sink, Counters(), max_attempts=1, dead_letters=None, on_circuit=lambda is_open: None
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.publish.pacing import CATCH_UP_S, RateLimit
+from nsqtools.publish.publisher import CATCH_UP_S, RateLimit
 
 
 def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.publish.publish_job import PublishJob
-from nsqtools.publish.publisher import PublishCounts, PublishOptions
-from nsqtools.publish.unsent_files import UnsentFiles
+from nsqtools.publish.input import RecordSource
+from nsqtools.publish.publish_job import PublishJob, UnsentFiles, reader
+from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
 HASTY = ClientOptions(dial_timeout_s=0.2)  # where nobody is there
@@ -34,16 +34,29 @@ def write_input(tmp_path: Path) -> Callable[[bytes], str]:
     return write
 
 
-def run_job(path: str, addresses: Sequence[str], **options: Any) -> PublishCounts:
-    options.setdefault("client_options", FAST)
-    options.setdefault("options", PublishOptions(retry_timeout_s=5))
-    return PublishJob("events", addresses, paths=[path], **options).run()
+RETRYING = PublishOptions(retry_timeout_s=5)
+
+
+def publisher_to(
+    *addresses: str,
+    options: PublishOptions = RETRYING,
+    client_options: ClientOptions = FAST,
+    rate: float = 0,
+) -> Publisher:
+    return Publisher(addresses, client_options, options, rate)
+
+
+def run_job(
+    path: str, publisher: Publisher, *, is_jsonl: bool = False, **more: Any
+) -> PublishCounts:
+    job = PublishJob(publisher, "events", reader("events", None, is_jsonl=is_jsonl), **more)
+    return job.run(RecordSource([path], b"\n", job.is_over).batches())
 
 
 def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
 
-    counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
+    counts = run_job(write_input(b"\n".join(records)), publisher_to(nsqd.tcp_address))
 
     assert counts == PublishCounts(confirmed=6)
     assert bodies_in(nsqd, "events", 6) == sorted(records)
@@ -55,7 +68,7 @@ def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
     path = write_input(b"one\n\n" + b"x" * 2_000_000 + b"\ntwo\n")
     warnings: list[str] = []
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
-        counts = run_job(path, [nsqd.tcp_address], unsent=unsent, warn=warnings.append)
+        counts = run_job(path, publisher_to(nsqd.tcp_address), unsent=unsent, warn=warnings.append)
 
     assert counts == PublishCounts(confirmed=2, rejected=1, skipped=1)
     assert warnings == ["record 3 is rejected: 2000000 bytes are above the limit of 1048576"]
@@ -70,7 +83,7 @@ def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_alo
     records = [b"%d" % n for n in range(40)]
     records[17] = b"x" * 101
 
-    counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
+    counts = run_job(write_input(b"\n".join(records)), publisher_to(nsqd.tcp_address))
 
     assert counts == PublishCounts(confirmed=39, rejected=1)
     assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
@@ -82,7 +95,7 @@ def test_json_lines_are_read_and_what_is_none_is_rejected(
     path = write_input(b'{"body": "a\\nb"}\nnot json\n{"body64": "/w=="}\n{"body": ""}\n')
     warnings: list[str] = []
 
-    counts = run_job(path, [nsqd.tcp_address], is_jsonl=True, warn=warnings.append)
+    counts = run_job(path, publisher_to(nsqd.tcp_address), is_jsonl=True, warn=warnings.append)
 
     assert counts == PublishCounts(confirmed=2, rejected=2)
     assert bodies_in(nsqd, "events", 2) == [b"a\nb", b"\xff"]
@@ -96,7 +109,8 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes
     nsqd.create_channel("events", "check")
 
     counts = run_job(
-        write_input(b"a\nb\n"), [nsqd.tcp_address], options=PublishOptions(defer_s=3600)
+        write_input(b"a\nb\n"),
+        publisher_to(nsqd.tcp_address, options=PublishOptions(defer_s=3600)),
     )
 
     assert counts == PublishCounts(confirmed=2)
@@ -112,7 +126,7 @@ def test_mode_all_brings_every_record_to_every_nsqd(
     both = go_nsqd(), go_nsqd()
     path = write_input(b"\n".join(b"%d" % n for n in range(2500)))
 
-    counts = run_job(path, [nsqd.tcp_address for nsqd in both])
+    counts = run_job(path, publisher_to(*(nsqd.tcp_address for nsqd in both)))
 
     assert counts == PublishCounts(confirmed=2500)
     assert [nsqd.depth("events") for nsqd in both] == [2500, 2500]
@@ -124,7 +138,8 @@ def test_each_of_more_nsqd_than_batches_gets_its_share(
     three = [go_nsqd() for _ in range(3)]
     addresses = [nsqd.tcp_address for nsqd in three]
 
-    run_job(write_input(b"1\n2\n3\n"), addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
+    spread = publisher_to(*addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
+    run_job(write_input(b"1\n2\n3\n"), spread)
 
     assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
 
@@ -139,14 +154,9 @@ def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
     scripted_nsqd: ScriptedNsqd,
     write_input: Callable[[bytes], str],
 ) -> None:
-    job = PublishJob(
-        "events",
-        [scripted_nsqd.address],
-        paths=[write_input(b"lonely")],
-        client_options=FAST,
-        options=PublishOptions(retry_timeout_s=5, retry_unknown=retry_unknown),
-    )
-    worker = threading.Thread(target=job.run)
+    options = PublishOptions(retry_timeout_s=5, retry_unknown=retry_unknown)
+    publisher = publisher_to(scripted_nsqd.address, options=options)
+    worker = threading.Thread(target=run_job, args=(write_input(b"lonely"), publisher))
     worker.start()
     for answers in (False, True) if retry_unknown else (False,):
         connection = scripted_nsqd.accept()
@@ -159,7 +169,7 @@ def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
             connection.close()
     worker.join(patience_s(10))
 
-    assert job.counts == expected
+    assert publisher.counts == expected
 
 
 def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
@@ -170,9 +180,11 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
             write_input(text),
-            [unreachable_address],
-            client_options=HASTY,
-            options=PublishOptions(retry_timeout_s=0.2),
+            publisher_to(
+                unreachable_address,
+                options=PublishOptions(retry_timeout_s=0.2),
+                client_options=HASTY,
+            ),
             unsent=unsent,
         )
 
@@ -188,9 +200,11 @@ def test_rejected_records_stand_in_their_place_in_the_unsent_file(
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
             write_input(text),
-            [unreachable_address],
-            client_options=HASTY,
-            options=PublishOptions(retry_timeout_s=0.2),
+            publisher_to(
+                unreachable_address,
+                options=PublishOptions(retry_timeout_s=0.2),
+                client_options=HASTY,
+            ),
             unsent=unsent,
         )
 
@@ -207,18 +221,11 @@ def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
     lines = [b"1", b"2", b"x" * 2_000_000, b"3"]
     addresses = [nsqd.tcp_address, unreachable_address]
     with UnsentFiles(tmp_path / "unsent", b"\n", addresses) as unsent:
-        job = PublishJob(
-            "events",
-            addresses,
-            paths=[write_input(b"\n".join(lines))],
-            client_options=FAST,
-            options=PublishOptions(retry_timeout_s=0.3),
-            unsent=unsent,
-        )
-        job.run()
+        publisher = publisher_to(*addresses, options=PublishOptions(retry_timeout_s=0.3))
+        run_job(write_input(b"\n".join(lines)), publisher, unsent=unsent)
 
-    assert job.counts == PublishCounts(rejected=1, unsent=3)
-    assert job.counts_by_nsqd == {
+    assert publisher.counts == PublishCounts(rejected=1, unsent=3)
+    assert publisher.counts_by_nsqd == {
         nsqd.tcp_address: PublishCounts(confirmed=3, rejected=1),
         unreachable_address: PublishCounts(rejected=1, unsent=3),
     }
@@ -234,42 +241,32 @@ def test_a_cut_connection_loses_no_count(
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
     lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
-    job = PublishJob(
-        "events",
-        [proxy.address],
-        paths=[write_input(b"\n".join(lines))],
-        rate=30_000,
-        client_options=FAST,
-        options=PublishOptions(retry_timeout_s=10, retry_unknown=True),
-    )
-    worker = threading.Thread(target=job.run)
+    options = PublishOptions(retry_timeout_s=10, retry_unknown=True)
+    publisher = publisher_to(proxy.address, options=options, rate=30_000)
+    worker = threading.Thread(target=run_job, args=(write_input(b"\n".join(lines)), publisher))
     worker.start()
     for goal in (3_000, 9_000, 15_000):
-        wait_until(lambda goal=goal: job.counts.confirmed > goal, what="publishing is under way")
+        wait_until(
+            lambda goal=goal: publisher.counts.confirmed > goal, what="publishing is under way"
+        )
         proxy.cut(reset=goal == 9_000)
     worker.join(30)
 
-    assert job.counts == PublishCounts(confirmed=30_000)
+    assert publisher.counts == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000
 
 
 def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     nsqd: GoNsqd, write_input: Callable[[bytes], str]
 ) -> None:
-    job = PublishJob(
-        "events",
-        [nsqd.tcp_address],
-        paths=[write_input(b"\n".join(b"%d" % n for n in range(100_000)))],
-        rate=5_000,
-        client_options=FAST,
-        options=PublishOptions(),
-    )
-    worker = threading.Thread(target=job.run)
+    path = write_input(b"\n".join(b"%d" % n for n in range(100_000)))
+    publisher = publisher_to(nsqd.tcp_address, rate=5_000)
+    worker = threading.Thread(target=run_job, args=(path, publisher))
     worker.start()
-    wait_until(lambda: job.counts.confirmed > 100, what="publishing is under way")
-    job.stop()
+    wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
+    publisher.stop()
     worker.join(patience_s(10))
 
     assert not worker.is_alive()
-    assert job.counts.confirmed == nsqd.depth("events")
-    assert job.counts.unknown == 0
+    assert publisher.counts.confirmed == nsqd.depth("events")
+    assert publisher.counts.unknown == 0

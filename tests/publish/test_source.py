@@ -12,7 +12,7 @@ import pytest
 from plugins.waiting import patience_s
 
 from nsqtools.errors import OutputError
-from nsqtools.publish.publish_job import BATCH_BYTES, BATCH_RECORDS, RecordSource
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource
 
 
 @pytest.fixture
@@ -24,7 +24,8 @@ def pipe() -> Iterator[tuple[int, str]]:
 
 
 def batches_of(path: Path | str, delimiter: bytes = b"\n") -> list[list[bytes]]:
-    return list(RecordSource([str(path)], delimiter, lambda: False).batches())
+    source = RecordSource([str(path)], delimiter, lambda: False)
+    return [list(batch.records) for batch in source.batches()]
 
 
 def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_files_are_read_one_after_the_other_and_do_not_run_together(tmp_path: Pa
     (tmp_path / "b").write_bytes(b"three\n")
     source = RecordSource([str(tmp_path / "a"), str(tmp_path / "b")], b"\n", lambda: False)
 
-    assert [r for batch in source.batches() for r in batch] == [b"one", b"two", b"three"]
+    assert [r for batch in source.batches() for r in batch.records] == [b"one", b"two", b"three"]
 
 
 def test_large_records_make_small_batches(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) ->
     os.write(writer, b"lone\n")
     began = time.monotonic()
 
-    assert next(batches) == [b"lone"]
+    assert next(batches).records == [b"lone"]
     assert time.monotonic() - began < patience_s(2)
     os.close(writer)
     assert list(batches) == []

@@ -11,7 +11,7 @@ from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
 from nsqtools.errors import OutputError
-from nsqtools.publish.unsent_files import UnsentFiles
+from nsqtools.publish.publish_job import UnsentFiles
 
 RECORDS = [b"record %d" % number for number in range(10)]
 

@@ -16,8 +16,8 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from nsqtools import ClientOptions
 from nsqtools.archive.finding import find_archives
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.publish.publisher import PublishCounts, PublishOptions
-from nsqtools.publish.unsent_files import UnsentFiles
+from nsqtools.publish.publish_job import UnsentFiles
+from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
@@ -27,17 +27,18 @@ MESSAGES = [WireMessage(n * 10**9, 1, b"%016x" % n, b"body %d" % n) for n in ran
 
 def replay_of(
     archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None
-) -> Replay:
-    return Replay(
+) -> tuple[Replay, Publisher]:
+    options = replace(FAST, publish_max_msg_size=LIMIT)
+    publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
+    job = Replay(
         find_archives([archive]),
-        [address],
         MessageSelection(),
-        client_options=replace(FAST, publish_max_msg_size=LIMIT),
-        options=PublishOptions(retry_timeout_s=0.3),
+        publisher,
         checkpoint=Checkpoint(checkpoint),
         on_damage=lambda path, problem: None,
         unsent=unsent,
     )
+    return job, publisher
 
 
 def test_messages_of_unknown_fate_are_not_noted_and_come_again(
@@ -45,7 +46,7 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", MESSAGES)
     checkpoint = tmp_path / "checkpoint.json"
-    first = replay_of(archive, scripted_nsqd.address, checkpoint)
+    first, publisher = replay_of(archive, scripted_nsqd.address, checkpoint)
     worker = threading.Thread(target=first.run)
     worker.start()
     connection = scripted_nsqd.accept()
@@ -55,13 +56,10 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
     connection.close()
     worker.join(10)
 
-    assert first.counts == PublishCounts(unknown=3)
+    assert publisher.counts == PublishCounts(unknown=3)
     assert not checkpoint.exists() or json.loads(checkpoint.read_bytes())["done"] == {}
 
-    again = replay_of(archive, nsqd.tcp_address, checkpoint)
-    again.run()
-
-    assert again.counts == PublishCounts(confirmed=3)
+    assert counts_of(archive, nsqd, checkpoint) == PublishCounts(confirmed=3)
     assert nsqd.depth("clicks") == 3
     assert list(json.loads(checkpoint.read_bytes())["done"].values()) == [3]
 
@@ -79,7 +77,7 @@ def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_
     disk.mkdir()
     monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 2)
     with PowerCut(disk, monkeypatch) as record, UnsentFiles(disk / "unsent", b"") as unsent:
-        replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent).run()
+        replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent)[0].run()
 
     assert nsqd.depth("clicks") == 6
     passed = set()
@@ -93,9 +91,9 @@ def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_
 
 
 def counts_of(archive: Path, nsqd: GoNsqd, checkpoint: Path) -> PublishCounts:
-    run = replay_of(archive, nsqd.tcp_address, checkpoint)
-    run.run()
-    return run.counts
+    job, publisher = replay_of(archive, nsqd.tcp_address, checkpoint)
+    job.run()
+    return publisher.counts
 
 
 def test_a_file_that_was_moved_goes_on_and_another_in_its_place_begins(

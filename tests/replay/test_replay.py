@@ -11,7 +11,6 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.publish.pacing import NS, Pace
 from nsqtools.replay import replay
 from nsqtools.replay.replay import Checkpoint, merge
 
@@ -76,10 +75,3 @@ def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str
 
     with pytest.raises(ConfigurationError, match="not the checkpoint"):
         Checkpoint(tmp_path / "c.json")
-
-
-def test_a_pace_plays_faster() -> None:
-    pace = Pace(10)
-
-    assert pace.due_at(100 * NS, 5.0) == 5.0
-    assert pace.due_at(120 * NS, 6.0) == pytest.approx(7.0)

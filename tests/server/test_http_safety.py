@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
@@ -257,8 +258,9 @@ BEGUN = (
 
 
 def test_a_client_that_does_not_go_on_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_HEAD_S", "_BODY_S", "_IDLE_S"):
+    for name in ("_HEAD_S", "_BODY_S"):
         monkeypatch.setattr(server, name, 0.1)
+    monkeypatch.setattr(server, "Limits", partial(server.Limits, idle_s=0.1))
     with EmbeddedNsqd() as nsqd, ExitStack() as stack:
         host, _, port = nsqd.http_address.rpartition(":")
         connections = []

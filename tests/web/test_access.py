@@ -213,7 +213,7 @@ def test_users_are_read_again_when_the_file_changes_and_the_stream_of_a_removed_
     assert running.get("/", headers=bob).status == 200
     users.write_text("broken\n")
     assert running.get("/", headers=bob).status == 200
-    assert "not USER:HASH; using what was read before" in running.log
+    wait_until(lambda: "not USER:HASH; using what was read before" in running.log, what="a line")
 
 
 def test_failed_logins_and_refusals_have_a_line_of_log(

@@ -151,8 +151,25 @@ def test_what_many_ask_for_is_compressed_and_kept(
     assert b"orders" in text
 
 
+def test_a_stream_ends_with_its_client(console: Callable[..., Console]) -> None:
+    running = console("--nsqd-http-address=127.0.0.1:1", "--refresh=100ms")
+    address, descriptors = urlsplit(running.url), Path(f"/proc/{running.process.pid}/fd")
+    assert address.hostname is not None
+    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % address.netloc.encode()
+    assert running.get("/").status == 200
+    before = len(list(descriptors.iterdir()))
+
+    for _ in range(5):
+        with ExitStack() as stack:
+            for _ in range(20):
+                stream = socket.create_connection((address.hostname, address.port), patience_s(20))
+                stack.enter_context(stream).sendall(asked)
+                assert b"Transfer-Encoding: chunked" in stream.recv(1 << 16)
+    wait_until(lambda: len(list(descriptors.iterdir())) <= before + 5, what="all are closed")
+
+
 def test_each_step_of_a_client_has_its_time() -> None:
-    """A head, a body and a reader, on h11's states; the times are those of the loop."""
+    """A head, a body and a reader, the times are those of the loop."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,10 +29,9 @@ from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
     from nsqtools.forward.courier import DeadLetterBox
-    from nsqtools.forward.forwarder import ForwardSettings
+    from nsqtools.forward.forwarder import ForwardSettings, SourceSettings
     from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
     from nsqtools.forward.parcel import ForwardTotals, Sink
-    from nsqtools.forward.topic_sources import SourceSettings
 
 
 class ForwardOptions(Consuming):
@@ -82,8 +81,7 @@ class ForwardOptions(Consuming):
         **more: Any,
     ) -> SourceSettings:
         """Where messages come from; ``usual`` are client options, where the user gives none."""
-        from nsqtools.forward.forwarder import THROUGHPUT
-        from nsqtools.forward.topic_sources import SourceSettings
+        from nsqtools.forward.forwarder import THROUGHPUT, SourceSettings
 
         options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
         pattern, refresh_s = self.topic_pattern, self.topic_refresh
@@ -242,14 +240,13 @@ def to_nsq(
             --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
         nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
     """
-    from nsqtools.forward.loop_guard import LoopGuard as Guard
-    from nsqtools.forward.nsq_sink import Destinations, NsqSink, renamer
+    from nsqtools.forward.nsq_sink import LoopGuard, NsqSink, renamer
     from nsqtools.records.filters import json_filters
 
     rename = renamer(destination_topic, map or ())
     for topic in forwarding.topics:
         rename(topic)  # a name that is not one is refused before any daemon is asked
-    destinations = Destinations(destination, runtime.monotonic())
+    sink = NsqSink(destination, mode=mode, key=key)
     keep, pick = json_filters(
         forwarding.keep,
         forwarding.pick,
@@ -257,13 +254,12 @@ def to_nsq(
         value=require_json_value,
         whitelist=whitelist_json_field or (),
     )
-    guard = Guard(connection, destinations.settings, rename)
+    found = replace(destination, nsqd_tcp_addresses=sink.nsqds)
+    guard = LoopGuard(connection, found, rename)
     check = guard.check if loop_guard else lambda topic: None
     source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
-    sink = NsqSink(destinations, mode=mode, key=key)
     settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
-    there = destinations.settings.nsqd_tcp_addresses
-    return run_forwarder(source, sink, settings, forwarding, runtime, there)
+    return run_forwarder(source, sink, settings, forwarding, runtime, sink.nsqds)
 
 
 REQUESTS = "Requests"  # headings of the help page

@@ -11,7 +11,7 @@ from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
-from nsqtools.cli.options.publishing import DrainedChannels, OneChannel, stop_both
+from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
@@ -284,12 +284,11 @@ def drain_channels(
             if moves and not runtime.agree(lines, f"Go on, and empty {node}?", yes=form.yes):
                 return ExitStatus.FAILED
             with channels.open(options, runtime, place=place) as target:
-                assert target is not None
                 job = ChannelDrain(source, target, options)
                 moved = job.moved
-                with stopping(stop_both(job.stop, target)) as signals:
+                with stopping(target.stop) as signals:
                     left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
-                    target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
+                    target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     if form.json:
         plan = [
             {
@@ -313,4 +312,4 @@ def drain_channels(
     runtime.tell(f"nsq: {counted(moved.total(), 'message')} moved, {left} left")
     if left:
         status = ExitStatus.PARTLY_DONE
-    return signals.status(otherwise=channels.status(runtime, target, status))
+    return signals.status(otherwise=channels.status(runtime, status))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import INPUT, Json, Topic
 from nsqtools.cli.options.publishing import (
     DELIVERY,
@@ -17,33 +15,20 @@ from nsqtools.cli.options.publishing import (
     Delimiter,
     GivenInput,
     InputFormat,
-    Keep,
-    Rate,
-    RetryTimeout,
-    RetryUnknown,
-    Spread,
-    ToChannel,
-    UnsentRecords,
+    Publishing,
     how_far,
     parse_defer,
-    parse_where,
-    publish_options,
     read_input,
     selection,
     size_of,
-    stop_both,
-    unsent_files,
 )
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
-from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.filters import compile_pick
-
-if TYPE_CHECKING:
-    from nsqtools.publish.publisher import PublishCounts
+from nsqtools.records import filters
 
 
 def pub(
@@ -75,31 +60,28 @@ def pub(
         InputFormat.raw,
     ),
     delimiter: Delimiter = None,
-    where: Keep | None = opt(
-        "JQ", "Publish only JSON bodies that satisfy this jq expression.", INPUT, parser=parse_where
+    where: filters.Filter | None = opt(
+        "JQ",
+        "Publish only JSON bodies that satisfy this jq expression.",
+        INPUT,
+        parser=filters.where,
     ),
     pick: Callable[[bytes], bytes | None] | None = opt(
         "JQ",
         "Publish the result of this jq expression instead of the body ('.user').",
         INPUT,
-        parser=compile_pick,
+        parser=filters.compile_pick,
     ),
-    rate: Rate = 0.0,
     defer: float | None = opt(
         "DURATION",
         "Defer delivery of each message by DURATION, up to 1h.",
         DELIVERY,
         parser=parse_defer,
     ),
-    mode: Spread = PublishMode.ALL,
-    retry_timeout: RetryTimeout = None,
-    retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
-    unsent_file: UnsentRecords = None,
     json: Json = False,
     *,
-    connection: ProducerConnection,
-    channel: ToChannel,
+    publishing: Annotated[Publishing, From(Publishing)],
     runtime: Session,
 ) -> int:
     """Publish messages: texts, or the lines of standard input or of files.
@@ -129,60 +111,54 @@ def pub(
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
         nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
     """
-    from nsqtools.publish.input_checkpoint import InputCheckpoint
-    from nsqtools.publish.publish_job import PublishJob
+    from nsqtools.publish.input import BEGIN, InputCheckpoint, RecordSource
+    from nsqtools.publish.publish_job import PublishJob, reader
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
     ending = b"\n" if delimiter is None else delimiter
-    unsent = unsent_files(unsent_file, ending, mode, connection)
     noted = None
     if checkpoint is not None:
-        check_checkpoint(given, unsent_file)
+        check_checkpoint(given, publishing.unsent_file)
         noted = InputCheckpoint(checkpoint, given.paths)
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
     with (
         Progress(runtime) as progress,
-        channel.open(connection.client_options(), runtime, resumes=False, defer_s=defer) as target,
+        publishing.open(runtime, ending, resumes=False, defer_s=defer) as (publisher, unsent),
     ):
         total = size_of(given.paths)
         began_s = runtime.monotonic()
 
-        def how_far_now(counts: PublishCounts) -> str:
-            done, elapsed_s = job.bytes_read, runtime.monotonic() - began_s
+        def how_far_now() -> str:
+            done, elapsed_s = source.bytes_read, runtime.monotonic() - began_s
             share = f"{min(1.0, done / (total or 1)):.0%}"
-            return how_far(counts.confirmed, done, total, elapsed_s, read=share)
+            return how_far(publisher.counts.confirmed, done, total, elapsed_s, read=share)
 
         job = PublishJob(
+            publisher,
             topic,
-            connection.nsqd_tcp_addresses,
-            paths=given.paths,
-            records=given.batches(lambda: signals.received is not None),
-            delimiter=ending,
-            is_jsonl=format is InputFormat.jsonl,
-            select=selection(where, pick),
-            checkpoint=noted,
-            rate=rate,
-            client_options=connection.client_options(),
-            options=publish_options(
-                mode, retry_timeout, retry_unknown=retry_unknown, defer_s=defer
-            ),
+            reader(topic, selection(where, pick), is_jsonl=format is InputFormat.jsonl),
             unsent=unsent,
-            warn=lambda line: warn(runtime, progress, line),
-            show=lambda counts: progress.show(lambda: how_far_now(counts)),
-            publisher=target,
+            settled=noted.settle if noted is not None else None,
+            warn=lambda line: progress.tell(f"nsq: {line}"),
+            show=lambda: progress.show(how_far_now),
         )
-        with stopping(stop_both(job.stop, target)) as signals, unsent or nullcontext():
-            job.run()
-            if target is not None:
-                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
-    status = report_counts(runtime, job, json=json)
-    if noted is not None and (signals.received or job.counts.unknown or job.counts.unsent):
+        source = RecordSource(given.paths, ending, job.is_over, noted.place if noted else BEGIN)
+        with stopping(publisher.stop) as signals:
+            try:
+                job.run(given.batches(source, lambda: publisher.is_stopped))
+            finally:
+                if noted is not None:
+                    noted.save()
+            publisher.deliver(lambda count: progress.show(lambda: f"{count:,} consumed"))
+    counts = publisher.counts
+    status = report_counts(runtime, publisher, json=json)
+    if noted is not None and (signals.received or counts.unknown or counts.unsent):
         runtime.tell(f"nsq: {noted.place.records:,} records are done; run it again to go on")
     if job.options_for_larger:
-        tell_limits(runtime, job.options_for_larger, connection)
-    return signals.status(otherwise=channel.status(runtime, target, status))
+        tell_limits(runtime, job.options_for_larger, publishing.connection)
+    return signals.status(otherwise=publishing.channel.status(runtime, status))
 
 
 def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
@@ -216,9 +192,3 @@ def limits_of_nsqd(connection: ConnectionSettings) -> list[str]:
     except NsqError:
         return []
     return [f"nsqd {node} takes messages of at most {size} bytes." for node, size in found.items()]
-
-
-def warn(runtime: Runtime, progress: Progress, line: str) -> None:
-    """Say something on stderr in the middle of the run."""
-    progress.clear()
-    runtime.tell(f"nsq: {line}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
@@ -27,21 +25,14 @@ from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
     DryRun,
-    Rate,
-    RetryTimeout,
-    RetryUnknown,
+    Publishing,
     Spread,
-    ToChannel,
     TopicMap,
-    UnsentRecords,
     how_far,
-    publish_options,
-    stop_both,
     topic_map,
-    unsent_files,
 )
-from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_publishing
+from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts
 from nsqtools.cli.render.output import write_json, write_lines, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import PublishMode
@@ -51,6 +42,7 @@ from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
     from nsqtools.client.connection_settings import ConnectionSettings
+    from nsqtools.publish.publisher import Publisher
     from nsqtools.replay.replay import Replay
 
 
@@ -65,6 +57,12 @@ def parse_speed(text: str) -> float:
     return speed
 
 
+class ReplayPublishing(Publishing):
+    """The messages were on one of the nsqd, and go to one again."""
+
+    mode: Spread = PublishMode.ROUND_ROBIN
+
+
 def replay(
     paths: ArchivePaths,
     topic: TopicMap = None,
@@ -76,25 +74,19 @@ def replay(
         "", "Publish each message once, by topic, nsqd and id; remembers every id.", SELECTION
     ),
     delimiter: Delimiter = None,
-    rate: Rate = 0.0,
     speed: float | None = opt(
         "FACTOR",
         "Multiple of the original speed (1x, 10x); without it, full speed.",
         DELIVERY,
         parser=parse_speed,
     ),
-    mode: Spread = PublishMode.ROUND_ROBIN,
-    retry_timeout: RetryTimeout = None,
-    retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
-    unsent_file: UnsentRecords = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,
     *,
     keep: MessageFilter,
-    connection: ProducerConnection,
-    channel: ToChannel,
+    publishing: Annotated[ReplayPublishing, From(ReplayPublishing)],
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.
@@ -131,60 +123,58 @@ def replay(
         topic_map(topic or ()),
         b"\n" if delimiter is None else delimiter,
     )
+    channel = publishing.channel
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
     archives = find_archives(paths)
-    prepared = partial(
-        Replay,
-        archives,
-        connection.nsqd_tcp_addresses,
-        selection,
-        client_options=connection.client_options(),
-        options=publish_options(mode, retry_timeout, retry_unknown=retry_unknown),
-        count=count,
-        checkpoint=Checkpoint(checkpoint) if checkpoint else None,
-    )
+
+    def prepared(publisher: Publisher, **more: Any) -> Replay:
+        noted = Checkpoint(checkpoint) if checkpoint else None
+        return Replay(archives, selection, publisher, count=count, checkpoint=noted, **more)
+
     if not (yes or topic or channel.name or dry_run):
         runtime.require_terminal()  # before all is read
-        if not runtime.agree(plan(prepared, connection, runtime), "Go on?", yes=False):
+        lines = plan(partial(prepared, publishing.publisher()), publishing.connection, runtime)
+        if not runtime.agree(lines, "Go on?", yes=False):
             return ExitStatus.FAILED
-    unsent = unsent_files(unsent_file, b"", mode, connection)
     with (
         Progress(runtime) as progress,
-        unsent or nullcontext(),
-        channel.open(connection.client_options(), runtime, dry_run=dry_run) as target,
+        publishing.open(runtime, b"", dry_run=dry_run) as (publisher, unsent),
     ):
         damage = DamageReporter(runtime, progress)
         began_s = runtime.monotonic()
+        counts = publisher.counts
 
         def how_far_now() -> str:
-            counted, elapsed_s = (
-                f"{job.read:,} of {job.total or 0:,}",
-                runtime.monotonic() - began_s,
-            )
-            return how_far(job.counts.confirmed, job.read, job.total or 0, elapsed_s, read=counted)
+            read, total = job.read, job.total or 0
+            elapsed_s = runtime.monotonic() - began_s
+            shown = f"{read:,} of {total:,}"
+            return how_far(counts.confirmed, read, total, elapsed_s, read=shown)
 
         job = prepared(
+            publisher,
             speed=speed,
-            rate=rate,
             dry_run=dry_run,
             on_damage=damage,
             unsent=unsent,
+            warn=lambda line: progress.tell(f"nsq: {line}"),
             show=lambda: progress.show(how_far_now),
-            publisher=target,
         )
-        with stopping(stop_both(job.stop, target)) as signals:
+        with stopping(publisher.stop) as signals:
             job.run()
-            if target is not None:
-                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
-    if count is None and not signals.received and not job.last_error:
+            publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
+    if count is None and not signals.received and not publisher.last_error:
         chosen.check()
-    status = report(runtime, job, damage, dry_run=dry_run, json=json)
-    if checkpoint is not None and (job.counts.unknown or job.counts.unsent):
+    if dry_run:
+        status = show_planned(runtime, job, damage, json=json)
+    else:
+        repeated = job.repeated
+        status = report_counts(runtime, publisher, json=json, repeated=repeated, damage=damage)
+    if checkpoint is not None and (counts.unknown or counts.unsent):
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
-    return signals.status(otherwise=channel.status(runtime, target, status))
+    return signals.status(otherwise=channel.status(runtime, status))
 
 
 def plan(
@@ -204,18 +194,16 @@ def plan(
         yield f"publish {what} to topic {topic} on {where}, for all of its channels"
 
 
-def report(
-    runtime: Runtime, job: Replay, damage: DamageReporter, *, dry_run: bool, json: bool
+def show_planned(
+    runtime: Runtime, job: Replay, damage: DamageReporter, *, json: bool
 ) -> ExitStatus:
-    """Report what was published, or would be; return the exit status."""
-    if not dry_run:
-        return report_counts(runtime, job, json=json, repeated=job.repeated, damage=damage)
+    """Show what would be published; return the exit status."""
     if json:
         write_json(runtime, {"topics": job.planned}, indent=2)
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
-    runtime.tell(f"nsq: {counted(job.counts.confirmed, 'message')} would be published")
+    runtime.tell(f"nsq: {counted(sum(job.planned.values()), 'message')} would be published")
     return damage.status
 
 
@@ -236,27 +224,29 @@ Paths = Annotated[
 ]
 
 
+class Redriving(Publishing):
+    """Each letter goes to one of the nsqd."""
+
+    mode: Spread = PublishMode.FAILOVER
+
+
 def redrive(
     files: Paths = None,
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),
     error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
-    rate: Rate = 0.0,
-    retry_timeout: RetryTimeout = None,
-    unsent_file: UnsentRecords = None,
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,
-    connection: ProducerConnection,
-    channel: ToChannel,
+    publishing: Annotated[Redriving, From(Redriving)],
     runtime: Session,
 ) -> int:
     """Publish dead letters again, to the topics that they came from.
 
     Reads the files that --dead-letter-file writes, and everything else in the form of tail --json.
-    Each message gets a new id, and its body is what it was. With several nsqd, messages go to the
-    first that works. The files are left as they are: remove them when the exit status is 0. What
-    was not confirmed is appended to --unsent-file, to be redriven from there.
+    Each message gets a new id, and its body is what it was. The files are left as they are: remove
+    them when the exit status is 0. What was not confirmed is appended to --unsent-file, to be
+    redriven from there.
 
     A topic of dead letters has raw bodies: to redrive it, forward it with nsq to-nsq.
 
@@ -270,8 +260,10 @@ def redrive(
         nsq to-nsq -t clicks.dead --destination-topic clicks --until-empty \\
             --destination-nsqd-tcp-address 127.0.0.1:4150
     """
-    from nsqtools.publish.redrive import Redrive
+    from nsqtools.publish.input import RecordSource
+    from nsqtools.publish.publish_job import Letters, PublishJob
 
+    connection = publishing.connection
     if not files:
         raise ConfigurationError(
             "no file of dead letters given", hint=of_a_topic(topic or "TOPIC", connection)
@@ -281,42 +273,29 @@ def redrive(
             raise ConfigurationError(
                 f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
-    unsent = unsent_files(unsent_file, b"\n", PublishMode.FAILOVER, connection)
+    letters = Letters(topic, error)
     is_rereadable = all(str(path) != "-" for path in files)
     with (
         Progress(runtime) as progress,
-        channel.open(
-            connection.client_options(), runtime, resumes=is_rereadable, dry_run=dry_run
-        ) as target,
+        publishing.open(runtime, b"\n", resumes=is_rereadable, dry_run=dry_run) as opened,
     ):
-        job = Redrive(
-            [str(path) for path in files],
-            connection.nsqd_tcp_addresses,
-            topic=topic,
-            error=error,
-            rate=rate,
-            client_options=connection.client_options(),
-            options=publish_options(PublishMode.FAILOVER, retry_timeout),
+        publisher, unsent = opened
+        job = PublishJob(
+            publisher,
+            read=letters.read,
             unsent=unsent,
-            warn=lambda line: runtime.tell(f"nsq: {line}"),
-            show=lambda: progress.show(lambda: f"{job.counts.confirmed:,} confirmed"),
-            is_dry=dry_run,
-            publisher=target,
+            dry_run=dry_run,
+            warn=lambda line: progress.tell(f"nsq: {line}"),
+            show=lambda: progress.show(lambda: f"{publisher.counts.confirmed:,} confirmed"),
         )
-        with stopping(stop_both(job.stop, target)) as signals, unsent or nullcontext():
-            job.run()
-            if target is not None:
-                target.deliver(lambda: progress.show(lambda: f"{target.delivered:,} consumed"))
+        source = RecordSource([str(path) for path in files], b"\n", job.is_over)
+        with stopping(publisher.stop) as signals:
+            job.run(source.batches())
+            publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     if dry_run:
-        kinds = sorted(job.kinds.items())
+        kinds = sorted(letters.kinds.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
         return signals.status()
-    status = report_publishing(
-        runtime,
-        job.counts.summary(),
-        confirmed=job.counts.confirmed,
-        is_complete=not job.counts.unconfirmed,
-        error=job.last_error,
-    )
-    return signals.status(otherwise=channel.status(runtime, target, status))
+    status = report_counts(runtime, publisher, json=False)
+    return signals.status(otherwise=publishing.channel.status(runtime, status))

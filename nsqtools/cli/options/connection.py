@@ -39,7 +39,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import warn_of_exposure
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
-    REPEATABLE,
     Origin,
     Setting,
     config_path,
@@ -276,6 +275,25 @@ class ClientFlags(OptionSet):
         "HEX", "SHA-256 fingerprint of a server certificate to accept, and no other."
     )
 
+
+def _several(options: type[OptionSet]) -> dict[str, bool]:
+    """The options of a set, each with whether it takes several values."""
+    kinds = options.__annotations__.items()
+    return {name: kind.startswith("list") for name, kind in kinds if "profile" not in name}
+
+
+REPEATABLE = {
+    **_several(Where),
+    "max_in_flight": False,
+    "consumer_opt": True,
+    **_several(ClientFlags),
+    **_several(LookupFlags),
+    "producer_opt": True,
+}
+REPEATABLE |= {
+    PREFIX + name: several for name, several in (_several(Where) | _several(ClientFlags)).items()
+}
+"""The settings that the file may hold, each with whether it takes several values."""
 
 HTTPS_FLAGS = [
     "tls_ca_file",

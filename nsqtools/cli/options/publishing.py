@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
-from nsqtools.cli.options.connection import ENV, setting_of
+from nsqtools.cli.options.connection import ENV, ProducerConnection, setting_of
 from nsqtools.cli.options.params import INPUT
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.running.runtime import ExitStatus, Runtime
@@ -25,11 +25,12 @@ from nsqtools.protocol.text import counted, format_duration
 from nsqtools.records.units import argument_bytes, parse_span, unescape
 
 if TYPE_CHECKING:
-    from nsqtools.client.connection_settings import ConnectionSettings
     from nsqtools.client.options import ClientOptions
     from nsqtools.one_channel.channel_publisher import ChannelPublisher
-    from nsqtools.publish.publisher import PublishOptions
-    from nsqtools.publish.unsent_files import UnsentFiles
+    from nsqtools.publish.input import InputBatch, RecordSource
+    from nsqtools.publish.publish_job import UnsentFiles
+    from nsqtools.publish.publisher import Publisher
+    from nsqtools.records.filters import Filter
 
 DELIVERY = "Delivery"
 
@@ -93,30 +94,59 @@ DryRun = Annotated[
 ]
 
 
-def publish_options(
-    mode: PublishMode,
-    retry_timeout_s: float | None,
-    *,
-    retry_unknown: bool = False,
-    defer_s: float | None = None,
-) -> PublishOptions:
-    """How to publish; without a retry timeout the usual one."""
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+class Publishing(OptionSet):
+    """Where to publish, how fast, for how long, and what becomes of the rest."""
 
-    timeout_s = RETRY_TIMEOUT_S if retry_timeout_s is None else retry_timeout_s
-    return PublishOptions(mode, timeout_s, retry_unknown, defer_s)
+    rate: Rate = 0.0
+    mode: Spread = PublishMode.ALL
+    retry_timeout: RetryTimeout = None
+    retry_unknown: RetryUnknown = False
+    unsent_file: UnsentRecords = None
+    connection: ProducerConnection
+    channel: ToChannel
 
+    def publisher(self, defer_s: float | None = None) -> Publisher:
+        """What publishes to the topics, without ``--channel``."""
+        from nsqtools.publish.publisher import RETRY_TIMEOUT_S, Publisher, PublishOptions
 
-def unsent_files(
-    path: Path | None, ending: bytes, mode: PublishMode, connection: ConnectionSettings
-) -> UnsentFiles | None:
-    """Where ``--unsent-file`` wants what is not confirmed: a file, or one for each nsqd."""
-    if path is None:
-        return None
-    from nsqtools.publish.publisher import each_counted
-    from nsqtools.publish.unsent_files import UnsentFiles
+        timeout_s = RETRY_TIMEOUT_S if self.retry_timeout is None else self.retry_timeout
+        options = PublishOptions(self.mode, timeout_s, self.retry_unknown, defer_s)
+        given = self.connection
+        return Publisher(given.nsqd_tcp_addresses, given.client_options(), options, self.rate)
 
-    return UnsentFiles(path, ending, each_counted(mode, connection.nsqd_tcp_addresses))
+    @contextmanager
+    def open(
+        self,
+        runtime: Runtime,
+        ending: bytes,
+        *,
+        resumes: bool = True,
+        defer_s: float | None = None,
+        dry_run: bool = False,
+    ) -> Iterator[tuple[Publisher, UnsentFiles | None]]:
+        """Return what publishes, and where ``--unsent-file`` wants what is not confirmed.
+
+        ``ending`` ends each record there. ``resumes`` tells that the next run would have the same
+        messages from the beginning. Raises as `OneChannel.open`, and `OutputError` for the file.
+        """
+        from nsqtools.publish.publish_job import UnsentFiles
+
+        publisher = self.publisher(defer_s)
+        with ExitStack() as stack:
+            unsent = None
+            if self.unsent_file is not None:
+                files = UnsentFiles(self.unsent_file, ending, publisher.counts_by_nsqd)
+                unsent = stack.enter_context(files)
+            if self.channel.name and not dry_run:
+                target = self.channel.open(
+                    publisher.client_options,
+                    runtime,
+                    resumes=resumes,
+                    defer_s=defer_s,
+                    rate=self.rate,
+                )
+                publisher = stack.enter_context(target)
+            yield publisher, unsent
 
 
 def how_far(confirmed: int, done: float, total: float, elapsed_s: float, *, read: str) -> str:
@@ -138,16 +168,6 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
             )
         topics[old] = new
     return topics
-
-
-Keep = Callable[[Any], bool]
-
-
-def parse_where(text: str) -> Keep:
-    """Read a jq expression. Raises `ConfigurationError`."""
-    from nsqtools.records.filters import where
-
-    return where(text)
 
 
 def parse_delimiter(text: str) -> bytes:
@@ -185,14 +205,16 @@ class GivenInput(NamedTuple):
     interval_s: float = 0.0
     is_template: bool = False
 
-    def batches(self, is_stopped: Callable[[], bool]) -> Iterable[Sequence[bytes]] | None:
-        """The batches of the texts; None where files are read."""
-        if not self.texts:
-            return None
-        if not self.is_template:
-            return iter([self.texts])
-        from nsqtools.publish.repeating import repeated
+    def batches(
+        self, source: RecordSource, is_stopped: Callable[[], bool]
+    ) -> Iterable[InputBatch[bytes]]:
+        """The batches of the texts, or those of the files."""
+        from nsqtools.publish.input import InputBatch, repeated
 
+        if not self.texts:
+            return source.batches()
+        if not self.is_template:
+            return [InputBatch(self.texts)]
         return repeated(self.texts, self.times, self.interval_s, is_stopped)
 
 
@@ -225,7 +247,7 @@ def read_input(
     if interval_s is not None and repeat is None:
         raise ConfigurationError("--interval needs --repeat")
     if repeat is not None:
-        from nsqtools.publish.repeating import check_template
+        from nsqtools.publish.input import check_template
 
         for body in bodies:
             check_template(body)
@@ -245,7 +267,7 @@ def read_input(
 
 
 def selection(
-    where: Keep | None, pick: Callable[[bytes], bytes | None] | None
+    where: Filter | None, pick: Callable[[bytes], bytes | None] | None
 ) -> Callable[[bytes], bytes | None] | None:
     """What ``--where`` and ``--pick`` make of a body; None when all are published as they are."""
     if where is None and pick is None:
@@ -323,13 +345,14 @@ class ChannelFlags(OptionSet):
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class OneChannel:
-    """What was asked for; ``name`` is ``""`` without ``--channel``."""
+    """What was asked for; ``name`` is ``""`` without ``--channel``, ``target`` what was opened."""
 
     name: str
     lookupds: tuple[str, ...]
     flags: ChannelFlags
+    target: ChannelPublisher | None = None
 
     @contextmanager
     def open(
@@ -340,16 +363,13 @@ class OneChannel:
         place: Path | None = None,
         resumes: bool = True,
         defer_s: float | None = None,
-        dry_run: bool = False,
-    ) -> Iterator[ChannelPublisher | None]:
-        """Join the cluster, and leave it at the end; None without ``--channel``.
+        rate: float = 0.0,
+    ) -> Iterator[ChannelPublisher]:
+        """Join the cluster, and leave it at the end.
 
         ``resumes`` tells that the next run would have the same messages from the beginning, and
         ``place`` is the data path of a drain.
         """
-        if not (self.name or place) or dry_run:
-            yield None
-            return
         from nsqtools.client.connection import http_access
         from nsqtools.cluster.directory import Cluster, ClusterAddresses
         from nsqtools.one_channel.channel_publisher import ChannelPublisher
@@ -359,9 +379,10 @@ class OneChannel:
             runtime.tell(f"nsq: {line}")
 
         flags = self.flags
-        access = http_access(options, self.lookupds)
         with (
-            Cluster(ClusterAddresses((), self.lookupds), access) as cluster,
+            Cluster(
+                ClusterAddresses((), self.lookupds), http_access(options, self.lookupds)
+            ) as cluster,
             TemporaryNsqd(
                 place or flags.data_path or Path(f"nsqd-{self.name}"),
                 cluster,
@@ -373,9 +394,11 @@ class OneChannel:
         ):
             what = f"channel {self.name}" if self.name else "each channel"
             tell(f"{nsqd.address} serves {what} until its messages are consumed")
-            target = ChannelPublisher(
+            self.target = ChannelPublisher(
                 nsqd,
                 self.name,
+                options,
+                rate,
                 max_depth=flags.max_depth or MAX_DEPTH,
                 wait_s=self.wait_s,
                 resumes=resumes,
@@ -383,18 +406,19 @@ class OneChannel:
                 tell=tell,
             )
             try:
-                yield target
+                yield self.target
             except BaseException:
                 nsqd.leave()
-                self._tell_rest(runtime, target)
+                self._tell_rest(runtime, self.target)
                 raise
 
     @property
     def wait_s(self) -> float:
         return WAIT_S if self.flags.wait is None else self.flags.wait
 
-    def status(self, runtime: Runtime, target: ChannelPublisher | None, otherwise: int) -> int:
+    def status(self, runtime: Runtime, otherwise: int) -> int:
         """Say how the delivery ended; return the exit status."""
+        target = self.target
         if target is None:
             return otherwise
         new = f", {target.new_ids} with a new id" if target.new_ids else ""
@@ -453,14 +477,3 @@ def drained_channels(
 
 ToChannel = Annotated[OneChannel, From(one_channel)]
 DrainedChannels = Annotated[OneChannel, From(drained_channels)]
-
-
-def stop_both(job: Callable[[], object], target: ChannelPublisher | None) -> Callable[[], None]:
-    """Return what stops a job, and the delivery of what it has stored."""
-
-    def stop() -> None:
-        job()
-        if target is not None:
-            target.stop()
-
-    return stop

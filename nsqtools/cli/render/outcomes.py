@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import logging
 
     from nsqtools.cluster.directory import DaemonFailure
-    from nsqtools.publish.publish_job import PublishJob
-    from nsqtools.replay.replay import Replay
+    from nsqtools.publish.publisher import Publisher
     from nsqtools.spark.archives.damage import ArchiveDamage
 
 INTERVAL_S = 0.1
@@ -66,6 +65,11 @@ class Progress:
         if self._shown:
             self._write(CLEAR_LINE)
             self._shown = False
+
+    def tell(self, line: str) -> None:
+        """Say something on stderr in the middle of the run."""
+        self.clear()
+        self._runtime.tell(line)
 
     def _write(self, text: str) -> None:
         self._runtime.stderr.write(text)
@@ -128,30 +132,28 @@ def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> ExitSt
 
 def report_counts(
     runtime: Runtime,
-    job: PublishJob | Replay,
+    publisher: Publisher,
     *,
     json: bool,
     repeated: int = 0,
     damage: DamageReporter | None = None,
 ) -> ExitStatus:
-    """Report the counts of a job, by nsqd where they differ; return the exit status."""
-    counts = job.counts
+    """Report the counts, by nsqd where they differ; return the exit status."""
+    counts, by_nsqd = publisher.counts, publisher.counts_by_nsqd
     if json:
         document: dict[str, Any] = asdict(counts) | {"repeated": repeated}
-        document["destinations"] = [
-            {"nsqd": nsqd} | asdict(own) for nsqd, own in job.counts_by_nsqd.items()
-        ]
+        document["destinations"] = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
         write_json(runtime, document, indent=2)
     if counts.unconfirmed:
-        for nsqd, own in job.counts_by_nsqd.items():
+        for nsqd, own in by_nsqd.items():
             runtime.tell(f"nsq: {nsqd}: {own.summary()}")
-    everywhere = ", on every nsqd" if job.counts_by_nsqd else ""
+    everywhere = ", on every nsqd" if by_nsqd else ""
     return report_publishing(
         runtime,
         counts.summary(repeated) + everywhere,
-        confirmed=counts.confirmed + sum(own.confirmed for own in job.counts_by_nsqd.values()),
+        confirmed=counts.confirmed + sum(own.confirmed for own in by_nsqd.values()),
         is_complete=not counts.unconfirmed,
-        error=job.last_error,
+        error=publisher.last_error,
         damage=damage,
     )
 

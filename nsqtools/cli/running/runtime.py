@@ -86,7 +86,6 @@ EXTRA_OF = {
     "pycurl": "http",
     "starlette": "web",
     "textual": "top",
-    "uvicorn": "web",
 }
 
 # our errors name the address in their message

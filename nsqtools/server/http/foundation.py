@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
@@ -56,6 +56,14 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
+class Stream(NamedTuple):
+    """An answer that goes on: its pieces leave as they come."""
+
+    status: int
+    fields: bytes
+    pieces: AsyncGenerator[bytes, None]
+
+
 Handler = Callable[["Call"], Reply | Awaitable[Reply]]
 
 
@@ -73,6 +81,7 @@ class Call:
     headers: dict[str, str]
     is_old: bool  # of HTTP/1.0
     closes: bool  # the last one of its connection
+    client: str  # host:port, "" on a unix socket
     option: str = ""
     body: bytes | None = b""
     handler: Handler = lambda call: _not_found(call)
@@ -277,11 +286,11 @@ class HTTPApi:
         self._log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
 
-    def report(self, call: Call, status: int, client: str) -> None:
+    def report(self, call: Call, status: int) -> None:
         """Log a call that was answered, with its target as it was in the request, escaped."""
         if call.path not in _NOT_LOGGED:
             took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
-            self._log.info(f"{status} {call.method} {call.target} ({client}) {took}")
+            self._log.info(f"{status} {call.method} {call.target} ({call.client}) {took}")
 
 
 def _refuse(status: int, code: str) -> Reply:

@@ -5,6 +5,8 @@ while one waits for something (the disk, a page that takes steps) no further one
 
 A client has its time for each step: a head, a body, reading an answer. One that takes longer is
 closed, as is the oldest of too many connections that wait.
+
+`nsq web` is served by it too: an `Api` may answer with a `Stream`, which ends with its client.
 """
 
 from __future__ import annotations
@@ -15,31 +17,30 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable
+from contextlib import aclosing
 from email.utils import formatdate
 from http import HTTPStatus
 from ssl import SSLContext
-from typing import cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 import httptools
 
-from nsqtools.server.http.foundation import BAD_ESCAPE, Call, ForeignCalls, HTTPApi, Reply
+from nsqtools.server.http.foundation import BAD_ESCAPE, Call, ForeignCalls, Reply, Stream
 from nsqtools.server.listen import IdleConnections, accept, read_in_pieces, real_address
 
-_FINISH_S = 1.0  # for requests that are being answered at the end
 _LINGER_S = 0.5  # a client that still sends can read the answer before the reset
 _MAX_HEAD = (1 << 20) + 4096
-_IDLE_S = 120.0  # between two requests
 _HEAD_S = 10.0  # from the first byte of a request to the end of its head
 _BODY_S = 30.0
 _SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
 _READ_S = 60.0  # for an answer that fills the buffers of the system
-_MOST_IDLE, _MOST_IDLE_OF_ONE = 8192, 1024
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
 _HOST = re.compile(r"[^\s/@\\]+")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {int(each): each.phrase.encode() for each in HTTPStatus}
 _REASONS[413] = b"Request Entity Too Large"  # Python has other names for it
+_WITHOUT_BODY = (204, 304)
 
 
 class _Refused(Exception):
@@ -54,15 +55,44 @@ class _Refused(Exception):
         )
 
 
+class Api(Protocol):
+    """What a server asks; its methods must not block, nor raise."""
+
+    def find(self, call: Call) -> None:
+        """Set how much is read of the body of a call whose head is known."""
+
+    def answer(self, call: Call) -> Reply | Awaitable[Reply | Stream]:
+        """Answer a call."""
+
+    def report(self, call: Call, status: int) -> None:
+        """Note how a call was answered."""
+
+
+class Limits(NamedTuple):
+    """What a server grants its clients beside the time for each step."""
+
+    idle_s: float = 120.0  # between two requests
+    most_idle: int = 8192
+    most_idle_of_one: int = 1024
+    finish_s: float = 1.0  # at the end, for requests that are being answered
+
+
 class HTTPServer:
-    """One listening socket of the HTTP API."""
+    """One listening socket of an HTTP API."""
 
     def __init__(
-        self, api: HTTPApi, listener: socket.socket, tls_context: SSLContext | None = None
+        self,
+        api: Api,
+        listener: socket.socket,
+        tls_context: SSLContext | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.api = api
+        self.limits = limits = limits or Limits()
         self.connections: set[_Connection] = set()
-        self.idle = IdleConnections[_Connection](most=_MOST_IDLE, most_of_one=_MOST_IDLE_OF_ONE)
+        self.idle = IdleConnections[_Connection](
+            most=limits.most_idle, most_of_one=limits.most_idle_of_one
+        )
         self._listener = listener
         self._tls_context = tls_context
         self._server: asyncio.Server | None = None
@@ -84,7 +114,7 @@ class HTTPServer:
             self._sweeps.cancel()
         tasks = [task for each in list(self.connections) if (task := each.stop())]
         if tasks:
-            await asyncio.wait(tasks, timeout=_FINISH_S)
+            await asyncio.wait(tasks, timeout=self.limits.finish_s)
         for connection in list(self.connections):
             connection.close()
 
@@ -119,6 +149,7 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None  # answers one
         self._is_last = False  # no further bytes are read
         self._farewell: bytes | None = None  # sent after the answers, to a client that still sends
+        self._stream_room: asyncio.Event | None = None  # of a stream: the client reads
         self._is_full = False  # the client reads too slowly
         self._waits_for_s = 0.0  # the time that the present step has
 
@@ -134,9 +165,11 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._server.idle.works(self)
         self._calls.clear()
+        if self._task is not None and self._stream_room is not None:
+            self._task.cancel()
 
     def eof_received(self) -> bool:
-        is_busy = self._task is not None or bool(self._calls)
+        is_busy = bool(self._calls) or (self._task is not None and self._stream_room is None)
         self._is_last = True
         return is_busy and self._transport.get_extra_info("sslcontext") is None
 
@@ -191,7 +224,8 @@ class _Connection(asyncio.Protocol):
             key = name.decode("latin-1").lower()
             if key == "host" and key in self._headers:
                 raise _Refused(400)
-            self._headers[key] = value.decode("latin-1")
+            text = value.decode("latin-1")
+            self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
@@ -214,6 +248,7 @@ class _Connection(asyncio.Protocol):
             headers,
             is_old=parser.get_http_version() == "1.0",
             closes=not parser.should_keep_alive() or parser.should_upgrade(),
+            client=self._client,
         )
         if not call.is_old and not _HOST.fullmatch(headers.get("host", "")):
             raise _Refused(400)
@@ -308,7 +343,7 @@ class _Connection(asyncio.Protocol):
         elif self._head_size:
             self._wait_for(_HEAD_S)
         else:
-            self._wait_for(_IDLE_S)
+            self._wait_for(self._server.limits.idle_s)
 
     def _wait_for(self, limit_s: float) -> None:
         if limit_s != self._waits_for_s and not self._transport.is_closing():
@@ -317,30 +352,55 @@ class _Connection(asyncio.Protocol):
             ends_s = asyncio.get_running_loop().time() + limit_s
             self._server.idle.waits(self, host, ends_s)
 
-    async def _wait(self, call: Call, reply: Awaitable[Reply]) -> None:
+    async def _wait(self, call: Call, reply: Awaitable[Reply | Stream]) -> None:
         try:
-            answer = self._encoded(call, await reply)
+            answer = await reply
+            if isinstance(answer, Stream):
+                await self._stream(call, answer)
         finally:
-            self._task = None
+            self._task = self._stream_room = None
         if not self._transport.is_closing():
-            self._transport.write(answer)
+            if isinstance(answer, Reply):
+                self._transport.write(self._encoded(call, answer))
             self._answer()
+
+    async def _stream(self, call: Call, stream: Stream) -> None:
+        """Write the pieces of an answer, as fast as the client reads them."""
+        self._stream_room = room = asyncio.Event()
+        self._is_last |= call.is_old
+        framing = b"" if call.is_old else b"Transfer-Encoding: chunked\r\n"
+        async with aclosing(stream.pieces):
+            self._transport.write(self._head(call, stream.status, stream.fields, framing))
+            async for piece in stream.pieces:
+                if piece:
+                    self._transport.write(
+                        piece if call.is_old else b"%x\r\n%b\r\n" % (len(piece), piece)
+                    )
+                while self._is_full:
+                    room.clear()
+                    await room.wait()
+        if not call.is_old:
+            self._transport.write(b"0\r\n\r\n")
 
     def _encoded(self, call: Call, reply: Reply) -> bytes:
         status, fields, body = reply
-        self._api.report(call, status, self._client)
+        length = b"" if status in _WITHOUT_BODY else b"Content-Length: %d\r\n" % len(body)
+        head = self._head(call, status, fields, length)
+        return head + body if call.method != "HEAD" else head
+
+    def _head(self, call: Call, status: int, fields: bytes, framing: bytes) -> bytes:
+        self._api.report(call, status)
         connection = b""
         if call.closes != call.is_old:
             connection = b"Connection: close\r\n" if call.closes else b"Connection: keep-alive\r\n"
-        return b"HTTP/1.%d %d %b\r\n%bDate: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
+        return b"HTTP/1.%d %d %b\r\n%bDate: %b\r\n%b%b\r\n" % (
             not call.is_old,
             status,
             _REASONS[status],
             fields,
             self._server.date(),
-            len(body),
+            framing,
             connection,
-            body if call.method != "HEAD" else b"",
         )
 
     def pause_writing(self) -> None:
@@ -350,6 +410,8 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
+        if self._stream_room is not None:
+            self._stream_room.set()
         self._answer()
 
 

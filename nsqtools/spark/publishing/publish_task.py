@@ -36,7 +36,6 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.protocol.names import is_valid_name
-from nsqtools.publish.pacing import RateLimit
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOutcome
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.ledger import (
@@ -179,7 +178,6 @@ class PublishTask:
         self._attempt = attempt
         self._limit = plan.client_options.publish_max_msg_size
         self._batch_bytes = plan.batch_bytes
-        self._rate = RateLimit(plan.rate, time.monotonic()) if plan.rate else None
         self._report = PublishReport()
         self._prefix = Prefix(LedgerEntry())
         self._sent_before = 0
@@ -190,7 +188,7 @@ class PublishTask:
         self._dead_letters: DeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
-            plan.rotated(partition), plan.client_options, plan.attempt(attempt)
+            plan.rotated(partition), plan.client_options, plan.attempt(attempt), plan.rate
         )
 
     def run(self, chunks: Iterable[Chunk]) -> PublishReport:
@@ -260,21 +258,10 @@ class PublishTask:
 
     def _publish_chunk(self, chunk: Chunk, start: int) -> None:
         while start < len(chunk.bodies):
-            stop = start + self._allowance()
+            stop = start + self._publisher.allowance(self._plan.batch_rows)
             stop = start + fitting(chunk.bodies[start:stop], self._batch_bytes)
             self._publish_span(chunk, start, stop)
-            if self._rate is not None:
-                self._rate.took(stop - start)
             start = stop
-
-    def _allowance(self) -> int:
-        """How many rows may be sent now; waits until it is one at least."""
-        wanted = self._plan.batch_rows
-        if self._rate is None:
-            return wanted
-        while not (allowed := self._rate.allowance(now := time.monotonic())):
-            time.sleep(self._rate.wait_s(now))
-        return min(wanted, allowed)
 
     def _publish_span(self, chunk: Chunk, start: int, stop: int) -> None:
         first_row = self._row - start  # the number of the chunk's first row

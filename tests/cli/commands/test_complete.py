@@ -16,14 +16,14 @@ from plugins.hostile_cluster import HostileCluster
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.cli.commands import complete
+from nsqtools.cli.commands import complete_line
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the second after which the command ends its process, which here runs the tests."""
-    monkeypatch.setattr(complete, "TIMEOUT_S", patience_s(10))
-    monkeypatch.setattr(complete, "Timer", lambda *_: threading.Timer(0, int))
+    monkeypatch.setattr(complete_line, "TIMEOUT_S", patience_s(10))
+    monkeypatch.setattr(complete_line, "Timer", lambda *_: threading.Timer(0, int))
 
 
 def offered(run_nsq: RunNsq, line: str) -> list[str]:
@@ -71,8 +71,7 @@ KNOWN = {
     "nsq archive cat --bod": {"--bodies"},
     # the flags of the daemons, with one dash or two
     "nsq nsqd --data": {"--data-path"},
-    "nsq nsqd -data-path x --data": set(),
-    "nsq nsqd --data-path=x --data": set(),
+    "nsq nsqd -data-path x --data": {"--data-path"},
     "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
     "nsq nsqd -deflate -data": {"-data-path"},
     "nsq nsqd -log-level w": {"warn"},

@@ -27,8 +27,8 @@ from plugins.waiting import patience_s
 COMPLETIONS = Path(__file__).parents[3] / "completions"
 DEADLINE_S = patience_s(20.0)
 PATIENT_NSQ = f"""
-from nsqtools.cli.commands import complete
-complete.LIMIT_S, complete.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
+from nsqtools.cli.commands import complete_line
+complete_line.LIMIT_S, complete_line.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
 from nsqtools.cli.main import main
 raise SystemExit(main())
 """

@@ -11,8 +11,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.publish.publish_job import RecordSource
-from nsqtools.publish.repeating import filled
+from nsqtools.publish.input import RecordSource, filled
 
 
 def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
@@ -85,7 +84,7 @@ def test_the_place_counts_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"".join(b"%d\r\n" % n for n in range(5000)) + b"\r\nlast")
     source = RecordSource([str(path)], b"\r\n", lambda: False)
-    places = [(source.place.offset, batch[-1]) for batch in source.batches()]
+    places = [(source.place.offset, batch.records[-1]) for batch in source.batches()]
 
     data = path.read_bytes()
     for offset, last in places[:-1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,11 @@ from nsqtools.cli.options.connection import (
     ConsumerConnection,
     Destination,
     ProducerConnection,
-    consumer_connection,
-    destination,
-    producer_connection,
 )
 from nsqtools.cli.parsing import app
-from nsqtools.cli.parsing.binding import flatten
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
-from nsqtools.settings import REPEATABLE
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -281,15 +275,3 @@ def test_a_destination_has_client_options_of_its_own_and_nothing_of_the_source(
         "tls_min_version": "tls1.3",
     }
     assert got[1].options == {"snappy": "false", "auth_secret": "hush"}
-
-
-def test_what_a_profile_may_set_is_what_the_commands_take() -> None:
-    taken: dict[str, inspect.Parameter] = {}
-    for provider in (consumer_connection, producer_connection, destination):
-        taken |= inspect.signature(flatten(provider)).parameters
-
-    assert {
-        name: "list" in str(parameter.annotation.__origin__)
-        for name, parameter in taken.items()
-        if name not in ("context", "profile", "no_profile")
-    } == REPEATABLE

@@ -1,0 +1,339 @@
+"""What ``nsq pub`` publishes: the records of files and streams, or texts again and again.
+
+Records are read in batches (`RecordSource`). A batch ends when it is full, when nothing more came
+for `LINGER_S`, or at the end of the input. So ``tail -f log | nsq pub`` is prompt and a large file
+is fast, without a setting for it.
+
+How far it has come in its files is kept in a checkpoint (`InputCheckpoint`): what is before the
+place is done with. The place moves over batches in the order of the input, once each has ended:
+everything in it is confirmed, or refused for good. The first batch of which something is unknown or
+unsent stops it, so the next run begins with that batch. The file is replaced whole and fsynced once
+a second and at the end: after a crash at most the batches of the last second are published twice.
+
+Texts are templates (`repeated`): ``{n}`` is the number of the message from 1, ``{uuid}`` a random
+UUID, ``{now}`` the time in RFC 3339, and ``{now:%H:%M}`` in another form. All other braces stay as
+they are, so that JSON need not be escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.durable import replace_file
+from nsqtools.records.envelope import Splitter
+
+LINGER_S = 0.005
+READ_SIZE = 1 << 18
+BATCH_RECORDS = 1000
+BATCH_BYTES = 1 << 19
+MAX_RECORD_BYTES = 1 << 28  # beyond it the delimiter must be wrong
+PIPE_SIZE = 1 << 20
+STOP_CHECK_S = 0.2
+
+Record = TypeVar("Record")
+
+
+class InputPlace(NamedTuple):
+    """A place in the input: the number of the file, the bytes and, of all files, the records
+    before it."""
+
+    file: int
+    offset: int
+    records: int
+
+
+BEGIN = InputPlace(0, 0, 0)
+
+
+class InputBatch(Generic[Record]):
+    """The records that were read together, and those of them that were not confirmed.
+
+    ``awaited`` counts the publishes of it that have not ended; ``lacking`` has, by its place, the
+    nsqd that lack a record (None: all); ``retryable`` is whether publishing one of these again may
+    help. ``end`` is where the input stood after it.
+    """
+
+    __slots__ = ("awaited", "end", "is_taken", "lacking", "records", "retryable")
+
+    def __init__(self, records: Sequence[Record], end: InputPlace = BEGIN) -> None:
+        self.records = records
+        self.end = end
+        self.retryable = False
+        self.lacking: dict[int, Collection[str] | None] = {}
+        self.awaited = 0
+        self.is_taken = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_taken and not self.awaited
+
+
+class RecordSource:
+    """Reads inputs one after the other.
+
+    ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
+    for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
+    latest batch.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        delimiter: bytes,
+        is_stopped: Callable[[], bool],
+        begin: InputPlace = BEGIN,
+    ) -> None:
+        self.place = begin
+        self._bytes_before = 0
+        self._paths = paths
+        self._delimiter = delimiter
+        self._is_stopped = is_stopped
+        self._lacking = 0  # bytes of the delimiter that the last record of a file does not have
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes before the place, in all files."""
+        return self._bytes_before + self.place.offset
+
+    def batches(self) -> Iterator[InputBatch[bytes]]:
+        """Iterate over batches of records, without their delimiters.
+
+        Raises `OutputError` for a file that cannot be read, `NsqError` for a record without end.
+        """
+        for file, path in enumerate(self._paths):
+            if file < self.place.file:
+                continue
+            descriptor, is_ours = _open(path)
+            try:
+                if self.place.file == file and self.place.offset:
+                    os.lseek(descriptor, self.place.offset, os.SEEK_SET)
+                elif file != self.place.file:
+                    self._bytes_before += self.place.offset
+                    self.place = InputPlace(file, 0, self.place.records)
+                yield from self._read(descriptor, path)
+            finally:
+                if is_ours:
+                    os.close(descriptor)
+
+    def _read(self, descriptor: int, path: str) -> Iterator[InputBatch[bytes]]:
+        splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
+        while not self._is_stopped():
+            if not _is_ready(descriptor, LINGER_S if self._pending else STOP_CHECK_S):
+                if self._pending:
+                    yield self._take()
+                continue
+            chunk = _read_chunk(descriptor, path)
+            records = splitter.feed(chunk) if chunk else splitter.end()
+            if not chunk:
+                self._lacking = len(self._delimiter) * len(records)
+            self._pending += records
+            self._pending_bytes += sum(map(len, records))
+            while len(self._pending) >= BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
+                yield self._take()
+            if not chunk:
+                break
+        if self._pending:
+            yield self._take()
+
+    def _take(self) -> InputBatch[bytes]:
+        batch = self._pending[:BATCH_RECORDS]
+        self._pending = self._pending[BATCH_RECORDS:]
+        left = sum(map(len, self._pending))
+        taken = self._pending_bytes - left + len(batch) * len(self._delimiter)
+        self._pending_bytes = left
+        if not self._pending:
+            taken -= self._lacking
+            self._lacking = 0
+        file, offset, records = self.place
+        self.place = InputPlace(file, offset + taken, records + len(batch))
+        return InputBatch(batch, self.place)
+
+
+def _open(path: str) -> tuple[int, bool]:
+    if path == "-":
+        _widen_pipe(0)
+        return 0, False
+    try:
+        return os.open(path, os.O_RDONLY), True
+    except OSError as exc:
+        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+
+
+def _widen_pipe(descriptor: int) -> None:
+    """Let the writer run ahead further: fewer and larger reads."""
+    import fcntl
+
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    except (OSError, AttributeError):
+        pass  # no pipe, or not on Linux
+
+
+def _is_ready(descriptor: int, timeout_s: float) -> bool:
+    # a regular file is always ready
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+def _read_chunk(descriptor: int, path: str) -> bytes:
+    try:
+        return os.read(descriptor, READ_SIZE)
+    except OSError as exc:
+        name = "standard input" if path == "-" else path
+        raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
+
+
+# -- how far it has come --------------------------------------------------------------------------
+
+
+VERSION = 1
+SAVE_EVERY_S = 1.0
+HEAD = 4096  # the bytes by which a file is recognized
+
+
+class InputCheckpoint:
+    """Reads ``path`` if it is there; ``files`` are the inputs of this run.
+
+    Raises `ConfigurationError` when the checkpoint is that of other input, and `OutputError`.
+    """
+
+    def __init__(self, path: Path, files: Sequence[str]) -> None:
+        self.place = BEGIN
+        self._path = path.absolute()
+        self._files = [str(Path(file).absolute()) for file in files]
+        self._is_open = True
+        self._next_save_s = 0.0
+        self._saved = BEGIN
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+        self._load(path, text)
+
+    def _load(self, path: Path, text: bytes) -> None:
+        try:
+            content = json.loads(text)
+            is_ours = content["version"] == VERSION
+            files = content["files"]
+            place = InputPlace(*(int(content[name]) for name in InputPlace._fields))
+            head = str(content["head"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_ours = False
+        if not is_ours:
+            raise ConfigurationError(
+                f"{path} is not the checkpoint of nsq pub", hint="Give another file."
+            )
+        if files != self._files:
+            raise ConfigurationError(
+                f"{path} is the checkpoint of other files: {', '.join(map(str, files))}",
+                hint="Give the same files in the same order, or another checkpoint.",
+            )
+        if head != self._head(place):
+            raise ConfigurationError(
+                f"{self._files[place.file]} is not the file that {path} was written for",
+                hint="It was replaced, or cut; remove the checkpoint to start over.",
+            )
+        self.place = self._saved = place
+
+    def settle(self, batch: InputBatch[bytes]) -> None:
+        """Note that the next batch has ended."""
+        self._is_open = self._is_open and not batch.retryable
+        if self._is_open:
+            self.place = batch.end
+            if (now := time.monotonic()) >= self._next_save_s:
+                self._next_save_s = now + SAVE_EVERY_S
+                self.save()
+
+    def save(self) -> None:
+        """Make it durable. Raises `OutputError`."""
+        if self.place == self._saved:
+            return
+        content = {
+            "version": VERSION,
+            "files": self._files,
+            **self.place._asdict(),
+            "head": self._head(self.place),
+        }
+        try:
+            replace_file(self._path, json.dumps(content, indent=1).encode())
+        except OSError as exc:
+            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
+        self._saved = self.place
+
+    def _head(self, place: InputPlace) -> str:
+        """A digest of the beginning of the file; another one where it is shorter than it was."""
+        try:
+            with open(self._files[place.file], "rb") as file:
+                head = file.read(min(HEAD, place.offset))
+                size = file.seek(0, 2)
+        except (OSError, IndexError):
+            return ""
+        return sha256(head).hexdigest() if size >= place.offset else ""
+
+
+# -- texts again and again ------------------------------------------------------------------------
+
+
+_FIELD = re.compile(rb"\{(n|uuid|now)(?::([^{}]+))?\}")
+
+
+def repeated(
+    texts: Sequence[bytes], times: int, interval_s: float, is_stopped: Callable[[], bool]
+) -> Iterator[InputBatch[bytes]]:
+    """Iterate over batches of ``times`` rounds of the texts; with an interval a round each."""
+    rounds = 1 if interval_s else max(1, BATCH_RECORDS // len(texts))
+    next_s = time.monotonic()
+    for first in range(1, times + 1, rounds):
+        numbers = range(first, min(first + rounds, times + 1))
+        yield InputBatch([filled(text, number) for number in numbers for text in texts])
+        next_s += interval_s
+        while (left_s := next_s - time.monotonic()) > 0 and numbers.stop <= times:
+            if is_stopped():
+                return
+            time.sleep(min(left_s, STOP_CHECK_S))
+        if is_stopped():
+            return
+
+
+def check_template(text: bytes) -> None:
+    """Raise `ConfigurationError` for a field whose form cannot be."""
+    for field in _FIELD.finditer(text):
+        try:
+            filled(field[0], 1)
+        except (ValueError, UnicodeDecodeError) as error:
+            shown = field[0].decode("utf-8", "replace")
+            raise ConfigurationError(
+                f"cannot fill in {shown}", hint="Write {n}, {n:05d}, {uuid}, {now} or {now:%H:%M}."
+            ) from error
+
+
+def filled(text: bytes, number: int) -> bytes:
+    """The text with its fields filled in."""
+
+    def value(field: re.Match[bytes]) -> bytes:
+        name, form = field.groups()
+        if name == b"n":
+            return format(number, form.decode() if form else "d").encode()
+        if name == b"uuid":
+            import uuid
+
+            return str(uuid.uuid4()).encode()
+        moment = datetime.now(UTC)
+        if form:
+            return moment.strftime(form.decode()).encode()
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+
+    return _FIELD.sub(value, text)
