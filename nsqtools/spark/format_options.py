@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nsqtools.archive.location import SHARED, Location, parse_location, parse_place
 from nsqtools.client.connection_settings import (
@@ -36,7 +36,6 @@ from nsqtools.client.connection_settings import (
 )
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.text import parse_duration
 from nsqtools.records.units import parse_size, parse_time, unescape
 
@@ -205,28 +204,6 @@ FLAGS = {
     "deflateLevel": "deflate_level",
 }
 """Options that are flags on the command line, each with the name it has there."""
-
-
-class TopicSubscription(NamedTuple):
-    """What a consumer subscribes to: ``channel`` of topics, or of those that a pattern finds."""
-
-    topics: tuple[str, ...]
-    channel: str
-    pattern: str = ""
-
-
-def subscription(options: Options) -> TopicSubscription:
-    """Read ``topic`` (several separated by commas) or ``topicPattern``, and ``channel``.
-
-    Raises `ConfigurationError`.
-    """
-    if pattern := options.text("topicPattern"):
-        if options.text("topic"):
-            raise ConfigurationError("topic and topicPattern exclude each other")
-        return TopicSubscription((), check_channel(options.required("channel", "spark")), pattern)
-    options.required("topic", "clicks")
-    topics = tuple(dict.fromkeys(check_topic(topic) for topic in options.list("topic")))
-    return TopicSubscription(topics, check_channel(options.required("channel", "spark")))
 
 
 def consumer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:

@@ -76,7 +76,15 @@ class NsqFormat(DataSource):
         return NsqStreamReader(settings, names)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        return batch_writer(self.options, schema, overwrite=overwrite)
+        """Make the writer of a job, on the driver. Raises `NsqError` before it publishes."""
+        if overwrite:
+            raise ConfigurationError(
+                "messages in NSQ cannot be overwritten", hint='Write with .mode("append").'
+            )
+        plan = plan_of(self.options, schema)
+        if plan.ledger is not None:
+            prepare_ledger(plan.ledger, plan.ledger_job)
+        return NsqWriter(prepared(plan))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:
         need_streams()
@@ -135,18 +143,6 @@ class NsqWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Report what the successful tasks did: it cannot be undone."""
         outcome_of(messages, "failed", self._plan.outcome, is_complete=False)
-
-
-def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> NsqWriter:
-    """Make the writer of a job, on the driver. Raises `NsqError` before anything is published."""
-    if overwrite:
-        raise ConfigurationError(
-            "messages in NSQ cannot be overwritten", hint='Write with .mode("append").'
-        )
-    plan = plan_of(options, schema)
-    if plan.ledger is not None:
-        prepare_ledger(plan.ledger, plan.ledger_job)
-    return NsqWriter(prepared(plan))
 
 
 def plan_of(options: Mapping[str, str], schema: StructType) -> SinkPlan:

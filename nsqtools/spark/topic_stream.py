@@ -55,6 +55,7 @@ from nsqtools.cluster.topics import TopicDiscovery
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import lock_file
+from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.records.naming import FileNaming, Rotation
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
@@ -67,7 +68,7 @@ from nsqtools.spark.archives.read_settings import (
     batch_settings,
     shared_settings,
 )
-from nsqtools.spark.format_options import Options, consumer_connection, subscription
+from nsqtools.spark.format_options import Options, consumer_connection
 from nsqtools.tail.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
@@ -123,17 +124,23 @@ class TopicSettings:
 def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> TopicSettings:
     """Read all options. Raises `ConfigurationError`."""
     options = Options("nsq", given)
-    subscribed = subscription(options)
-    if subscribed.channel.endswith(EPHEMERAL):
+    pattern = options.text("topicPattern") or ""
+    if pattern and options.text("topic"):
+        raise ConfigurationError("topic and topicPattern exclude each other")
+    if not pattern:
+        options.required("topic", "clicks")
+    topics = tuple(dict.fromkeys(map(check_topic, options.list("topic"))))
+    channel = check_channel(options.required("channel", "spark"))
+    if channel.endswith(EPHEMERAL):
         raise ConfigurationError(
-            f"channel {subscribed.channel} would be deleted, with its messages, when a query ends",
+            f"channel {channel} would be deleted, with its messages, when a query ends",
             hint="Give a channel that is not ephemeral.",
         )
     options.required("spoolDir", "/shared/spool")
     folder = options.location("spoolDir")
     assert folder is not None
     flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
-    spool = SpoolSettings(folder, *subscribed)
+    spool = SpoolSettings(folder, topics, channel, pattern)
     spool = replace(
         spool,
         max_bytes=options.size("maxSpoolBytes") or spool.max_bytes,

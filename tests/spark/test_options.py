@@ -29,7 +29,6 @@ from nsqtools.spark.format_options import (
     consumer_connection,
     hand_on_secret,
     producer_connection,
-    subscription,
 )
 from nsqtools.spark.publishing.sink_plan import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
@@ -144,12 +143,6 @@ def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> 
     assert consumer(environ, **given) == settings
 
 
-def test_a_subscription_has_topics_and_a_channel() -> None:
-    given = {"topic": "clicks, views,clicks", "channel": "spark"}
-
-    assert subscription(Options("nsq", given)) == (("clicks", "views"), "spark", "")
-
-
 # -- an archive -----------------------------------------------------------------------------------
 
 
@@ -196,6 +189,8 @@ def test_all_options_are_read(tmp_path: Path) -> None:
     assert stream(**limits, **other) == StreamSettings(
         "latest", fail_on_data_loss=False, limits=BatchLimits(5, 1024, 2), poll_s=1.0
     )
+    given = {"topic": "clicks, views,clicks", "channel": "spark", "spoolDir": "/spool"}
+    assert topic_settings(given, {}).spool.topics == ("clicks", "views")
     as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
     assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
     for name in ("a1", "a2", "b"):
@@ -294,18 +289,15 @@ def producer(**given: str) -> None:
     options.end()
 
 
-def subscribe(**given: str) -> None:
-    subscription(Options("nsq", given))
-
-
 def topics(**given: str) -> None:
-    topic_settings({"topic": "clicks", "channel": "spark"} | given, {})
+    topic_settings(given, {})
 
 
 def bare_sink(**given: str) -> None:
     sink_plan(given, BODY, {})
 
 
+TOPIC = {"topic": "clicks", "channel": "spark"}
 UNKNOWN_PLACE = f"{REMOTE} is not supported"
 
 
@@ -321,11 +313,11 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (consumer, {"auth_secret": "s3cret"}, "a secret must not be an option"),
         (consumer, {"authSecret": "s3cret"}, "a secret must not be an option"),
         (producer, {"nsqdHttpAddress": "d:1"}, "nsqdhttpaddress"),
-        (subscribe, {"channel": "spark"}, "needs the option 'topic'"),
-        (subscribe, {"topic": "clicks"}, "needs the option 'channel'"),
-        (subscribe, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
-        (subscribe, {"topic": "clicks", "channel": "a b"}, "invalid channel name 'a b'"),
-        (topics, {"spoolDir": REMOTE}, f"spoolDir: {UNKNOWN_PLACE}"),
+        (topics, {"channel": "spark"}, "needs the option 'topic'"),
+        (topics, {"topic": "clicks"}, "needs the option 'channel'"),
+        (topics, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
+        (topics, {"topic": "clicks", "channel": "a b"}, "invalid channel name 'a b'"),
+        (topics, {**TOPIC, "spoolDir": REMOTE}, f"spoolDir: {UNKNOWN_PLACE}"),
         (read, {"path": ""}, "needs a path"),
         (read, {"paths": REMOTE}, UNKNOWN_PLACE),
         (read, {"workdir": REMOTE}, UNKNOWN_PLACE),

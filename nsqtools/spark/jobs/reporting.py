@@ -14,11 +14,10 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from nsqtools.archive.catalog import Inputs
@@ -28,8 +27,6 @@ from nsqtools.spark.jobs.inputs import Choice, read_messages
 
 MOST_ROWS = 100_000
 MOST_GAPS = 1000
-SIZES = (0.5, 0.95, 0.99)
-ATTEMPTS = (0.5, 0.95)
 
 Document = dict[str, Any]
 """As `cli.render.documents.SparkReport` and its parts describe: times are RFC 3339, spans seconds.
@@ -56,24 +53,58 @@ def make_report(
     }
 
 
+FIGURES = """
+    WITH found AS (
+        SELECT topic, nsqd, id, ts_ns, attempts, length(body) AS size,
+            ts_ns - pmod(ts_ns, {step}) AS begin_ns
+        FROM {messages}
+    ), once AS (
+        SELECT topic, begin_ns, nsqd, id, count(*) AS copies, max(size) AS size,
+            sum(size) AS bytes, max(attempts) AS attempts,
+            count_if(attempts > 1) AS redeliveries, min(ts_ns) AS first, max(ts_ns) AS last
+        FROM found
+        GROUP BY topic, begin_ns, nsqd, id, if(id IS NULL, size, NULL)
+    ), figures AS (
+        SELECT topic, begin_ns, grouping(begin_ns) AS is_total, sum(copies) AS messages,
+            sum(bytes) AS bytes, percentile(size, array(0.5, 0.95, 0.99), copies) AS sizes,
+            max(size) AS size_max, percentile(attempts, array(0.5, 0.95)) AS tries,
+            max(attempts) AS attempts_max, sum(redeliveries) AS redeliveries,
+            sum(if(id IS NULL, 0, copies - 1)) AS duplicates,
+            sort_array(collect_set(nsqd)) AS nsqd, min(first) AS first, max(last) AS last
+        FROM once
+        GROUP BY GROUPING SETS ((topic, begin_ns), (topic))
+    )
+    SELECT is_total, topic, begin_ns, messages, bytes,
+        bigint(bround(sizes[0])) AS size_p50, bigint(bround(sizes[1])) AS size_p95,
+        bigint(bround(sizes[2])) AS size_p99, size_max,
+        bigint(bround(tries[0])) AS attempts_p50, bigint(bround(tries[1])) AS attempts_p95,
+        attempts_max, redeliveries, duplicates, nsqd, first, last
+    FROM figures
+    ORDER BY is_total, begin_ns, topic
+    LIMIT {limit}
+"""
+"""A row for each message with the number of its copies; bare bodies are identified by their size.
+
+Half a byte goes to even.
+"""
+
+
 def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Document], list[Document]]:
     """Return the figures of each topic and interval, and those of each topic.
 
     Raises `ConfigurationError` when there are too many intervals to be a report.
     """
-    rows = _by_message(messages, step_ns)
-    topic, begin = F.col("topic"), F.col("begin_ns")
-    grouped = rows.groupingSets([[topic, begin], [topic]], topic, begin)
-    summed = grouped.agg(F.grouping("begin_ns").alias("is_total"), *_aggregates())
-    found = summed.orderBy("is_total", "begin_ns", "topic").limit(MOST_ROWS + 1).collect()
-    if len(found) > MOST_ROWS:
+    limit = MOST_ROWS + 1
+    found = messages.sparkSession.sql(FIGURES, messages=messages, step=step_ns, limit=limit)
+    rows = found.collect()
+    if len(rows) > MOST_ROWS:
         raise ConfigurationError(
             f"this report would have more than {MOST_ROWS} rows",
             hint="Give longer intervals (--by day), fewer topics, or a shorter time.",
         )
     intervals: list[Document] = []
     topics: list[Document] = []
-    for row in found:
+    for row in rows:
         figures = row.asDict()
         is_total, begin_ns = figures.pop("is_total"), figures.pop("begin_ns")
         figures |= {each: moment(figures[each]) for each in ("first", "last")}
@@ -84,68 +115,23 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Document], 
     return intervals, topics
 
 
-def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
-    """A row for each message, with the number of its copies; bare bodies are identified by size."""
-    begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))
-    rows = messages.select(
-        "topic",
-        "nsqd",
-        "id",
-        "ts_ns",
-        "attempts",
-        begin.alias("begin_ns"),
-        F.length("body").alias("size"),
+PAUSES = """
+    WITH slots AS (
+        SELECT topic, ts_ns - pmod(ts_ns, {gap}) AS slot, min(ts_ns) AS first, max(ts_ns) AS last
+        FROM {messages}
+        WHERE topic IS NOT NULL AND ts_ns IS NOT NULL
+        GROUP BY topic, slot
+    ), pauses AS (
+        SELECT topic, first, lag(last) OVER (PARTITION BY topic ORDER BY slot) AS begin
+        FROM slots
     )
-    bare = F.when(F.col("id").isNull(), F.col("size"))
-    return rows.groupBy("topic", "begin_ns", "nsqd", "id", bare.alias("bare")).agg(
-        F.count(F.lit(1)).alias("copies"),
-        F.max("size").alias("size"),
-        F.sum("size").alias("bytes"),
-        F.max("attempts").alias("attempts"),
-        F.count_if(F.col("attempts") > 1).alias("redeliveries"),
-        F.min("ts_ns").alias("first"),
-        F.max("ts_ns").alias("last"),
-    )
-
-
-def _aggregates() -> list[Column]:
-    """The figures. Spark computes equal percentiles once; half a byte goes to even."""
-    copies = F.col("copies")
-    sizes = F.percentile("size", list(SIZES), copies)
-    attempts = F.percentile("attempts", list(ATTEMPTS))
-    return [
-        F.sum(copies).alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        *_rounded("size", sizes, SIZES),
-        F.max("size").alias("size_max"),
-        *_rounded("attempts", attempts, ATTEMPTS),
-        F.max("attempts").alias("attempts_max"),
-        F.sum("redeliveries").alias("redeliveries"),
-        F.sum(F.when(F.col("id").isNotNull(), copies - 1).otherwise(0)).alias("duplicates"),
-        F.sort_array(F.collect_set("nsqd")).alias("nsqd"),
-        F.min("first").alias("first"),
-        F.max("last").alias("last"),
-    ]
-
-
-def _rounded(name: str, found: Column, shares: Sequence[float]) -> list[Column]:
-    return [
-        F.bround(found[at]).cast("bigint").alias(f"{name}_p{share * 100:.0f}")
-        for at, share in enumerate(shares)
-    ]
+    SELECT topic, begin, first - begin AS length FROM pauses WHERE first - begin > {gap}
+"""
 
 
 def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Document], int]:
     """Return the longest pauses, at most `MOST_GAPS`, in order of time, and how many there are."""
-    timed = messages.where(F.col("topic").isNotNull() & F.col("ts_ns").isNotNull())
-    slot = F.col("ts_ns") - F.pmod("ts_ns", F.lit(longer_than_ns))
-    slots = timed.groupBy("topic", slot.alias("slot")).agg(
-        F.min("ts_ns").alias("first"), F.max("ts_ns").alias("last")
-    )
-    before = F.lag("last").over(Window.partitionBy("topic").orderBy("slot"))
-    pauses = slots.select(
-        "topic", before.alias("begin"), (F.col("first") - before).alias("length")
-    ).where(F.col("length") > longer_than_ns)
+    pauses = messages.sparkSession.sql(PAUSES, messages=messages, gap=longer_than_ns)
     count = Observation()
     counted = pauses.observe(count, F.count(F.lit(1)).alias("gaps"))
     longest = counted.orderBy(F.desc("length")).limit(MOST_GAPS).collect()
