@@ -101,9 +101,8 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     java = find_java(os.environ)
     with ExitStack() as stack:
         log = stack.enter_context(session_log(settings.log_path))
-        local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        parent = settings.local_dir or Path(local_dirs or tempfile.gettempdir())
-        scratch = stack.enter_context(scratch_directory(parent))
+        parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+        scratch = stack.enter_context(scratch_directory(Path(parent)))
         environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
         stack.enter_context(environment(environ))
         gateway = start_jvm(settings, scratch, log.fileno())

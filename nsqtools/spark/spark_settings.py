@@ -56,9 +56,7 @@ class SparkSettings:
     ``master`` is ``local[*,4]`` (all cores, a task is tried four times) or a cluster:
     ``spark://host:7077``, ``yarn``, ``k8s://...``. ``driver_memory`` is the heap of the JVM that is
     started beside this process, as Java has it: ``2g``, ``800m``. ``conf`` holds any of Spark's own
-    settings and wins over ours. ``local_dir`` is where Spark puts its temporary files, in a
-    directory of the session that is removed at the end (default: ``$SPARK_LOCAL_DIRS``, else the
-    system's). ``places`` are what the session reads and writes, as far as it needs jars for it.
+    settings and wins over ours. ``places`` are what the session reads and writes, as far as it needs jars for it.
     ``python_places`` need only credentials: no JVM reads or writes them. ``inherited`` are
     descriptors, of locks, that the JVM keeps open while it
     lives: it may outlive this process for a moment.
@@ -71,7 +69,6 @@ class SparkSettings:
     driver_memory: str = "2g"
     conf: Mapping[str, str] = field(default_factory=dict)
     log_file: Path | None = None
-    local_dir: Path | None = None
     places: tuple[Location, ...] = ()
     python_places: tuple[Location, ...] = ()
     inherited: tuple[int, ...] = ()

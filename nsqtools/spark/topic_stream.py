@@ -298,11 +298,13 @@ class Spool:
         """
         began_s = time.monotonic()
 
-        def is_enough() -> bool:
+        def stop_when_enough() -> None:
             has_seen_all = time.monotonic() - began_s > self._settings.idle_s
-            return self._fill().exceeds(self._settings) or (has_seen_all and is_past())
+            if self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
+                assert self._archiver is not None
+                self._archiver.stop()
 
-        self._begin(RunLimits(idle_s=self._settings.idle_s), lambda: self._stop_if(is_enough()))
+        self._begin(RunLimits(idle_s=self._settings.idle_s), stop_when_enough)
         assert self._thread is not None
         self._thread.join()
         self._thread = None
@@ -396,11 +398,6 @@ class Spool:
             log.warning("the spool %s has room again", self.directory)
             self._is_paused = False
             self._archiver.resume()
-
-    def _stop_if(self, is_enough: bool) -> None:
-        if is_enough:
-            assert self._archiver is not None
-            self._archiver.stop()
 
 
 # -- the stream ----------------------------------------------------------------------------------

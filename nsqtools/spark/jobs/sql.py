@@ -62,7 +62,10 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            place = parse_named(kind, text, path)
+            try:
+                place = parse_place(path)
+            except ValueError as exc:
+                raise ConfigurationError(f"--{kind} {text}: {exc}") from None
             is_table = kind == PARQUET and bool(find_inputs([place]).delta)
             paths_of.setdefault((name, DELTA if is_table else kind), []).append(place)
     found = find_inputs(list(paths))
@@ -83,14 +86,6 @@ def named_views(
 def places_of(views: Iterable[NamedView]) -> list[Location]:
     """Return all places of some views."""
     return [parse_place(path) for view in views for path in view.paths]
-
-
-def parse_named(kind: str, text: str, path: str) -> Location:
-    """Read the path of ``NAME=PATH``. Raises `ConfigurationError`."""
-    try:
-        return parse_place(path)
-    except ValueError as exc:
-        raise ConfigurationError(f"--{kind} {text}: {exc}") from None
 
 
 def plan_query(
