@@ -56,10 +56,10 @@ class SparkSettings:
     ``master`` is ``local[*,4]`` (all cores, a task is tried four times) or a cluster:
     ``spark://host:7077``, ``yarn``, ``k8s://...``. ``driver_memory`` is the heap of the JVM that is
     started beside this process, as Java has it: ``2g``, ``800m``. ``conf`` holds any of Spark's own
-    settings and wins over ours. ``places`` are what the session reads and writes, as far as it needs jars for it.
-    ``python_places`` need only credentials: no JVM reads or writes them. ``inherited`` are
-    descriptors, of locks, that the JVM keeps open while it
-    lives: it may outlive this process for a moment.
+    settings and wins over ours. ``places`` are what the session reads and writes, as far as it
+    needs jars for it; ``python_places`` need only credentials: no JVM reads or writes them.
+    ``inherited`` are descriptors, of locks, that the JVM keeps open while it lives: it may outlive
+    this process for a moment.
 
     Raises `ConfigurationError`.
     """

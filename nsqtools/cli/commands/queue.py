@@ -93,7 +93,7 @@ def list_(
         nsq queue list /var/lib/nsqd
         nsq queue list /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
-    from nsqtools.server.durable.data_path import DUE_FILE
+    from nsqtools.server.durable_path import DUE_FILE
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 
     form.check(QUEUES)
