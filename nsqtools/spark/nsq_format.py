@@ -35,11 +35,11 @@ from nsqtools.files.durable import replace_file
 from nsqtools.spark.archive_format import columns
 from nsqtools.spark.archives.read_settings import body_settings
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.publishing.ledger import prepare_ledger
 from nsqtools.spark.publishing.publish_task import PublishTask, chunk_of
 from nsqtools.spark.publishing.row_outcomes import (
     PublishReport,
     document,
+    prepare_ledger,
     require_all,
     summary,
     total,

@@ -10,14 +10,14 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import (
+from nsqtools.spark.publishing.row_outcomes import (
+    DeadLetters,
     LedgerEntry,
     LedgerPart,
     part_path,
     prepare_ledger,
     read_entries,
 )
-from nsqtools.spark.publishing.row_outcomes import DeadLetters
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:

@@ -9,9 +9,9 @@ import pytest
 
 from nsqtools.errors import NsqError
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import LedgerEntry
 from nsqtools.spark.publishing.publish_task import Prefix, byte_strings, chunk_of, fitting
 from nsqtools.spark.publishing.row_outcomes import (
+    LedgerEntry,
     PublishReport,
     RowCounts,
     require_all,

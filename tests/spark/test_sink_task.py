@@ -26,9 +26,8 @@ from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.ledger import read_entries
 from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
-from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.row_outcomes import PublishReport, read_entries
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]

@@ -21,9 +21,14 @@ from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import AHEAD_ROWS, LedgerEntry, StoredLedgerPart, read_entries
 from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
-from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.row_outcomes import (
+    AHEAD_ROWS,
+    LedgerEntry,
+    PublishReport,
+    StoredLedgerPart,
+    read_entries,
+)
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 ROWS = 3 * AHEAD_ROWS

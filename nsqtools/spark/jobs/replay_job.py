@@ -37,8 +37,7 @@ from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import Choice, read_messages
-from nsqtools.spark.publishing.ledger import LOCK, LedgerEntry, read_entries
-from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings

@@ -38,19 +38,17 @@ from nsqtools.errors import (
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOutcome
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import (
-    LOCK_WAIT_S,
-    LedgerEntry,
-    LedgerPart,
-    StoredLedgerPart,
-    open_ledger_part,
-)
 from nsqtools.spark.publishing.row_outcomes import (
+    LOCK_WAIT_S,
     MAX_REASONS,
     NO_ID,
     DeadLetters,
+    LedgerEntry,
+    LedgerPart,
     PublishReport,
     RowCounts,
+    StoredLedgerPart,
+    open_ledger_part,
 )
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 

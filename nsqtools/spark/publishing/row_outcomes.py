@@ -1,27 +1,61 @@
-"""The outcome of rows: counts of a task and of a job, and dead letters with the reason.
+"""The outcome of rows: counts of a task and of a job, dead letters, and the ledger.
+
+**Dead letters** are rows that could not be published, with the reason.
 
     dead-<job>-00003-000000000421-<attempt>.jsonl    {"topic": ..., "reason": "...", "row": 421}
 
-A dead letter is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format
-jsonl`` publishes the file once the cause is fixed. Columns that the rows did not have are empty.
+A line is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format jsonl``
+publishes the file once the cause is fixed. Columns that the rows did not have are empty. A task
+writes a file at its end, and several where the rows are many; a file is whole at any moment. A task
+with a ledger writes before the ledger counts the rows as done, and when it is tried again keeps the
+dead letters of what is done. Any other begins by removing those of its earlier attempts.
 
-A task writes a file at its end, and several where the rows are many; a file is whole at any moment.
-A task with a ledger writes before the ledger counts the rows as done, and when it is tried again
-keeps the dead letters of what is done. Any other begins by removing those of its earlier attempts.
+**The ledger** is the progress of the tasks of a job, so that a retried task continues where it
+stopped.
+
+A directory with one file for each partition. A line is appended before rows are sent: how many rows
+from the beginning are done, and how many may have been sent. The last whole line counts; a line cut
+by a kill is ignored, because the one before it is true too, only older. So nothing is left out, and
+a kill can duplicate only what had been sent and was not yet noted as done: the window of
+unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
+
+This holds only if the rows of a partition come in the same order each time: no shuffle before the
+writer. It is verified: each line has a checksum of the rows done, which is compared before anything
+is skipped.
+
+One task at a time holds the lock of a partition's file, and one replay at a time that of the
+directory. A process that is killed loses its locks at once.
+
+In an object store nothing can be appended to, synced or locked:
+
+    LEDGER/part-00003/000000000017.json          the last state of a partition, see `lease`
+
+An object takes as long to write as some thousand rows take to publish. So the ledger notes ahead
+that `AHEAD_ROWS` more may have been sent, and writes again when these are used up: a kill repeats
+at most that many rows of a partition, and the window of unconfirmed batches. A task that begins
+writes the next number of its partition. An attempt of it that still runs (the workers of a driver
+that was killed do, for a moment) cannot write that number any more, and ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
-from nsqtools.archive.location import Location
+from nsqtools.archive.lease import StoredNumbers
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.durable import sync_folder, write_all
+from nsqtools.files.opening import open_to_write, try_lock
 from nsqtools.records.envelope import Envelope, encode_many
 
 MAX_REASONS = 5
@@ -197,3 +231,226 @@ def row_of(line: bytes) -> float:
         return int(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+# -- the ledger ----------------------------------------------------------------------------------
+
+VERSION = 1
+JOB, LOCK = "job.json", "lock"
+
+LOCK_WAIT_S = 10.0  # workers of a driver that was killed end a moment after it
+POLL_S = 0.05
+SYNC_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class LedgerEntry(RowCounts):
+    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies, and what
+    became of them; ``sent`` rows may have reached nsqd, and ``repeated`` of them more than once."""
+
+    done: int = 0
+    sent: int = 0
+    checksum: int = 0
+    repeated: int = 0
+
+
+def prepare_ledger(folder: Location, job: str) -> None:
+    """Make the place for ``job``, a text that is the same only for the same job.
+
+    Raises `ConfigurationError` where it belongs to another job.
+    """
+    content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
+    place = open_storage(str(folder))
+    with failing("write the ledger", folder):
+        names = [entry.name for entry in place.list()]
+        if JOB not in names and any(name.startswith("part-") for name in names):
+            raise ConfigurationError(
+                f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
+            )
+        try:
+            place.put_if_absent(JOB, content)
+        except FileExistsError:
+            pass
+        found = place.read(JOB)
+    if found != content:
+        raise ConfigurationError(
+            f"{folder} is the ledger of another job",
+            hint="Give another directory; everything is published again then.",
+        )
+
+
+def part_path(folder: Path, partition: int) -> Path:
+    """Where the lines of a partition stand."""
+    return folder / f"part-{partition:05d}.jsonl"
+
+
+class LedgerPart:
+    """The file of one partition, locked. ``entry`` is its last line.
+
+    Raises `NsqError` when another task has it, `ConfigurationError` when it is not a ledger.
+    """
+
+    def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
+        self.path = part_path(folder, partition)
+        self.partition = partition
+        self._synced_at = time.monotonic()
+        with failing("write", self.path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._descriptor = open_to_write(self.path, flags, 0o640)
+            sync_folder(folder)  # or the file may be nameless after a power failure
+        try:
+            self._lock(time.monotonic() + wait_s)
+            self.entry = self._read()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def note(self) -> None:
+        """Append ``entry`` as it is now. Raises `OutputError`."""
+        line = json.dumps(asdict(self.entry)).encode() + b"\n"
+        with failing("write", self.path):
+            write_all(self._descriptor, line)
+            if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
+                self.sync()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `note` will write."""
+        return True
+
+    def finish(self) -> None:
+        """Append ``entry`` as it is now, and make it survive a power failure."""
+        self.note()
+        self.sync()
+
+    def sync(self) -> None:
+        """Make what was noted survive a power failure."""
+        os.fsync(self._descriptor)
+        self._synced_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def _lock(self, until: float) -> None:
+        with failing("lock", self.path):
+            while not try_lock(self._descriptor):
+                if time.monotonic() >= until:
+                    raise NsqError(
+                        f"partition {self.partition} is being published by another task, "
+                        f"which has {self.path} locked",
+                        hint="Set spark.speculation=false, and run a job once at a time.",
+                    )
+                time.sleep(POLL_S)
+
+    def _read(self) -> LedgerEntry:
+        """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
+        with failing("read", self.path):
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            with open(self._descriptor, "rb", closefd=False) as file:
+                content = file.read()
+            whole = content.rpartition(b"\n")[0]
+            if len(whole) + 1 < len(content):
+                os.ftruncate(self._descriptor, len(whole) + 1 if whole else 0)
+        if not whole:
+            return LedgerEntry()
+        return decode_entry(whole.rpartition(b"\n")[2], self.path)
+
+
+def decode_entry(line: bytes, path: Location) -> LedgerEntry:
+    """Read a line. Raises `ConfigurationError`."""
+    try:
+        entry = LedgerEntry(**json.loads(line))
+        counts = asdict(entry)
+        if min(*counts.pop("topics").values(), *counts.values()) >= 0:
+            return entry
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
+
+
+def read_entries(ledger: Location) -> list[LedgerEntry]:
+    """The entries of all partitions, without locking, for a report.
+
+    Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
+    """
+    entries = []
+    if isinstance(ledger, StoredPlace):
+        parts = {entry.name.partition("/")[0] for entry in ledger.below()}
+        for part in sorted(name for name in parts if name.startswith("part-")):
+            numbers = StoredNumbers(ledger / part)
+            if latest := numbers.latest():
+                entries.append(decode_entry(numbers.read(latest), numbers.place))
+        return entries
+    for path in sorted(ledger.glob("part-*.jsonl")):
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        if whole:
+            entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
+    return entries
+
+
+AHEAD_ROWS = 10_000
+
+
+class StoredLedgerPart:
+    """The progress of one partition; as `LedgerPart`."""
+
+    def __init__(self, folder: StoredPlace, partition: int) -> None:
+        self.partition = partition
+        self._numbers = StoredNumbers(folder / f"part-{partition:05d}")
+        with self._errors():
+            self._numbers.number = self._numbers.latest()
+            self.entry = LedgerEntry()
+            if self._numbers.number:
+                line = self._numbers.read(self._numbers.number)
+                self.entry = decode_entry(line, self._numbers.place)
+        self._noted_sent = self.entry.sent
+        self._write(self.entry)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `note` will write."""
+        return self.entry.sent > self._noted_sent
+
+    def note(self) -> None:
+        """Note that the rows sent, and some more, may have been. Raises `OutputError`."""
+        if self.is_due:
+            self._write(replace(self.entry, sent=self.entry.sent + AHEAD_ROWS))
+
+    def finish(self) -> None:
+        """Note ``entry`` as it is now. Raises `OutputError`."""
+        self._write(self.entry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _write(self, entry: LedgerEntry) -> None:
+        with self._errors():
+            self._numbers.append(json.dumps(asdict(entry)).encode())
+        self._noted_sent = entry.sent
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with failing("use", self._numbers.place):
+            try:
+                yield
+            except FileExistsError:
+                raise NsqError(
+                    f"partition {self.partition} is being published by another task, "
+                    f"which writes to {self._numbers.place}",
+                    hint="Set spark.speculation=false, and run a job once at a time.",
+                ) from None
+
+
+def open_ledger_part(
+    folder: Location, partition: int, *, wait_s: float = LOCK_WAIT_S
+) -> LedgerPart | StoredLedgerPart:
+    """Open the progress of a partition. Raises as `LedgerPart`."""
+    if isinstance(folder, StoredPlace):
+        return StoredLedgerPart(folder, partition)
+    return LedgerPart(folder, partition, wait_s=wait_s)
