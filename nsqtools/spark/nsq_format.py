@@ -14,7 +14,7 @@ batch may come in another order: after a failure its batch is published again. N
 messages back, so nothing of a failed job is undone.
 
 Columns to write: ``body`` (binary or string); ``topic``, unless the option names one for all rows;
-``defer_ms``. The options are listed in `publishing.sink_plan`.
+``defer_ms``. The options are listed in `publishing.publish_task`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ from nsqtools.files.durable import replace_file
 from nsqtools.spark.archive_format import columns
 from nsqtools.spark.archives.read_settings import body_settings
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.publishing.publish_task import PublishTask, chunk_of
+from nsqtools.spark.publishing.publish_task import (
+    PublishTask,
+    SinkPlan,
+    chunk_of,
+    prepared,
+    sink_plan,
+)
 from nsqtools.spark.publishing.row_outcomes import (
     PublishReport,
     document,
@@ -44,7 +50,6 @@ from nsqtools.spark.publishing.row_outcomes import (
     summary,
     total,
 )
-from nsqtools.spark.publishing.sink_plan import SinkPlan, prepared, sink_plan
 from nsqtools.spark.pyspark_internals import need_streams, struct_of
 
 if TYPE_CHECKING:

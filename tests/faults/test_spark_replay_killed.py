@@ -28,7 +28,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.spark.publishing.sink_plan import BATCH_ROWS, MAX_OUTSTANDING
+from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
 
 BEGIN = 1_790_000_000_000_000_000
 SLOTS = 2

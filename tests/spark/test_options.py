@@ -30,7 +30,7 @@ from nsqtools.spark.format_options import (
     hand_on_secret,
     producer_connection,
 )
-from nsqtools.spark.publishing.sink_plan import SinkPlan, make_folders, sink_plan
+from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"

@@ -26,9 +26,8 @@ from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask, SinkPlan
 from nsqtools.spark.publishing.row_outcomes import PublishReport, read_entries
-from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)

@@ -21,7 +21,7 @@ from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask, SinkPlan
 from nsqtools.spark.publishing.row_outcomes import (
     AHEAD_ROWS,
     LedgerEntry,
@@ -29,7 +29,6 @@ from nsqtools.spark.publishing.row_outcomes import (
     StoredLedgerPart,
     read_entries,
 )
-from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 ROWS = 3 * AHEAD_ROWS
 CHUNK = 1000
