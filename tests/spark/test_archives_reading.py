@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import Codec, zstd_members
-from nsqtools.archive.part_file import Directories, finish
+from nsqtools.archive.members import Codec, gzip_members, zstd_members
+from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -260,7 +260,9 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
 # -- bare bodies and files of others --------------------------------------------------------------
 
 
-def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
+def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their_index(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
@@ -273,24 +275,19 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
     assert {row["topic"] for row in found} == {"clicks"}
     assert {row[name] for row in found for name in ("id", "nsqd", "ts_ns", "attempts")} == {None}
     with pytest.raises(
-        NsqError, match=r"cannot read .*a\.log: it does not hold messages as nsq to-file"
+        NsqError, match=r"cannot read .*a\.log: it does not hold messages as nsq to"
     ):
         bodies(tmp_path)
 
-
-def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
-    from nsqtools.archive.members import gzip_members
-    from nsqtools.archive.part_file import PartFile
-
-    file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)
-    file.append(b"one\ntwo\n")
-    file.flush(file.end_member(2, 5, 6))
-    finish(file.path, Directories(tmp_path, tmp_path))
-
-    assert bodies(tmp_path) == [b"one", b"two"]
+    (own := tmp_path / "own").mkdir()
+    part = PartFile(own / "a.log.gz", 0o640, gzip_members(6), 0.0)
+    part.append(b"one\ntwo\n")
+    part.flush(part.end_member(2, 5, 6))
+    finish(part.path, Directories(own, own))
+    clicks = frozenset({"clicks"})
+    assert bodies(own) == bodies(own, topics=clicks, topic="clicks") == [b"one", b"two"]
     with pytest.raises(NsqError, match="the topic of its bodies is unknown"):
-        bodies(tmp_path, topics=frozenset({"clicks"}))
-    assert bodies(tmp_path, topics=frozenset({"clicks"}), topic="clicks") == [b"one", b"two"]
+        bodies(own, topics=clicks)
 
 
 def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
