@@ -253,7 +253,7 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience_s(60))
         assert not thread.is_alive()
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 

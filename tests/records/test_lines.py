@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import BodyForm, Splitter, encode_lines
+from nsqtools.records.envelope import Splitter, encode_lines
 
 MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
 
@@ -19,9 +19,6 @@ MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xf
         ({}, b"a\n\n\x1b\xff\n"),
         ({"delimiter": b"\0"}, b"a\0\0\x1b\xff\0"),
         ({"delimiter": b""}, b"a\x1b\xff"),
-        ({"form": BodyForm.hex}, b"61\n\n1bff\n"),
-        ({"form": BodyForm.base64}, b"YQ==\n\nG/8=\n"),
-        ({"form": BodyForm.utf8}, b"a\n\n\x1b\\xff\n"),
         ({"escape": True}, b"a\n\n\\x1b\\xff\n"),
         ({"print_topic": True}, b"t | a\nt | \nt | \x1b\xff\n"),
     ],

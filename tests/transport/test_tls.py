@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from plugins.certificates import Certificates
+from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError, TLSError
 from nsqtools.protocol.names import Address
@@ -44,7 +45,7 @@ def tls_server(certificates: Certificates) -> Iterator[Serve]:
             thread.start()
 
             def end() -> ssl.SSLSocket:
-                thread.join(5)
+                thread.join(patience_s(5))
                 return stack.enter_context(ends[0])
 
             stack.callback(thread.join)
