@@ -20,7 +20,7 @@ from nsqtools.server.auth import AuthServers
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.durable_path import DurablePath
-from nsqtools.server.http_server import Call, HTTPApi, HTTPRefusal, HTTPServer, Reply, foreign_calls
+from nsqtools.server.http_server import Call, HTTPRefusal, HTTPServer, Reply, serve_api
 from nsqtools.server.listen import (
     accept,
     is_open_to_all,
@@ -166,17 +166,17 @@ class NsqdDaemon:
             ("HTTPS", self._https, self._tls_context),
         ):
             if listener is not None:
-                api = HTTPApi(
+                server = await serve_api(
+                    name,
+                    listener,
                     handlers,
                     self._log,
+                    info.broadcast_address,
+                    tls_context=context,
                     body_limits=nsqd.body_limits(),
                     tls_required_port=required_port if context is None else None,
-                    foreign=foreign_calls(listener, self._options.broadcast_address),
                 )
-                server = HTTPServer(api, listener, context)
-                await server.start()
                 self._http_servers.append(server)
-                self._log.info(f"{name}: listening on {_address(listener)}")
 
     def _refuse(self, call: Call) -> Reply:
         raise HTTPRefusal(403, self._refusal)

@@ -13,7 +13,7 @@ from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.http_server import ForeignCalls
+from nsqtools.server.http_server import foreign_call
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -64,13 +64,10 @@ OWN = {"host": "localhost:4151"}
     ],
 )
 def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], code: str) -> None:
-    rule = ForeignCalls({"nsqd-1.example.org"})
-    assert rule.refusal("POST", headers) == code
-    assert rule.refusal("GET", headers) == ""
-
-
-def test_a_daemon_that_others_reach_has_any_name() -> None:
-    assert ForeignCalls(None).refusal("POST", {"host": "nsqd.example.com"}) == ""
+    names = ["NSQD-1.example.org"]
+    assert foreign_call("POST", headers, names) == code
+    assert foreign_call("GET", headers, names) == ""
+    assert foreign_call("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
 
 
 @pytest.mark.parametrize(
