@@ -21,7 +21,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -89,7 +89,7 @@ def connected(address: str, layer: str) -> Iterator[RawClient]:
 
 PUB = b"PUB dying#ephemeral\n"
 CUT_OFF = PUB + b"\0\0\x10\0abc"
-MANY = b"MPUB dying#ephemeral\n" + sized(struct.pack(">I", 900) + sized(b"x") * 900)
+MANY = mpub("dying#ephemeral", [b"x"] * 900)
 SUB = b"SUB dying#ephemeral ch#ephemeral\nRDY 10\n"
 ID = b"0123456789abcdef"
 STATES = {
@@ -166,8 +166,7 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
 def test_publishers_that_die_beside_busy_ones_stop_nobody(
     nsqd: EmbeddedNsqdProcess, deaths: int
 ) -> None:
-    body = struct.pack(">I", 900) + sized(b"x" * 20) * 900
-    publish = b"MPUB busy#ephemeral\n" + sized(body)
+    publish = mpub("busy#ephemeral", [b"x" * 20] * 900)
     is_over = threading.Event()
 
     def be_busy() -> None:

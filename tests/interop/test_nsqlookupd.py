@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,29 +134,6 @@ def test_nsq_tail_finds_the_topic(
 def output(command: list[str | Path]) -> bytes:
     done = subprocess.run(command, capture_output=True, timeout=STOP_TIMEOUT_S, check=True)
     return done.stdout
-
-
-PYNSQ_READER = """
-import os, sys
-import nsq
-
-bodies = []
-
-def handle(message):
-    bodies.append(message.body)
-    if len(bodies) == 3:
-        os.write(1, b" ".join(bodies))
-        os._exit(0)
-    return True
-
-nsq.Reader("clicks", "pynsq", handle, lookupd_http_addresses=[sys.argv[1]])
-nsq.run()
-"""
-
-
-def test_pynsq_finds_the_topic(registered: GoNsqd, lookupd: EmbeddedLookupServer) -> None:
-    reader = [sys.executable, "-c", PYNSQ_READER, lookupd.http_address]
-    assert output(reader) == b"one two three"
 
 
 def test_nsqadmin_shows_and_changes_what_it_knows(
