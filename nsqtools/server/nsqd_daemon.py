@@ -15,7 +15,6 @@ from pathlib import Path
 from nsqtools.files.opening import exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
-from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.auth import AuthServers
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
@@ -37,7 +36,7 @@ from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.stats import expand_prefix, gather_stats, push_to_statsd
+from nsqtools.server.stats import expand_prefix, push_to_statsd
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 
@@ -104,7 +103,9 @@ class NsqdDaemon:
         self.nsqd.registry = self._registry
         await self._serve_tcp()
         await self._serve_http()
-        self._push_to_statsd()
+        if self._options.statsd_address:
+            pushing = push_to_statsd(self.nsqd, self._context.clients, self._statsd_prefix())
+            self._statsd = asyncio.create_task(pushing)
         meter_of(loop).forget()  # the start
 
     def owns_process(self) -> None:
@@ -184,21 +185,6 @@ class NsqdDaemon:
     def _statsd_prefix(self) -> str:
         info = self._own_info()
         return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
-
-    def _push_to_statsd(self) -> None:
-        if not self._options.statsd_address:
-            return
-
-        async def gather() -> NsqdStats:
-            return await gather_stats(
-                self.nsqd,
-                self._context.clients,
-                with_clients=False,
-                with_memory=self._options.statsd_mem_stats,
-            )
-
-        pushing = push_to_statsd(self._options, self._statsd_prefix(), gather, self._log)
-        self._statsd = asyncio.create_task(pushing)
 
     def deregister(self) -> None:
         """Leave all nsqlookupd, and go on serving."""

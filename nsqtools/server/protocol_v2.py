@@ -478,9 +478,6 @@ class ProtocolV2(ConnectionProtocol):
         self.connection.send(_HEARTBEAT_FRAME)
         self.connection.flush()
 
-    def _respond(self, data: bytes) -> None:
-        self.connection.send(encode_frame(RESPONSE, data))
-
     # negotiation
 
     def _check_state(self, command: str, *allowed: int) -> None:
@@ -499,7 +496,8 @@ class ProtocolV2(ConnectionProtocol):
         if not identify.feature_negotiation:
             self.connection.send(_OK_FRAME)
             return position
-        self._respond(identify_reply(self.terms, self._options).encode())
+        reply = identify_reply(self.terms, self._options).encode()
+        self.connection.send(encode_frame(RESPONSE, reply))
         if self.terms.tls_v1 and self._context.tls_context is not None:
             layer = TLSLayer(self._context.tls_context)
             self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
