@@ -40,7 +40,7 @@ from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import PROBE_S, Backoff, ReadyControl, Resume, Wait, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -129,24 +129,18 @@ class Subscription:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         command = commands.requeue(message_id, delay_ms)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
-        self._note()
+        self._queue(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
 
     def requeue_late(self, message_id: bytes) -> None:
         """A handler requeues a delivery that a newer one has superseded: nothing is sent."""
-        self._answers.append(QueuedAnswer(message_id, b"", is_late=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, b"", is_late=True))
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(QueuedAnswer(message_id, commands.touch(message_id)))
-        self._note()
-        self._user.loop.drive(0)  # by a handler that is inline, whose return may be far
+        self._queue(QueuedAnswer(message_id, commands.touch(message_id)))
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
-        command = commands.finish(message_id)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, commands.finish(message_id), is_final=True))
 
     def give_back(self, ids: list[bytes], in_time: bool) -> None:
         """Return messages to nsqd that no handler has got.
@@ -155,7 +149,10 @@ class Subscription:
         """
         for message_id in ids:
             command = commands.requeue(message_id, 0) if in_time else b""
-            self._answers.append(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+            self._queue(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+
+    def _queue(self, answer: QueuedAnswer) -> None:
+        self._answers.append(answer)
         self._note()
 
     def _note(self) -> None:
@@ -400,15 +397,11 @@ class ConsumerIO:
             full_jitter=options.backoff_strategy == "full_jitter",
         )
 
-    def start(self, *, quietly: bool = False, inline: bool = False) -> None:
-        """Begin, from any thread. ``quietly``: the caller reports first errors. ``inline``: on a
-        loop that the caller drives."""
+    def start(self, *, quietly: bool = False) -> None:
+        """Begin, from any thread. ``quietly``: the caller reports first errors."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
-        if inline:
-            self.loop.start_own()
-        else:
-            self.loop.start()
+        self.loop.start()
 
     def _begin(self) -> None:
         for dialer in self._dialers.values():
@@ -439,18 +432,15 @@ class ConsumerIO:
         self._settle()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
-        reply, options, now = connection.reply, self._options, self.loop.now()
+        reply, options = connection.reply, self._options
         subscription = Subscription(self, topic, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
         # first: who sees the subscription and forks relies on its socket being registered
-        connection.attach(self.loop, subscription, self.loop.buffer)
+        connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
-        resend = options.rdy_resend == "always" or (
-            options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
-        )
-        self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
+        self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
@@ -503,7 +493,7 @@ class ConsumerIO:
             self._has_received = True
             self.delivery.passed(now)
         if self.rdy.received(subscription, len(batch), now) and not replaced:
-            self.delivery.fully_used()
+            self.delivery.in_flight_limit.is_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
@@ -520,7 +510,7 @@ class ConsumerIO:
             if answer.is_unseen:
                 self.delivery.do_not_count(subscription, [answer.message_id])
             elif answer.is_final:
-                self.delivery.answered(1)
+                self.delivery.in_flight_limit.answered(1)
             if answer.is_late or answer.failure is not None:
                 self.delivery.tried(subscription, answer.message_id, late=answer.is_late)
             if answer.failure is not None:
@@ -564,16 +554,16 @@ class ConsumerIO:
             and not self.delivery.gather_more()
         )
 
-    def _apply(self, action: Wait | Resume | None) -> None:
-        if action is None or self._stopping:
+    def _apply(self, delay_s: float | None) -> None:
+        if delay_s is None or self._stopping:
             return
-        if isinstance(action, Resume):
+        if self.backoff.mode is BackoffMode.NORMAL:
             log.info("backoff is over")
             self.rdy.resume(self.loop.now())
             return
-        log.warning("backing off for %.2f s (level %d)", action.delay_s, self.backoff.level)
+        log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
         self.rdy.hold(self.loop.now())
-        self._backoff_timer = self.loop.call_later(action.delay_s, self._test)
+        self._backoff_timer = self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
         if self.rdy.test(self.loop.now()):
@@ -597,7 +587,7 @@ class ConsumerIO:
                 collected.append(subscription)
         if collected:
             if finished:
-                self.delivery.answered(finished)
+                self.delivery.in_flight_limit.answered(finished)
             self.delivery.adapt()
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)

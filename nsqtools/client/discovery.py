@@ -7,19 +7,16 @@ error costs no connection; it is logged and the next round tries again.
 Rounds are ``lookupd_poll_interval`` plus a random share of it apart, drawn for each round, so that
 a fleet of clients spreads out. A lost connection asks for an earlier round.
 
-Requests run on the threads of `connecting`. What polls with the same options shares one HTTP client
-for each nsqlookupd, or a thousand topics would keep a thousand connections to it.
+Requests run on the threads of `connecting`, each on a connection of its own: kept ones would be a
+thousand where a thousand topics are polled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsqtools.client.connecting import run_in_background
@@ -139,8 +136,7 @@ class Discovery:
         self._loop.call_soon(functools.partial(self._begun, round_))
         answer: Lookup | NsqError
         try:
-            access = _renewed(self._access, self._options)
-            with _shared_client(access, self._options, url) as client:
+            with _renewed(self._access, self._options).nsqlookupd(url) as client:
                 topic = self._topic
                 answer = client.lookup(topic) if topic is not None else _registered(client)
         except NsqError as exc:
@@ -231,38 +227,3 @@ def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
         tls=access.tls and client_tls(options).get(),
         bearer=access.bearer and current_secret(options),
     )
-
-
-# -- clients that are shared while they are in use ------------------------------------------------
-
-_clients: dict[tuple[str, ClientOptions], tuple[NsqlookupdHTTPClient, int]] = {}
-_clients_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _shared_client(
-    access: HTTPAccess, options: ClientOptions, url: str
-) -> Iterator[NsqlookupdHTTPClient]:
-    key = url, options
-    with _clients_lock:
-        client, users = _clients.get(key) or (access.nsqlookupd(url), 0)
-        _clients[key] = client, users + 1
-    try:
-        yield client
-    finally:
-        with _clients_lock:
-            client, users = _clients.pop(key)
-            if users > 1:
-                _clients[key] = client, users - 1
-        if users == 1:
-            client.close()
-
-
-def _forget_clients() -> None:
-    """In a forked child: the connections are the parent's."""
-    global _clients_lock
-    _clients.clear()
-    _clients_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_clients)

@@ -28,16 +28,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nsqtools.cluster.queue_rows import RESTING, Key, QueueRow
+from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 
 log = logging.getLogger("nsqtools")
 
-COUNTS = ("depth", "in_flight", "deferred", "clients")
-RATES = ("ingress", "egress", "finish", "requeue", "timed_out")
-QUANTITIES = (*COUNTS, *RATES, "latency")
-"""What is kept of a queue. Rates are messages a second, and ``requeue`` has those that timed out in
-it, as everywhere. ``latency`` is seconds, of the highest percentile of nsqd."""
+QUANTITIES = ("depth", "in_flight", "clients", "ingress", "finish", "requeue", "latency")
+"""What is kept of a queue. ``requeue`` has those messages in it that timed out, as everywhere.
+``latency`` is seconds, of the highest percentile of nsqd, and is not kept of sums."""
 
 MAX_SERIES = 20_000
 MAX_POINTS = 360  # of each level
@@ -207,50 +205,26 @@ def _unpack(column: bytes) -> array[float]:
 _unpacked = functools.lru_cache(256)(_unpack)
 """For those who do not change a column: a page shows the trends of fifty queues at once."""
 
-_UNKNOWN, _NO_RATES = (math.nan,) * len(RATES), (0.0,) * len(RATES)
-
 
 def _values_of(row: QueueRow) -> Values:
     rates = row.rates
-    return (
-        row.depth,
-        row.in_flight,
-        row.deferred,
-        row.clients,
-        *(
-            _UNKNOWN
-            if rates is None
-            else _NO_RATES  # as most are
-            if rates is RESTING
-            else (rates.ingress, rates.egress, rates.finish, rates.requeue, rates.timed_out)
-        ),
-        max(row.latency)[1] if row.latency else math.nan,
-    )
+    latency_s = max(row.latency)[1] if row.latency else math.nan
+    if rates is None:
+        return (row.depth, row.in_flight, row.clients, math.nan, math.nan, math.nan, latency_s)
+    moved = rates.ingress, rates.finish, rates.requeue
+    return (row.depth, row.in_flight, row.clients, *moved, latency_s)
 
 
 def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[Key, Values]:
-    """Return the values of each nsqd as a whole, and of all together under node "".
-
-    What came in is counted at the topics, everything else at the channels; the depth is that of
-    both: no message is in both. Latency is the worst.
-    """
-    queues: defaultdict[str, tuple[list[Values], list[Values]]] = defaultdict(lambda: ([], []))
+    """Return the values of each nsqd as a whole, and of all together under node ""."""
+    nodes: defaultdict[str, list[QueueRow]] = defaultdict(list)
     for row in rows:
-        queues[row.node][bool(row.channel)].append(_values_of(row))
-    sums: dict[Key, Values] = {}
-    for node, (topics, channels) in queues.items():
-        _, *rest = _sums(channels)
-        rest[QUANTITIES.index("ingress") - 1] = _sums(topics)[QUANTITIES.index("ingress")]
-        sums[node, "", ""] = (_sums(topics + channels)[0], *rest)
-    if sums:
-        sums["", "", ""] = _sums(list(sums.values()))
-    return sums
-
-
-def _sums(rows: Sequence[Values]) -> Values:
-    """Add up what is known; a sum is NaN if nothing in it is known."""
-    if not rows:
-        return (*(0.0,) * (len(QUANTITIES) - 1), math.nan)
-    known = [[value for value in column if value == value] for column in zip(*rows, strict=True)]
-    sums = [sum(column) if column else math.nan for column in known[:-1]]
-    return (*sums, max(known[-1], default=math.nan))
+        nodes[row.node].append(row)
+        nodes[""].append(row)
+    values: dict[Key, Values] = {}
+    for node, queues in nodes.items():
+        sums = sums_of(queues)
+        moved = (sums.ingress, sums.finish, sums.requeue)
+        known = (math.nan if each is None else each for each in moved)
+        values[node, "", ""] = (sums.depth, sums.in_flight, sums.clients, *known, math.nan)
+    return values

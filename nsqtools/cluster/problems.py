@@ -45,75 +45,66 @@ class Severity(enum.IntEnum):
         return self.name.lower()
 
 
+CRITICAL, WARNING, NOTE = Severity
+
+
 class Kind(enum.Enum):
     """Kinds of problems: name, severity, and what to do."""
 
-    GONE = "gone", Severity.CRITICAL, "Start it again, or remove it: its messages are there."
-    NO_ANSWER = "no answer", Severity.CRITICAL, "Look at its process, its log and the network."
-    NOT_WELL = "not well", Severity.CRITICAL, "Its disk is full or read-only: see its log."
+    GONE = "gone", CRITICAL, "Start it again, or remove it: its messages are there."
+    NO_ANSWER = "no answer", CRITICAL, "Look at its process, its log and the network."
+    NOT_WELL = "not well", CRITICAL, "Its disk is full or read-only: see its log."
     LEFT = (
         "left",
-        Severity.CRITICAL,
+        CRITICAL,
         "Start it again; if it left on purpose, take it from the file of --state or --expect.",
     )
     UNREACHABLE = (
         "unreachable",
-        Severity.CRITICAL,
+        CRITICAL,
         "Set nsqd's -broadcast-address to one that consumers reach.",
     )
     STUCK = (
         "stuck",
-        Severity.CRITICAL,
+        CRITICAL,
         "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",
     )
-    DEEP = "deep", Severity.CRITICAL, "Add consumers, or find out why they are slow."
-    OLD = "old", Severity.CRITICAL, "Find out why its consumers do not take these messages."
-    GROWS = "no consumers", Severity.CRITICAL, "Start its consumers, or delete the channel."
-    NO_CONSUMERS = "no consumers", Severity.WARNING, "Start its consumers, or delete the channel."
-    BEHIND = "falls behind", Severity.WARNING, "Add consumers, or raise max_in_flight."
+    DEEP = "deep", CRITICAL, "Add consumers, or find out why they are slow."
+    OLD = "old", CRITICAL, "Find out why its consumers do not take these messages."
+    GROWS = "no consumers", CRITICAL, "Start its consumers, or delete the channel."
+    NO_CONSUMERS = "no consumers", WARNING, "Start its consumers, or delete the channel."
+    BEHIND = "falls behind", WARNING, "Add consumers, or raise max_in_flight."
     NO_CONSUMERS_HERE = (
         "no consumers there",
-        Severity.WARNING,
+        WARNING,
         "Consumers have to find it: give them every nsqlookupd, or raise their max_in_flight.",
     )
-    NO_CHANNELS = "no channels", Severity.WARNING, "Create the channel that is to get them."
+    NO_CHANNELS = "no channels", WARNING, "Create the channel that is to get them."
     CHANNEL_MISSING = (
         "channel missing",
-        Severity.WARNING,
+        WARNING,
         "Create it there with nsq channel create: what is published before it is there it misses.",
     )
-    LACKING = (
-        "lacking",
-        Severity.WARNING,
-        "Run nsq topology apply with the file of --expect.",
-    )
-    REQUEUES = "requeues", Severity.WARNING, "The handlers fail: see the consumers' logs."
-    TIMEOUTS = "timeouts", Severity.WARNING, "Let handlers TOUCH, or raise msg_timeout."
-    PAUSED_LONG = "paused long", Severity.WARNING, "Unpause it, if nobody works on it."
+    LACKING = "lacking", WARNING, "Run nsq topology apply with the file of --expect."
+    REQUEUES = "requeues", WARNING, "The handlers fail: see the consumers' logs."
+    TIMEOUTS = "timeouts", WARNING, "Let handlers TOUCH, or raise msg_timeout."
+    PAUSED_LONG = "paused long", WARNING, "Unpause it, if nobody works on it."
     NOT_REGISTERED = (
         "not registered",
-        Severity.WARNING,
+        WARNING,
         "Give that nsqd the nsqlookupd with -lookupd-tcp-address, and see its log.",
     )
-    CLOCKS = "clocks differ", Severity.WARNING, "Let NTP set the clock of its machine."
-    VERSIONS = "versions differ", Severity.NOTE, "Finish the upgrade."
-    RESTARTED = "restarted", Severity.NOTE, "If that was not on purpose, see its log."
-    TOMBSTONED = "tombstoned", Severity.NOTE, "nsqlookupd hides it from consumers for a while."
-    ON_DISK = "on disk", Severity.NOTE, "Watch the free space of nsqd's -data-path."
-    PAUSED = "paused", Severity.NOTE, "Unpause it when the work is done."
+    CLOCKS = "clocks differ", WARNING, "Let NTP set the clock of its machine."
+    VERSIONS = "versions differ", NOTE, "Finish the upgrade."
+    RESTARTED = "restarted", NOTE, "If that was not on purpose, see its log."
+    TOMBSTONED = "tombstoned", NOTE, "nsqlookupd hides it from consumers for a while."
+    ON_DISK = "on disk", NOTE, "Watch the free space of nsqd's -data-path."
+    PAUSED = "paused", NOTE, "Unpause it when the work is done."
 
-    @property
-    def word(self) -> str:
-        """Its name. Two kinds may share one: how severe it is differs."""
-        return self.value[0]
-
-    @property
-    def severity(self) -> Severity:
-        return self.value[1]
-
-    @property
-    def remedy(self) -> str:
-        return self.value[2]
+    def __init__(self, word: str, severity: Severity, remedy: str) -> None:
+        self.word = word  # two kinds may share one: how severe it is differs
+        self.severity = severity
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ later one of the same address differ in the moment they connected.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -115,23 +114,21 @@ def _seconds(latency: LatencyStats) -> tuple[tuple[float, float], ...]:
     return tuple((quantile, ns / 1e9) for quantile, ns in latency.percentiles or ())
 
 
+RATES = tuple(field.name for field in fields(Rates))
 SUMMED = ("depth", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages", "clients")
 
 
 def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:
-    """One row for each topic and channel: the sum of its rows on all nsqd.
-
-    A queue counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst
-    of the nsqd counts for all. Rates are the sum of those that are known.
-    """
-    groups: dict[tuple[str, str], list[QueueRow]] = {}
-    for row in rows:
-        groups.setdefault((row.topic, row.channel), []).append(row)
-    return [total(group) for _, group in sorted(groups.items(), key=operator.itemgetter(0))]
+    """Return one row for each topic and channel, in order: the sum of its rows on all nsqd."""
+    return SumReader().totals(rows)
 
 
 def total(rows: Sequence[QueueRow]) -> QueueRow:
-    """The sum of the rows of one queue, as `totals` has it."""
+    """The sum of the rows of one queue.
+
+    It counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst of the
+    nsqd counts for all. Rates are the sum of those that are known.
+    """
     if len(rows) == 1:
         return replace(rows[0], node="")
     sums = {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
@@ -145,12 +142,7 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
         **sums,
         paused=any(row.paused for row in rows),
         latency=tuple(sorted(worst.items(), reverse=True)),
-        rates=Rates(
-            **{
-                rate.name: sum(getattr(rates, rate.name) for rates in known)
-                for rate in fields(Rates)
-            }
-        )
+        rates=Rates(**{name: sum(getattr(each, name) for each in known) for name in RATES})
         if known
         else None,
     )
@@ -165,7 +157,6 @@ class Sums:
     channels: int
     depth: int
     in_flight: int
-    deferred: int
     clients: int
     ingress: float | None
     copies: float | None
@@ -176,23 +167,26 @@ class Sums:
 
 def sums_of(rows: Sequence[QueueRow]) -> Sums:
     """Add rows up."""
-    topics = [row for row in rows if not row.channel]
     channels = [row for row in rows if row.channel]
-    of_topics = [row.rates for row in topics if row.rates]
+    of_topics = [row.rates for row in rows if row.rates and not row.channel]
     of_channels = [row.rates for row in channels if row.rates]
-    is_known = bool(of_topics)
+
+    def rate(all_rates: list[Rates], name: str) -> float | None:
+        return (
+            sum(getattr(rates, name) for rates in all_rates) if of_topics or of_channels else None
+        )
+
     return Sums(
         topics=len({row.topic for row in rows}),
         channels=len(channels),
         depth=sum(row.depth for row in rows),
         in_flight=sum(row.in_flight for row in channels),
-        deferred=sum(row.deferred for row in channels),
         clients=sum(row.clients for row in channels),
-        ingress=sum(rates.ingress for rates in of_topics) if is_known else None,
-        copies=sum(rates.ingress for rates in of_channels) if is_known else None,
-        finish=sum(rates.finish for rates in of_channels) if is_known else None,
-        requeue=sum(rates.requeue for rates in of_channels) if is_known else None,
-        timed_out=sum(rates.timed_out for rates in of_channels) if is_known else None,
+        ingress=rate(of_topics, "ingress"),
+        copies=rate(of_channels, "ingress"),
+        finish=rate(of_channels, "finish"),
+        requeue=rate(of_channels, "requeue"),
+        timed_out=rate(of_channels, "timed_out"),
     )
 
 
@@ -291,7 +285,7 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
 
 
 class SumReader:
-    """Sums rows over all nsqd, as `totals` does, again and again."""
+    """Sums rows over all nsqd, again and again."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], tuple[list[QueueRow], QueueRow]] = {}
@@ -305,8 +299,7 @@ class SumReader:
         for key in sorted(groups):
             group, before = groups[key], self._before.get(key)
             # rows that were not read again are the same objects, which compare at once
-            is_same = before is not None and before[0] == group
-            sums[key] = before if before is not None and is_same else (group, total(group))
+            sums[key] = before if before and before[0] == group else (group, total(group))
         self._before = sums
         return [row for _, row in sums.values()]
 

@@ -121,8 +121,6 @@ class SampleFilter:
 
     topics: Sequence[str] = ()
     channels: Sequence[str] = ()
-    clients: bool = False
-    memory: bool = False
 
     def covers(self, row: QueueRow) -> bool:
         """Tell whether the row is wanted."""
@@ -251,20 +249,22 @@ class Sampler:
             self._has_begun = True
         return sample
 
-    def samples(self, interval_s: float, count: int | None = None) -> Iterator[Sample]:
+    def samples(
+        self, interval_s: float, count: int | None = None, question: Question = QUEUES_ONLY
+    ) -> Iterator[Sample]:
         """Sample every ``interval_s`` seconds, the first time after one interval, with rates.
 
         Samples keep to the schedule however long an answer takes. Ends after ``count``, and
         when `stop` is called.
         """
         next_s = time.monotonic()
-        self.sample()
+        self.sample(question)
         taken = 0
         while count is None or taken < count:
             next_s = max(next_s + interval_s, time.monotonic())
             if self._stopped.wait(next_s - time.monotonic()):
                 return
-            yield self.sample()
+            yield self.sample(question)
             taken += 1
 
     def stop(self) -> None:
@@ -366,8 +366,8 @@ class Sampler:
         answer = client.ask_stats(
             # nsqd leaves the rest out itself where one name is asked for
             "" if is_pattern(only) or node.answered_s is None else only,
-            clients=wanted.clients or (question.consumers and not is_scoped),
-            memory=wanted.memory or question.memory,
+            clients=question.consumers and not is_scoped,
+            memory=question.memory,
         )
         at_s = (began_s + time.monotonic()) / 2
         scoped = client.stats(question.topic, question.channel, clients=True) if is_scoped else None

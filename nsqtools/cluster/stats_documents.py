@@ -40,13 +40,12 @@ def moment_text(epoch_s: object) -> str | None:
 
 def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
     """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
+    failed = [{"node": each.address, "error": str(each.error)} for each in sample.failures]
     return {
         "time": time_text(sample.time_ns),
         "queues": [_queue(row) for row in rows],
         "nodes": [_node(report) for report in sample.reports],
-        "failed": [
-            {"node": failure.address, "error": str(failure.error)} for failure in sample.failures
-        ],
+        "failed": failed,
     }
 
 
@@ -100,7 +99,7 @@ def _channel(row: QueueRow, stats: ChannelStats) -> dict[str, Any]:
     return {**numbers, "e2e_latency_ms": _latency(row), "consumers": consumers}
 
 
-CHANNEL_NUMBERS = (
+CHANNEL_NUMBERS = [
     "depth",
     "memory",
     "disk",
@@ -111,7 +110,7 @@ CHANNEL_NUMBERS = (
     "messages",
     "clients",
     "paused",
-)
+]
 
 
 def consumer_document(client: ClientStats) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def consumer_document(client: ClientStats) -> dict[str, Any]:
     }
 
 
-CONSUMER_FACTS = (
+CONSUMER_FACTS = [
     "client_id",
     "hostname",
     "remote_address",
@@ -135,7 +134,7 @@ CONSUMER_FACTS = (
     "sample_rate",
     "authed",
     "auth_identity",
-)
+]
 CONSUMER_NUMBERS = {
     "ready": "ready_count",
     "in_flight": "in_flight_count",
@@ -193,26 +192,15 @@ def _slowest(row: QueueRow) -> float | None:
     return max(row.latency)[1] * 1000 if row.latency else None
 
 
+_RATES = ("ingress", "egress", "finish", "requeue")
+_NAMES = (
+    "topic channel node depth memory disk in_flight deferred ingress egress finish requeue requeued"
+    " timed_out messages clients paused e2e_ms"
+)
 COLUMNS: dict[str, Callable[[QueueRow], Value]] = {
-    "topic": operator.attrgetter("topic"),
-    "channel": operator.attrgetter("channel"),
-    "node": operator.attrgetter("node"),
-    "depth": operator.attrgetter("depth"),
-    "memory": operator.attrgetter("memory"),
-    "disk": operator.attrgetter("disk"),
-    "in_flight": operator.attrgetter("in_flight"),
-    "deferred": operator.attrgetter("deferred"),
-    "ingress": _rate("ingress"),
-    "egress": _rate("egress"),
-    "finish": _rate("finish"),
-    "requeue": _rate("requeue"),
-    "requeued": operator.attrgetter("requeued"),
-    "timed_out": operator.attrgetter("timed_out"),
-    "messages": operator.attrgetter("messages"),
-    "clients": operator.attrgetter("clients"),
-    "paused": operator.attrgetter("paused"),
-    "e2e_ms": _slowest,
+    name: _rate(name) if name in _RATES else operator.attrgetter(name) for name in _NAMES.split()
 }
+COLUMNS["e2e_ms"] = _slowest
 TEXTS = ("topic", "channel", "node")
 
 OPERATORS = {

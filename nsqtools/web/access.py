@@ -93,11 +93,6 @@ class WebSettings:
         return split_listen(self.listen)[0]
 
     @property
-    def port(self) -> int:
-        """The port to listen on; 0 takes any free one."""
-        return split_listen(self.listen)[1]
-
-    @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
         return self.host == "localhost" or (
@@ -209,9 +204,7 @@ class Identities:
 
     def is_token(self, user: User, text: str) -> bool:
         """Tell whether a form carries the token of the user."""
-        given = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-        expected = hashlib.sha256(self.token(user).encode()).digest()
-        return hmac.compare_digest(given, expected)
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self.token(user).encode())
 
     def _may_change(self, name: str) -> bool:
         settings = self._settings

@@ -1,6 +1,6 @@
 """Changes from the browser: a plan to show and carry out, and what is written down of them.
 
-The plans are those of `nsq topic`, `nsq channel` and `nsq tombstone`; `WebContext.act` makes them.
+The plans are those of `nsq topic`, `nsq channel` and `nsq tombstone` (`plan_change`).
 
 A change has a line of ``--audit-log`` before it is made ("begun") and one after it ("done",
 "partly", "failed"), so that a crash in between leaves a trace. A line that cannot be written stops
@@ -12,11 +12,10 @@ dead endpoint costs a line in the log.
 `WebContext` is what the pages, the API and /metrics are given.
 
     context.user(request)                who asks
-    context.plan(change)                 what a change would do, to show first
     await context.form(request)          the fields of a form, after its token was checked
     context.act(request, change)         the change: checked, written down, made, notified
 
-`plan` and `act` ask the cluster and take time: call them on a thread (a view that is a plain
+`act` and `plan_change` ask the cluster and take time: call them on a thread (a view that is a plain
 function runs on one).
 """
 
@@ -28,9 +27,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -41,7 +39,6 @@ from starlette.requests import Request
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
-from nsqtools.cluster.history import History
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
 from nsqtools.protocol.names import Address, shown_url
@@ -111,37 +108,22 @@ class AuditLog:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._write("")
+        self._append("")
 
-    def begun(self, change: TopicChange, origin: RequestOrigin) -> None:
-        """Write that a change is about to be made."""
-        self._write(_line("begun", change, origin))
+    def write(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
+        """Write a line about a change, or about messages that were read."""
+        document = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "state": state,
+            "action": action,
+            "user": origin.user or None,
+            "remote": origin.remote,
+            "user_agent": origin.user_agent,
+            **more,
+        }
+        self._append(json.dumps(document) + "\n")
 
-    def ended(
-        self, change: TopicChange, origin: RequestOrigin, results: Sequence[StepResult]
-    ) -> None:
-        """Write how it ended. A failure is logged only: the change is made."""
-        failed = [result for result in results if result.error is not None]
-        state = "done" if not failed else "partly" if len(failed) < len(results) else "failed"
-        steps = [
-            {
-                "daemon": result.step.daemon.value,
-                "address": result.step.address,
-                "action": result.step.action.value,
-                "error": None if result.error is None else str(result.error),
-            }
-            for result in results
-        ]
-        try:
-            self._write(_line(state, change, origin, steps=steps))
-        except OutputError as exc:
-            log.error("%s", exc)
-
-    def note(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
-        """Write of what is no `TopicChange`: a drain, messages that were read."""
-        self._write(_document_line(state, action, origin, **more))
-
-    def _write(self, line: str) -> None:
+    def _append(self, line: str) -> None:
         if self._path is None:
             return
         try:
@@ -149,28 +131,6 @@ class AuditLog:
                 file.write(line.encode())
         except OSError as exc:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
-
-
-def _line(state: str, change: TopicChange, origin: RequestOrigin, **more: Any) -> str:
-    subject = {
-        "topic": change.topic,
-        "channel": change.channel or None,
-        "node": change.node or None,
-    }
-    return _document_line(state, name_of(change), origin, **subject, **more)
-
-
-def _document_line(state: str, action: str, origin: RequestOrigin, **more: Any) -> str:
-    document = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "state": state,
-        "action": action,
-        "user": origin.user or None,
-        "remote": origin.remote,
-        "user_agent": origin.user_agent,
-        **more,
-    }
-    return json.dumps(document) + "\n"
 
 
 def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str) -> dict[str, Any]:
@@ -192,22 +152,19 @@ def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str
 
 
 class Notifier:
-    """Sends notifications to an endpoint, "" for none, between `start` and `stop`."""
+    """Sends notifications to an endpoint, "" for none, until `stop`."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._via = socket.gethostname()
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
-
-    def start(self) -> None:
-        """Begin to send."""
-        if self._endpoint:
+        if endpoint:
             self._thread.start()
 
     def stop(self) -> None:
         """Send what waits, for as long as one exchange may take."""
-        if self._thread.is_alive():
+        if self._endpoint:
             self._put(None)
             self._thread.join(CONNECT_TIMEOUT_S + TIMEOUT_S)
 
@@ -253,35 +210,24 @@ TOKEN_FIELD = "csrf_token"
 MAX_FIELDS = 100
 
 
-@dataclass(frozen=True, slots=True)
 class WebContext:
-    """See the module."""
+    """See the module. ``options`` are those of connections to nsqd, to show messages.
 
-    settings: WebSettings
-    cluster: Cluster
-    watcher: Watcher
-    identities: Identities
-    audit: AuditLog
-    notifier: Notifier
-    options: ClientOptions
-    at_end: ExitStack = field(default_factory=ExitStack)
-    """Closed when nothing is served any more, while the cluster can still be asked."""
+    Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
+    """
 
-    def __post_init__(self) -> None:
-        self.at_end.callback(self.notifier.stop)
-
-    @property
-    def history(self) -> History:
-        """What the cluster did."""
-        return self.watcher.history
-
-    def path(self, path: str) -> str:
-        """Return where a page (``/topics``) is under the base path."""
-        return self.settings.base_path + path
+    def __init__(self, settings: WebSettings, cluster: Cluster, options: ClientOptions) -> None:
+        self.settings = settings
+        self.cluster = cluster
+        self.options = options
+        self.identities = Identities(settings)
+        self.audit = AuditLog(settings.audit_log)
+        self.notifier = Notifier(settings.notification_http_endpoint)
+        self.watcher = Watcher(cluster, settings.refresh_s)
 
     def user(self, request: Request) -> User:
-        """Return who asks."""
-        user: User = request.scope["nsq.user"]
+        """Return who asks; nobody is asked for a name where everybody may look."""
+        user: User = request.scope.get("nsq.user", User())
         return user
 
     async def is_still(self, request: Request) -> bool:
@@ -297,7 +243,8 @@ class WebContext:
     def note_reading(self, request: Request, topic: str, channel: str) -> None:
         """Write down that a user reads messages, in both logs. Raises `OutputError`."""
         origin = self.origin(request)
-        self.audit.note("begun", "read_messages", origin, topic=topic, channel=channel or None)
+        subject = {"topic": topic, "channel": channel or None}
+        self.audit.write("begun", "read_messages", origin, **subject)
         log.info("%r at %s reads messages of %s", origin.user, origin.remote, topic)
 
     def token(self, request: Request) -> str:
@@ -335,27 +282,33 @@ class WebContext:
             raise HTTPException(403, "this console is read-only (--allow-changes)")
         raise HTTPException(403, "only those named with --admin-user may do this")
 
-    def plan(self, change: TopicChange) -> AdminPlan:
-        """Plan a change. Raises `NsqError`."""
-        return plan_change(self.cluster, change)
-
     def act(self, request: Request, change: TopicChange) -> list[StepResult]:
         """Make a change, of what is there now, and write it down.
 
         Raises ``HTTPException`` 403, and `NsqError` when nothing could be done.
         """
         self.check_changes(request)
-        plan = self.plan(change)
-        return self.carry_out(request, change, plan)
-
-    def carry_out(self, request: Request, change: TopicChange, plan: AdminPlan) -> list[StepResult]:
-        """Make the change of a plan. Raises as `act` does."""
-        self.check_changes(request)
-        origin = self.origin(request)
-        self.audit.begun(change, origin)
+        plan = plan_change(self.cluster, change)
+        name, origin = name_of(change), self.origin(request)
+        names = {each: getattr(change, each) or None for each in ("topic", "channel", "node")}
+        self.audit.write("begun", name, origin, **names)
         results = apply(self.cluster, plan)
-        self.audit.ended(change, origin, results)
-        if any(result.error is None for result in results):
+        failed = sum(result.error is not None for result in results)
+        state = "done" if not failed else "partly" if failed < len(results) else "failed"
+        steps = [
+            {
+                "daemon": result.step.daemon.value,
+                "address": result.step.address,
+                "action": result.step.action.value,
+                "error": None if result.error is None else str(result.error),
+            }
+            for result in results
+        ]
+        try:
+            self.audit.write(state, name, origin, **names, steps=steps)
+        except OutputError as exc:  # the change is made
+            log.error("%s", exc)
+        if failed < len(results):
             self.notifier.notify(change, origin)
         return results
 

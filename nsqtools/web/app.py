@@ -24,17 +24,16 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.directory import Cluster
-from nsqtools.cluster.problems import problems_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
@@ -44,10 +43,9 @@ from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, Stream, plain_reply
 from nsqtools.server.listen import report_errors
-from nsqtools.web import api_routes, pages
+from nsqtools.web import api, pages
 from nsqtools.web.access import (
     HEADERS,
-    Identities,
     Notices,
     TooManyFailures,
     WebSettings,
@@ -55,10 +53,8 @@ from nsqtools.web.access import (
     own_names,
     refusal,
 )
-from nsqtools.web.actions import AuditLog, Notifier, WebContext
-from nsqtools.web.packed import Packed, packed_response
-from nsqtools.web.pages.site import Recent
-from nsqtools.web.watcher import Watcher
+from nsqtools.web.actions import WebContext
+from nsqtools.web.pages.site import Packed, Recent, Site, packed_response
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -67,56 +63,20 @@ REFUSED = (401, 403, 413, 429)
 LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
 
-def create_context(
-    settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
-) -> WebContext:
-    """Return what the application needs; the caller starts the watcher, and closes ``at_end``.
-
-    ``options`` are those of connections to nsqd, for the pages that show or move messages.
-
-    Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
-    """
-    notifier = Notifier(settings.notification_http_endpoint)
-    notifier.start()
-    return WebContext(
-        settings,
-        cluster,
-        watcher,
-        Identities(settings),
-        AuditLog(settings.audit_log),
-        notifier,
-        options,
-    )
-
-
 def create_app(context: WebContext) -> ASGIApp:
     """Return the ASGI application for a context."""
-    own: list[BaseRoute] = [
-        Route("/ping", ping),
-        *api_routes.routes(context),
-        Route("/metrics", _metrics(context)),
-        *pages.routes(context),
+    site = Site(context)
+    routes: list[BaseRoute] = [
+        Route("/ping", lambda _: PlainTextResponse("OK")),
+        *api.routes(context),
+        Route("/metrics", _metrics(site)),
+        *pages.routes(site),
     ]
-    base = context.settings.base_path
-    routes = own
-    if base:
-        routes = [Route(f"{base}/", _redirect_to(base)), Mount(base, routes=own)]
-    app = Starlette(routes=routes, exception_handlers={NsqError: _nsq_error})
-    return Gate(app, context)
-
-
-async def ping(_: Request) -> Response:
-    """Say that the console runs, as nsqadmin does."""
-    return PlainTextResponse("OK")
-
-
-def _redirect_to(path: str) -> Callable[[Request], Response]:
-    return lambda _: RedirectResponse(path, 301)
-
-
-async def _nsq_error(_: Request, error: Exception) -> Response:
-    """The cluster failed, and the view did not handle it."""
-    return PlainTextResponse(f"{error}\n", 502)
+    if base := context.settings.base_path:
+        to_base = Route(f"{base}/", lambda _: RedirectResponse(base, 301))
+        routes = [to_base, Mount(base, routes=routes)]
+    handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), context)
 
 
 class Gate:
@@ -129,7 +89,7 @@ class Gate:
         self._app = app
         self._context = context
         self._names = own_names(context.settings)
-        self._open = context.path("/ping")
+        self._open = f"{context.settings.base_path}/ping"
         self._notices = Notices()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,9 +163,10 @@ def _answer(
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_SAMPLE_S = 10.0
+PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 
 
-def _metrics(context: WebContext) -> Callable[[Request], Response]:
+def _metrics(site: Site) -> Callable[[Request], Response]:
     """Return the view of /metrics: every topic and channel of all nsqd.
 
     It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
@@ -213,50 +174,46 @@ def _metrics(context: WebContext) -> Callable[[Request], Response]:
     ``nsq_up`` 0 and nothing else, and is no reason for a scrape to fail. The first scrape waits for
     the first sample.
     """
-    watcher = context.watcher
-    recent = Recent[tuple[Sample, Packed]](lambda: 0.0)
+    watcher = site.context.watcher
+    recent = Recent()
+
+    def of_sample(before: tuple[Sample, Packed] | None) -> tuple[Sample, Packed]:
+        snapshot = site.snapshot()
+        sample = snapshot.sample
+        if before is not None and before[0] is sample:
+            return before
+        found = dict.fromkeys(
+            (each.severity.word, each.kind, each.topic, each.channel, each.node)
+            for each in snapshot.problems
+        )
+        problems = Metric(
+            "nsq_problem",
+            "gauge",
+            "What is wrong, in the words of the console and nsq check.",
+            [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
+        )
+        lookupds = list(site.context.cluster.lookupds)
+        metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
+        return sample, Packed(encode_metrics(metrics))
+
+    def gauge(name: str, help_: str, value: str) -> Metric:
+        return Metric(name, "gauge", help_, [({}, value)])
 
     def metrics(request: Request) -> Response:
         sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
         took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
-            _gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
-            _gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
+            gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
+            gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
         ]
         pieces = []
         if sample is not None:
-            age_s = max(0.0, time.time() - sample.time_ns / 1e9)
-            help_ = "How old these numbers are."
-            own.append(_gauge("nsq_sample_age_seconds", help_, f"{age_s:.3f}"))
-            pieces.append(recent.get("", lambda before: _of_sample(context, sample, before))[1])
+            age_s = f"{max(0.0, time.time() - sample.time_ns / 1e9):.3f}"
+            own.append(gauge("nsq_sample_age_seconds", "How old these numbers are.", age_s))
+            pieces.append(recent.get("", of_sample)[1])
         return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
 
     return metrics
-
-
-def _gauge(name: str, help_: str, value: str) -> Metric:
-    return Metric(name, "gauge", help_, [({}, value)])
-
-
-def _of_sample(
-    context: WebContext, sample: Sample, before: tuple[Sample, Packed] | None
-) -> tuple[Sample, Packed]:
-    if before is not None and before[0] is sample:
-        return before
-    lookupds = list(context.cluster.lookupds)
-    names = ("severity", "kind", "topic", "channel", "node")
-    found = dict.fromkeys(
-        (each.severity.word, each.kind, each.topic, each.channel, each.node)
-        for each in problems_of(sample, context.watcher.earlier(sample))
-    )
-    problems = Metric(
-        "nsq_problem",
-        "gauge",
-        "What is wrong, in the words of the console and nsq check.",
-        [(dict(zip(names, each, strict=True)), 1) for each in found],
-    )
-    metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
-    return sample, Packed(encode_metrics(metrics))
 
 
 log = logging.getLogger("nsqtools.web")
@@ -267,8 +224,7 @@ MAX_CONNECTIONS = 512  # that are being answered
 LENGTH = b"content-length"
 
 
-def url_of(listener: socket.socket, settings: WebSettings) -> str:
-    """Return the address to open in a browser."""
+def _url_of(listener: socket.socket, settings: WebSettings) -> str:
     scheme = "https" if settings.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     if host in ("::", "0.0.0.0"):
@@ -358,38 +314,43 @@ async def _bodies(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[byt
 
 
 class WebServer:
-    """One server. `run` it on the main thread; `stop` it from any.
+    """One server, at the address ``url``. `run` it on the main thread; `stop` it from any.
 
     Raises `ConfigurationError` for a certificate that cannot be used.
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: WebSettings, watcher: Watcher, listener: socket.socket
-    ) -> None:
-        self._app = app
+    def __init__(self, context: WebContext, listener: socket.socket) -> None:
+        settings = context.settings
+        self.url = _url_of(listener, settings)
+        self._context = context
+        self._app = create_app(context)
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
-        self._watcher = watcher
         self._listener = listener
         self._stopped = threading.Event()
         self._wake: Callable[[], object] = self._stopped.set
 
     def run(self, on_turn: Callable[[], None]) -> None:
         """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
-        asyncio.run(self._run(on_turn))
+        self._context.watcher.start()
+        try:
+            asyncio.run(self._run(on_turn))
+        finally:
+            self._context.watcher.stop()
+            self._context.notifier.stop()
 
     def stop(self) -> None:
         """Ask `run` to end."""
         self._stopped.set()
         self._wake()
-        self._watcher.stop()
+        self._context.watcher.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
         loop, awake = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(awake.set)
         report_errors(loop, log.error)
-        context = self._certificate.get() if self._certificate else None
-        api = AsgiApi(self._app, "https" if context else "http")
-        server = HTTPServer(api, self._listener, context, LIMITS)
+        tls = self._certificate.get() if self._certificate else None
+        asgi = AsgiApi(self._app, "https" if tls else "http")
+        server = HTTPServer(asgi, self._listener, tls, LIMITS)
         await server.start()
         while not self._stopped.is_set():
             on_turn()

@@ -28,11 +28,11 @@ LONGEST_INTERVAL_S = 30.0
 class Watcher:
     """Samples a cluster every ``refresh_s`` seconds between `start` and `stop`. Thread-safe."""
 
-    def __init__(self, cluster: Cluster, history: History, *, refresh_s: float = 2.0) -> None:
+    def __init__(self, cluster: Cluster, refresh_s: float) -> None:
         self.latest: Sample | None = None
         self.interval_s = refresh_s
         self.refresh_s = refresh_s
-        self.history = history
+        self.history = History(interval_s=refresh_s)
         self._cluster = cluster
         self._sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0

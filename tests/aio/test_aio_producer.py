@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -30,23 +30,6 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
     asyncio.run(main())
     wait_until(lambda: unfinished(nsqd, TOPIC, "check") == 4, what="the channel has all of them")
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
-
-
-def test_it_finds_its_nsqd_through_nsqlookupd(
-    nsqlookupd: Callable[..., GoNsqlookupd], go_nsqd: Callable[..., GoNsqd]
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    options = ClientOptions(lookupd_poll_interval_s=0.1)
-
-    async def main() -> None:
-        async with Producer(
-            options=options, lookupd_http_addresses=lookupd.http_address, retry_timeout_s=20
-        ) as producer:
-            await producer.publish(TOPIC, b"x")
-
-    asyncio.run(main())
-    assert nsqd.depth(TOPIC) == 1
 
 
 @pytest.mark.parametrize("linger_s", [0, 0.005])

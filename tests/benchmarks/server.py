@@ -9,7 +9,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 BODY = b"x" * 200
 BATCH = 100
@@ -63,7 +62,3 @@ def timed(work: Callable[[], None]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

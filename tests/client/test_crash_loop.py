@@ -59,8 +59,6 @@ elif how == "batches":
         for message in batch:
             handle(message)
         batch.finish()
-elif how == "inline":
-    consumer.run(handle, inline=True)
 else:
     consumer.run(handle, workers=8)
 """
@@ -72,7 +70,6 @@ else:
         ("threads", [20]),
         pytest.param("threads", [0], marks=pytest.mark.slow),
         pytest.param("threads", [10, 30], marks=pytest.mark.slow),
-        pytest.param("inline", [20], marks=pytest.mark.slow),
         pytest.param("pool", [20], marks=pytest.mark.slow),
         pytest.param("asyncio", [20], marks=pytest.mark.slow),
         pytest.param("batches", [20], marks=pytest.mark.slow),

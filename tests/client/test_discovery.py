@@ -29,49 +29,30 @@ PRODUCER = {
 }
 
 
-def addresses(*producers: Any) -> set[Address]:
-    return set(decode_lookup({"channels": ["c"], "producers": [*producers]}, "url").nsqd)
-
-
-def test_a_producer_is_where_it_says() -> None:
-    assert addresses(PRODUCER) == {Address("nsqd.example.org", 4150)}
-    assert addresses(PRODUCER | {"broadcast_address": "fe80::1"}) == {Address("fe80::1", 4150)}
+NEXT_BEST = {"broadcast_address": "", "hostname": ""}
 
 
 @pytest.mark.parametrize(
     ("changes", "host"),
     [
+        ({}, "nsqd.example.org"),
+        ({"broadcast_address": "fe80::1"}, "fe80::1"),
         ({"broadcast_address": ""}, "host"),
         ({"broadcast_address": None, "hostname": ""}, "10.0.0.9"),
-        ({"broadcast_address": "", "hostname": "", "remote_address": "[::1]:5000"}, "::1"),
-    ],
-)
-def test_without_a_broadcast_address_the_next_best_is_taken(
-    changes: dict[str, object], host: str
-) -> None:
-    assert addresses(PRODUCER | changes) == {Address(host, 4150)}
-
-
-@pytest.mark.parametrize(
-    "producer",
-    [
-        None,
-        1,
-        "x",
-        [],
-        {},
-        PRODUCER | {"tcp_port": 0},
-        PRODUCER | {"tcp_port": -1},
-        PRODUCER | {"tcp_port": 65536},
-        PRODUCER | {"tcp_port": "4150"},
-        PRODUCER | {"tcp_port": True},
-        PRODUCER | {"broadcast_address": 7},
-        {"tcp_port": 4150},
+        (NEXT_BEST | {"remote_address": "[::1]:5000"}, "::1"),
+        (NEXT_BEST | {"remote_address": ""}, ""),
+        ({"broadcast_address": 7}, ""),
+        *(({"tcp_port": port}, "") for port in (0, -1, 65536, "4150", True)),
     ],
     ids=str,
 )
-def test_a_producer_that_cannot_be_used_hides_no_other(producer: object) -> None:
-    assert addresses(producer, PRODUCER) == {Address("nsqd.example.org", 4150)}
+def test_a_producer_is_where_it_says_or_hides_no_other(
+    changes: dict[str, object], host: str
+) -> None:
+    good = PRODUCER | {"broadcast_address": "good"}
+    producers = [PRODUCER | changes, good, None, 1, "x", [], {}]
+    found = decode_lookup({"channels": ["c"], "producers": producers}, "url").nsqd
+    assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
 
 
 @pytest.mark.parametrize(

@@ -183,18 +183,6 @@ def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(
         producer.publish(TOPIC, b"x", timeout_s=0.5)
 
 
-def test_a_publish_waits_for_an_nsqd_within_the_retry_timeout(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd, nsqd = scripted_lookupd(), go_nsqd()
-    producer = make(lookupd.address, more={"retry_timeout_s": patience_s(20)})
-    publication = producer.submit(TOPIC, [b"x"])
-    wait_until(lambda: len(lookupd.requests) > 2, what="empty answers")
-    lookupd.list_nsqd(nsqd.tcp_address)
-    publication.wait(patience_s(10))
-    assert nsqd.depth(TOPIC) == 1
-
-
 def test_a_stop_ends_the_polling(scripted_lookupd: ScriptedLookupdFactory, make: Make) -> None:
     lookupd = scripted_lookupd()
     producer = make(lookupd.address)

@@ -6,12 +6,11 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from plugins.auth_server import AuthServer
-from plugins.clients import TOPIC, Produce, bodies_in
+from plugins.clients import TOPIC, InBackground, Produce, bodies_in
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -30,7 +29,6 @@ from nsqtools import (
 )
 from nsqtools.client import producer_io
 
-InBackground = Callable[..., "Future[Any]"]
 Make = Callable[..., Producer]
 DEAD = "127.0.0.1:1"
 SENT_WITHIN_S = patience_s(0.2)
@@ -253,16 +251,6 @@ def test_they_are_logged_while_the_producer_goes_on(
     assert len(unseen(caplog)) == 1
 
 
-def test_flush_waits_for_what_was_submitted(nsqd: GoNsqd, make: Make) -> None:
-    producer = make(nsqd.tcp_address, linger_s=30.0)
-    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(50)]
-    began = time.monotonic()
-    assert producer.flush()
-    assert time.monotonic() - began < 15
-    assert all(publication.is_settled for publication in publications)
-    assert nsqd.depth(TOPIC) == 50
-
-
 # -- several nsqd ---------------------------------------------------------------------------------
 
 
@@ -315,21 +303,6 @@ def test_what_cannot_work_is_refused(addresses: list[str], more: dict[str, Any])
 
 
 # -- retries --------------------------------------------------------------------------------------
-
-
-def test_a_restart_within_the_retry_timeout_is_not_noticed(
-    nsqd: GoNsqd, make: Make, in_background: InBackground
-) -> None:
-    producer = make(nsqd.tcp_address, retry_timeout_s=20)
-    producer.publish(TOPIC, b"x")
-    nsqd.stop()
-    wait_until(lambda: next(iter(producer._io.links)).connection is None, what="the loss")
-    done = [in_background(producer.publish, TOPIC, b"x") for _ in range(10)]
-    assert not any(future.done() for future in done)
-    nsqd.start()
-    for future in done:
-        future.result(patience_s(15))
-    assert nsqd.depth(TOPIC) == 11
 
 
 def test_retrying_ends_with_the_retry_timeout(make: Make) -> None:

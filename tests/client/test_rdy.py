@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nsqtools.client.rdy import PROBE_S, ReadyControl, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, ReadyControl
 
 
 def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
@@ -109,20 +109,6 @@ def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
     assert states.is_full(60.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("version", "is_window"),
-    [
-        ("1.3.0", True),
-        ("0.10.0", True),
-        ("v1.2.1-alpha", True),
-        ("0.2.31", False),
-        ("dev", False),
-    ],
-)
-def test_versions_are_compared_as_numbers(version: str, is_window: bool) -> None:
-    assert has_windowed_rdy(version) is is_window
-
-
 def test_rdy_is_sent_again_with_an_answer_when_a_quarter_is_left() -> None:
     rdy = control(8, "a")
     rdy.redistribute(5.0)
@@ -135,16 +121,6 @@ def test_rdy_is_sent_again_with_an_answer_when_a_quarter_is_left() -> None:
     assert sent(rdy) == []  # in a write of its own it would double the cost of a message
     rdy.answered("a", 1, 6.0)
     assert sent(rdy) == [("a", 8)]
-
-
-def test_rdy_is_not_sent_again_where_it_is_a_window() -> None:
-    rdy: ReadyControl[str] = ReadyControl(8)
-    rdy.add("a", 2500, 0.0, resend=False)
-    rdy.redistribute(5.0)
-    sent(rdy)
-    rdy.received("a", 8, 6.0)
-    rdy.answered("a", 8, 6.0)
-    assert sent(rdy) == []
 
 
 def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:

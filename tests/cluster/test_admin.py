@@ -121,33 +121,21 @@ def test_emptying_a_topic_leaves_its_channels_and_says_so(any_nsqd: Callable[...
     assert nsqd.depth("clicks", "arch") == 0
 
 
-def test_one_that_fails_stops_no_other(cluster: RunningCluster) -> None:
+def test_one_that_is_down_is_named_and_stops_no_other(cluster: RunningCluster) -> None:
     first, second = cluster.nsqds
     for nsqd in cluster.nsqds:
         nsqd.create_topic("clicks")
-    cluster.wait_for_topic("clicks", 2)
-
-    with Cluster(places(cluster)) as asked:
+    with Cluster(ClusterAddresses([first.http_address, second.http_address])) as asked:
         plan = plan_topics(asked, Action.PAUSE, ["clicks"])
         first.kill()
         outcomes = {outcome.step.address: outcome.error for outcome in apply(asked, plan)}
+        late = plan_topics(asked, Action.DELETE, ["clicks"])
 
     assert isinstance(outcomes[first.http_address], ConnectionFailed)
     assert outcomes[second.http_address] is None
     assert second.topic_stats("clicks")["paused"]
-
-
-def test_a_daemon_that_is_down_is_in_the_plan_as_a_failure(cluster: RunningCluster) -> None:
-    first, second = cluster.nsqds
-    first.create_topic("clicks")
-    second.kill()
-    given = ClusterAddresses([first.http_address, second.http_address])
-
-    with Cluster(given) as asked:
-        plan = plan_topics(asked, Action.DELETE, ["clicks"])
-
-    assert [step.address for step in plan.steps] == [first.http_address]
-    assert [failure.address for failure in plan.failures] == [second.http_address]
+    assert [step.address for step in late.steps] == [second.http_address]
+    assert [failure.address for failure in late.failures] == [first.http_address]
 
 
 def test_a_tombstone_hides_the_node_and_deletes_the_topic_there_alone(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.sampling import SampleFilter, Sampler
-from nsqtools.errors import ConnectionFailed, NotFoundError, ProtocolError
+from nsqtools.errors import ProtocolError
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -79,14 +77,6 @@ def test_an_announced_address_is_mapped(cluster: RunningCluster, dead_address: s
     assert [failure.address for failure in survey.failures] == [dead_address]
 
 
-def test_where_nobody_answers_the_first_reason_is_the_error(dead_address: str) -> None:
-    with (
-        Cluster(ClusterAddresses([dead_address])) as asked,
-        pytest.raises(ConnectionFailed, match=dead_address),
-    ):
-        asked.stats()
-
-
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -127,17 +117,3 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
                     asked.stats()
         finally:
             server.shutdown()
-
-
-def test_a_name_that_does_not_exist_and_a_pattern_that_matches_nothing_are_refused(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
-    nsqd = any_nsqd()
-    nsqd.create_channel("clicks", "arch")
-    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
-        with pytest.raises(NotFoundError, match=r"no topic matches web\.\*"):
-            Sampler(asked, SampleFilter(["web.*"])).sample()
-        with pytest.raises(NotFoundError, match="topic click does not exist"):
-            Sampler(asked, SampleFilter(["click"])).sample()
-        with pytest.raises(NotFoundError, match="channel arhc does not exist"):
-            Sampler(asked, SampleFilter(["clicks"], ["arhc"])).sample()

@@ -70,19 +70,6 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(nsqd: Nsqd, si
         )
 
 
-def test_a_dead_nsqd_is_left_out_and_comes_back(nsqd: Nsqd) -> None:
-    with sampling(nsqd.http_address) as sampler:
-        sampler.sample()
-        nsqd.kill()
-        gone = wait_until(
-            lambda: (sample := sampler.sample()).nodes[0].error and sample, what="it is missed"
-        )
-        assert gone.totals == []
-        nsqd.start()
-        nsqd.create_topic("clicks")  # it may not have noted it yet when it was killed
-        wait_until(lambda: sampler.sample().totals, what="it is back")
-
-
 def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
     nsqd: Nsqd, serve: Serve, data_path: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

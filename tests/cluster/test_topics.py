@@ -65,15 +65,10 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     assert unreachable_address in str(report.failed[0])
 
 
-def test_nobody_to_ask_is_a_warning_and_no_obstacle() -> None:
-    report = TopicReport("clicks", failed=[ConnectionFailed("connection refused")])
-
-    warning = check_subscription(report, "c")
-
+def test_a_misspelt_topic_is_refused_with_a_suggestion_unless_nobody_can_be_asked() -> None:
+    unasked = TopicReport("clicks", failed=[ConnectionFailed("connection refused")])
+    warning = check_subscription(unasked, "c")
     assert "cannot check whether topic clicks exists (connection refused)" in warning
-
-
-def test_a_misspelt_topic_is_refused_with_a_suggestion() -> None:
     report = TopicReport("click", asked=["http://n"], known_topics={"clicks", "views"})
 
     with pytest.raises(NotFoundError, match="topic click does not exist") as caught:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from plugins.http_api import Nsqd
 
 from nsqtools.archive.codecs import Codec, gzip_members, members_of
 from nsqtools.archive.layout import Head
+from nsqtools.archive.members import unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -32,11 +33,16 @@ def write_archive(
     """Write a jsonl file with an index, a flush for each member: zstd if named so, else gzip."""
     compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else gzip_members(6)
     file = PartFile(path, 0o640, compressor, now_s=0.0)
+    flush(file, topic, nsqd, members)
+    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
+
+
+def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[WireMessage]]) -> None:
+    """Make members durable."""
     for messages in members:
         times = [message.timestamp_ns for message in messages]
         file.append(encode_many(topic, nsqd, messages))
         file.flush(file.end_member(len(messages), min(times), max(times)))
-    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
 
 
 class Writer:
@@ -63,10 +69,7 @@ class Writer:
             path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
             head = Head(self.writer, self.number)
             self._file = PartFile(path, 0o640, gzip_members(6), 0.0, head)
-        for messages in members:
-            times = [message.timestamp_ns for message in messages]
-            self._file.append(encode_many(self._topic, "nsqd:4150", messages))
-            self._file.flush(self._file.end_member(len(messages), min(times), max(times)))
+        flush(self._file, self._topic, "nsqd:4150", members)
         return self._file.path
 
     def finish(self) -> Path:
@@ -89,23 +92,15 @@ def parts(directory: Path) -> list[Path]:
 
 
 def text_of(path: Path) -> bytes:
-    """The content of a file; Python's gzip, or zstdcat, must find nothing wrong with it."""
+    """The content of a file; Python's gzip, or zstdcat if it is there, must find nothing wrong."""
     if path.suffix == ".gz":
         return gzip.decompress(path.read_bytes())
     if path.suffix != ".zst":
         return path.read_bytes()
-    if not shutil.which("zstdcat"):  # another implementation must do
-        return b"".join(pieces_of(path))
+    if not shutil.which("zstdcat"):
+        with path.open("rb") as file:
+            return b"".join(piece.text for piece in unpack_members(file, Codec.ZSTD))
     return subprocess.run(["zstdcat", path], capture_output=True, check=True, timeout=60).stdout
-
-
-def pieces_of(path: Path) -> Iterator[bytes]:
-    """The frames of a zstd file."""
-    from nsqtools.archive.members import unpack_members
-
-    with path.open("rb") as file:
-        for piece in unpack_members(file, Codec.ZSTD):
-            yield piece.text
 
 
 def lines_of(directory: Path) -> list[bytes]:
@@ -123,10 +118,7 @@ def messages_of(directory: Path) -> list[dict[str, Any]]:
     messages = [json.loads(line) for line in lines_of(directory)]
     for message in messages:
         encoded = message.pop("body64", None)
-        if encoded is None:
-            message["body"] = message["body"].encode()
-        else:
-            message["body"] = base64.b64decode(encoded)
+        message["body"] = base64.b64decode(encoded) if encoded else message["body"].encode()
     return messages
 
 

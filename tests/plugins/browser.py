@@ -15,7 +15,6 @@ other test of the worker could run an event loop.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from plugins.servers import need
 from plugins.waiting import patience_s, wait_until
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def missing_browser() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())) and (reason := missing_browser()):
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        need(missing_browser())
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +136,10 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
 def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
-    from nsqtools.cluster.history import History
     from nsqtools.server.listen import listen
     from nsqtools.web.access import WebSettings
-    from nsqtools.web.app import WebServer, create_app, create_context, url_of
-    from nsqtools.web.watcher import Watcher
+    from nsqtools.web.actions import WebContext
+    from nsqtools.web.app import WebServer
 
     with ExitStack() as stack:
 
@@ -157,17 +154,13 @@ def serve_pages() -> Iterator[ServePages]:
             cluster = stack.enter_context(Cluster(addresses, access))
             given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
             listener = stack.enter_context(listen(given.listen))
-            history = History(interval_s=given.refresh_s)
-            watcher = Watcher(cluster, history, refresh_s=given.refresh_s)
-            context = create_context(given, cluster, watcher, ClientOptions())
-            server = WebServer(create_app(context), given, watcher, listener)
-            stack.enter_context(context.at_end)
+            context = WebContext(given, cluster, ClientOptions())
+            server = WebServer(context, listener)
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)
-            watcher.start()
             thread.start()
-            wait_until(lambda: watcher.latest is not None, what="the first sample")
-            return url_of(listener, given).rstrip("/")
+            wait_until(lambda: context.watcher.latest is not None, what="the first sample")
+            return server.url.rstrip("/")
 
         yield serve

@@ -7,7 +7,6 @@ progress. What is still running when a test ends is killed.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -18,12 +17,14 @@ from typing import Any
 
 import pexpect
 import pytest
+from plugins import in_process
 from plugins.in_process import Result, run_in_process
 from plugins.waiting import patience_s
 
 import nsqtools
 from nsqtools.cli import registry
 
+CHECKOUT = Path(nsqtools.__file__).parents[1]
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = patience_s(30.0)
 NEED_A_PROCESS = {"bench", "demo", "spark"}  # they start others, and a JVM
@@ -50,15 +51,9 @@ TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Put the package's logger back where a test configured it, as the command line does.
-
-    For every test: what one leaves would hide the log from the next, wherever it runs.
-    """
-    logger = logging.getLogger("nsqtools")
-    before = [*logger.handlers], logger.level, logger.propagate
-    yield
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    """For every test: what one leaves would hide the log from the next, wherever it runs."""
+    with in_process.own_logging():
+        yield
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def given_command(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> GivenCo
 def nsq_env(tmp_path: Path) -> dict[str, str]:
     """An environment in which nobody's settings, colours or addresses are set."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")}
-    return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": _package_home()}
+    return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": str(CHECKOUT)}
 
 
 @pytest.fixture
@@ -181,20 +176,12 @@ def end_terminal(child: pexpect.spawn[Any]) -> None:
     child.close()
 
 
-def all_commands() -> dict[str, registry.Command]:
+def all_commands(entries: Any = registry.COMMANDS, prefix: str = "") -> dict[str, registry.Command]:
     """Every command by its words, those of groups too: ``topic create``."""
-    return dict(_walk("", registry.COMMANDS))
-
-
-def _walk(
-    prefix: str, entries: Mapping[str, registry.Command | registry.Group]
-) -> Iterator[tuple[str, registry.Command]]:
+    found = {}
     for name, entry in entries.items():
         if isinstance(entry, registry.Command):
-            yield prefix + name, entry
+            found[prefix + name] = entry
         else:
-            yield from _walk(f"{prefix}{name} ", entry.commands)
-
-
-def _package_home() -> str:
-    return str(Path(nsqtools.__file__).parents[1])
+            found |= all_commands(entry.commands, f"{prefix}{name} ")
+    return found

@@ -10,6 +10,7 @@ import http.client
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -53,12 +54,10 @@ class HttpApi:
     def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer, whatever it is."""
         connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
-        try:
+        with closing(connection):
             connection.request(method, target, body)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
 
     def _successful(
         self, method: str, path: str, query: dict[str, object], body: bytes = b""

@@ -57,19 +57,6 @@ def test_snappy_skips_padding_and_repeated_identifiers() -> None:
     assert codec.decompress(SNAPPY_OK + padding + SNAPPY_OK) == OK_FRAME * 2
 
 
-@both
-@pytest.mark.parametrize("size", [1, 65_536, 1 << 20, 5_000_001])
-def test_a_limit_bounds_each_step_and_loses_nothing(make: Make, size: int) -> None:
-    limit, codec = 100_000, make()
-    steps = [codec.decompress(make().compress(bytes(size)), limit)]
-    while codec.has_more:
-        steps.append(codec.decompress(b"", limit))
-
-    assert b"".join(steps) == bytes(size)
-    assert max(map(len, steps)) <= limit + 65_536
-    assert codec.decompress(b"") == b""
-
-
 def test_a_snappy_chunk_that_no_peer_may_send_is_refused_from_its_head() -> None:
     for kind in (b"\x00", b"\x01", b"\xfe"):
         with pytest.raises(ProtocolError, match="a chunk of 76495 bytes"):

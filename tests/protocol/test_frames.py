@@ -1,4 +1,4 @@
-"""Frames, however the stream is cut: whole, byte by byte, and by chance."""
+"""Frames, however the stream is cut: whole, byte by byte, and by chance; and error frames."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ProtocolError
+from nsqtools.errors import ProtocolError, ServerError, ServerRefused
 from nsqtools.protocol.frames import (
     ERROR,
     MESSAGE,
     RESPONSE,
     FrameBuffer,
     WireMessage,
+    decode_error,
     encode_frame,
 )
 
@@ -149,3 +150,49 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
     assert take_all([stream_of(frames)], limit) == expected(frames)
     with pytest.raises(ProtocolError, match="above the limit of 40 bytes"):
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
+
+
+# -- error frames: by the code alone, whatever the text -------------------------------------
+
+
+@pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
+@pytest.mark.parametrize("text", ["", " FIN 0123456789abcdef failed ID not in flight", " x y"])
+def test_late_answers_leave_the_connection_open_whatever_their_text(code: str, text: str) -> None:
+    error = decode_error((code + text).encode())
+    assert not error.fatal
+    assert error.code == code
+    assert error.text == text.strip()
+
+
+@pytest.mark.parametrize(
+    "data", [b"E_INVALID", b"E_BAD_TOPIC x", b"E_NEW_IN_2.0", b"", b"E_FIN_FAILEDX", b"\xff\xfe"]
+)
+def test_every_other_code_is_fatal_known_or_not(data: bytes) -> None:
+    assert decode_error(data).fatal
+
+
+@pytest.mark.parametrize(
+    "code", ["E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED"]
+)
+def test_a_refusal_has_its_own_class_and_category(code: str) -> None:
+    error = decode_error(code.encode() + b" no")
+    assert isinstance(error, ServerRefused)
+    assert error.category == "refused"
+
+
+def test_an_nsqd_that_takes_tls_only_refuses_too() -> None:
+    error = decode_error(b"E_INVALID cannot SUB in current state (TLS required)")
+    assert error.category == "refused"
+    assert "--tls" in error.hint
+    assert type(decode_error(b"E_INVALID cannot SUB in current state")) is ServerError
+
+
+def test_an_error_names_its_peer_and_keeps_the_words_of_nsqd() -> None:
+    error = decode_error(b'E_BAD_TOPIC SUB topic name "a b" is not valid', "127.0.0.1:4150")
+    assert str(error) == '127.0.0.1:4150: E_BAD_TOPIC SUB topic name "a b" is not valid'
+    assert type(error) is ServerError
+
+
+def test_a_repeated_code_in_the_text_does_not_matter() -> None:
+    error = decode_error(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name")
+    assert error.code == "E_BAD_TOPIC"

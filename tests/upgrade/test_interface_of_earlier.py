@@ -30,6 +30,8 @@ GONE = {
     "Consumer takes no looked_up": "lookupd_http_addresses",
     "aio.Consumer.topic is gone": "topics",
     "aio.Message takes no message": "nsqtools.Message is that of asyncio too",
+    "ClientOptions takes no rdy_resend": "RDY is always sent again when a quarter is left",
+    "ClientOptions.rdy_resend is gone": "RDY is always sent again when a quarter is left",
     "Consumer takes no deliveries": "part of the delivery queue, which is gone",
     "Consumer.give_up is gone": "the option giving_up and the callback on_giving_up",
     "Producer takes no nsqd_tcp_address": "nsqd_tcp_addresses, one or several",

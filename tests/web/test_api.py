@@ -16,8 +16,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.web.api_documents import latencies_together, newest_version
-from nsqtools.web.api_routes import BadBody, read_body
+from nsqtools.web.api import Refused, latencies_together, newest_version, read_body
 
 LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
 
@@ -381,7 +380,7 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(body: bytes, complaint: str) -> None:
-    with pytest.raises(BadBody, match=complaint):
+    with pytest.raises(Refused, match=complaint):
         read_body(body)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import os
 import re
 import resource
-import signal
 import socket
 import urllib.request
 import zlib
@@ -60,41 +58,6 @@ def test_connections_that_say_nothing_lock_nobody_out(console: Callable[..., Con
         assert running.get("/ping").status == 200
         silent[0].settimeout(patience_s(20))
         assert silent[0].recv(1) == b""  # it waited longest
-
-
-def test_a_drain_is_stopped_in_order_when_the_console_ends(
-    console: Callable[..., Console], go_nsqd: Callable[..., GoNsqd], tmp_path: Path
-) -> None:
-    source, target = go_nsqd("-mem-queue-size=100000"), go_nsqd("-mem-queue-size=100000")
-    for nsqd in (source, target):
-        nsqd.create_channel("orders", "work")
-    for first in range(0, 60_000, 1000):
-        source.publish("orders", *(b"%d" % number for number in range(first, first + 1000)))
-    audit = tmp_path / "audit"
-    addresses = [f"--nsqd-http-address={each.http_address}" for each in (source, target)]
-    running = console(*addresses, "--allow-changes", f"--audit-log={audit}")
-    path = f"/drain?node={source.http_address}&to={target.http_address}"
-    wait_until(lambda: running.get(path).status == 200, what="the plan")
-    token = re.search(r'csrf_token" value="(\w+)', running.get(path).text)
-    assert token is not None
-    form = f"csrf_token={token[1]}&confirm={source.http_address}"
-    kind = {"Content-Type": "application/x-www-form-urlencoded"}
-    assert running.post(path, form, headers=kind).status == 303
-    wait_until(lambda: target.depth("orders", "work") > 0, what="some are moved")
-
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(patience_s(30)) == 143
-
-    moved = target.depth("orders", "work")
-    assert 0 < moved < 60_000
-    wait_until(
-        lambda: source.depth("orders", "work") + moved == 60_000,
-        what="what was not moved is back, and nothing is there twice",
-        timeout_s=20,
-    )
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert [line["state"] for line in lines] == ["begun", "stopped"]
-    assert lines[1]["moved"] == moved
 
 
 def test_no_password_of_an_address_is_shown(

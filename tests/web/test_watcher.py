@@ -18,7 +18,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.web.actions import plan_change
@@ -31,7 +30,7 @@ DEAD = "127.0.0.1:1"
 @contextmanager
 def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
     with Cluster(ClusterAddresses(addresses), HTTPAccess(timeout_s=patience_s(1))) as cluster:
-        watcher = Watcher(cluster, History(interval_s=refresh_s), refresh_s=refresh_s)
+        watcher = Watcher(cluster, refresh_s)
         watcher.start()
         try:
             yield watcher
@@ -91,7 +90,7 @@ def test_a_wait_ends_in_time_without_a_sample(nsqd: Nsqd) -> None:
 
 
 def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
-    recent, asked, may_answer = Recent[object](lambda: 30.0), [], threading.Event()
+    recent, asked, may_answer = Recent(), [], threading.Event()
 
     def ask(_: object) -> object:
         asked.append(True)
@@ -99,17 +98,17 @@ def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
         return object()
 
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(recent.get, "orders", ask) for _ in range(4)]
+        answers = [pool.submit(recent.get, "orders", ask, 30.0) for _ in range(4)]
         may_answer.set()
         found = {id(answer.result()) for answer in answers}
 
     assert (len(found), len(asked)) == (1, 1)
-    assert recent.get("clicks", ask) is not recent.get("orders", ask)
+    assert recent.get("clicks", ask) is not recent.get("orders", ask, 30.0)
 
 
 def test_samples_that_cost_too_much_are_taken_less_often() -> None:
     with Cluster(ClusterAddresses([DEAD])) as cluster:
-        watcher = Watcher(cluster, History(), refresh_s=2.0)
+        watcher = Watcher(cluster, 2.0)
         watcher._note_cost(0.01)
         assert not watcher.is_slowed
         for _ in range(50):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import Yes
-from nsqtools.cli.render.output import ListingForm
+from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.output import Cell, ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import (
     Changing,
     ChannelGlobs,
@@ -13,10 +17,26 @@ from nsqtools.cli.running.administering import (
     OneChannel,
     OneTopic,
     TopicGlob,
-    list_channels,
-    show_channel,
+    cells_of,
 )
 from nsqtools.cli.running.runtime import Session
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.queue_rows import QueueRow
+
+CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
+CHANNEL_NODES = (
+    "node",
+    "depth",
+    "disk",
+    "in_flight",
+    "deferred",
+    "requeued",
+    "timed_out",
+    "messages",
+    "clients",
+    "paused",
+)
 
 
 def list_(
@@ -28,7 +48,36 @@ def list_(
         nsq channel list
         nsq channel list clicks --json
     """
-    return list_channels(cluster, runtime, topic or (), form)
+    from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.queue_rows import channel_row
+    from nsqtools.cluster.topics import select
+
+    form.check(CHANNELS)
+    with cluster.open() as opened:
+        inventory = take_inventory(opened)
+        known = inventory.topics
+        names = select("topic", topic, known) if topic else sorted(known)
+        registered = registered_channels(opened, inventory, names)
+    found: dict[tuple[str, str], list[QueueRow]] = {
+        pair: [] for pairs in registered.values() for pair in pairs
+    }
+    for name in names:
+        for address, stats in inventory.where(name):
+            for channel in stats.channels:
+                row = channel_row(address, name, channel)
+                found.setdefault((name, row.channel), []).append(row)
+    summed = ("depth", "in_flight", "deferred", "clients")
+    rows: list[Sequence[Cell]] = [
+        (
+            *pair,
+            len(queues),
+            *(sum(getattr(row, count) for row in queues) for count in summed),
+            any(row.paused for row in queues),
+        )
+        for pair, queues in sorted(found.items())
+    ]
+    write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
+    return tell_left_out(inventory.failures, runtime)
 
 
 def info(
@@ -45,7 +94,30 @@ def info(
         nsq channel info clicks archive
         nsq channel info clicks archive --json | jq '.nodes[].consumers'
     """
-    return show_channel(cluster, runtime, topic, channel, form)
+    from nsqtools.cluster.inventory import channel_of, take_inventory
+    from nsqtools.cluster.queue_rows import channel_row
+    from nsqtools.cluster.stats_documents import channel_document
+    from nsqtools.cluster.topics import missing
+
+    form.check(CHANNEL_NODES)
+    with cluster.open() as opened:
+        inventory = take_inventory(opened)
+    if topic not in inventory.topics:
+        raise missing("topic", topic, inventory.topics)
+    where = list(inventory.where(topic))
+    found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
+    if not found:
+        there = {each.channel_name for _, stats in where for each in stats.channels}
+        raise missing("channel", channel, there)
+    if form.is_document:
+        nodes = [channel_document(at, topic, each) for at, each in found]
+        write_json(runtime, {"topic": topic, "channel": channel, "nodes": nodes}, indent=2)
+    else:
+        queues = (channel_row(at, topic, each) for at, each in found)
+        rows = [cells_of(row, CHANNEL_NODES) for row in queues]
+        optional = ("disk", "timed_out", "requeued", "messages", "deferred")
+        write_listing(runtime, CHANNEL_NODES, rows, form, optional=optional)
+    return tell_left_out(inventory.failures, runtime)
 
 
 def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:
@@ -55,7 +127,7 @@ def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:
         nsq channel create clicks archive
         nsq channel create 'web*' archive metrics
     """
-    return change.of_channels("create", topic, channel)
+    return change.make("create", [topic], channel)
 
 
 def delete(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -68,7 +140,7 @@ def delete(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change:
         nsq channel delete clicks archive
         nsq channel delete clicks 'test*' --dry-run
     """
-    return change.of_channels("delete", topic, channel, yes=yes)
+    return change.make("delete", [topic], channel, yes=yes)
 
 
 def empty(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -78,7 +150,7 @@ def empty(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: 
         nsq channel empty clicks archive
         nsq channel empty clicks '*' --yes
     """
-    return change.of_channels("empty", topic, channel, yes=yes)
+    return change.make("empty", [topic], channel, yes=yes)
 
 
 def pause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
@@ -87,7 +159,7 @@ def pause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
     Examples:
         nsq channel pause clicks archive
     """
-    return change.of_channels("pause", topic, channel)
+    return change.make("pause", [topic], channel)
 
 
 def unpause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
@@ -96,4 +168,4 @@ def unpause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int
     Examples:
         nsq channel unpause clicks archive
     """
-    return change.of_channels("unpause", topic, channel)
+    return change.make("unpause", [topic], channel)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
-from nsqtools.cli.parsing.binding import From, opt, some
+from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
@@ -168,6 +168,14 @@ def client_settings(
     return flag_texts(context, vars(flags))
 
 
+class DrainForm(OptionSet):
+    """How a drain is confirmed and reported."""
+
+    yes: Yes = False
+    dry_run: DryRun = False
+    json: Json = False
+
+
 def drain(
     node: Annotated[str, Argument(help="HTTP address of the nsqd to empty.")],
     to: str | None = opt(
@@ -178,10 +186,8 @@ def drain(
     allow_repeats: bool = opt(
         "", "Move topics with several channels too; each gets what was left in all.", SAFETY
     ),
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: Annotated[DrainForm, From(DrainForm)],
     settings: Annotated[dict[str, str], From(client_settings)],
     channels: DrainedChannels,
     runtime: Session,
@@ -217,7 +223,6 @@ def drain(
     if to is None:
         if allow_repeats:
             raise ConfigurationError("--allow-repeats is for a drain with --to")
-        form = DrainForm(yes=yes, dry_run=dry_run, json=json)
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
@@ -226,31 +231,23 @@ def drain(
         for line in plan.left:
             runtime.insist(f"nsq: stays: {line}")
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
-        if not dry_run and plan.moves:
+        if not form.dry_run and plan.moves:
             question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
-            if not runtime.agree([move.line() for move in plan.moves], question, yes=yes):
+            if not runtime.agree([move.line() for move in plan.moves], question, yes=form.yes):
                 return ExitStatus.FAILED
         left = 0
         with stopping(service.stop) as signals:
-            if not dry_run:
+            if not form.dry_run:
                 left = service.run(plan)
-    if json:
+    if form.json:
         moves = [move.document() for move in plan.moves]
         document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
         write_json(runtime, document, indent=2)
-    elif dry_run:
+    elif form.dry_run:
         write_lines(runtime, [move.line() for move in plan.moves])
-    if not dry_run:
+    if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
-
-
-class DrainForm(NamedTuple):
-    """How a drain is confirmed and reported."""
-
-    yes: bool
-    dry_run: bool
-    json: bool
 
 
 def drain_channels(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, ChannelPatterns, Count, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
-from nsqtools.cli.render.output import ListingForm
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.render.output import Form, FormKind, ListingForm, write_json, write_records
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.protocol.text import format_duration
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.queue_rows import QueueRow
+    from nsqtools.cluster.sampling import Sample
 
 VIEW = "Rows"
 
 INTERVAL_S = 1.0
+TIMED = (FormKind.csv, FormKind.jsonl)
+"""The forms in which every row has the time of its sample."""
 
 
 class StatRows(Enum):
@@ -24,6 +32,58 @@ class StatRows(Enum):
     nodes = "nodes"
     clients = "clients"
     memory = "memory"
+
+
+OPTIONAL = (
+    "e2e_ms",
+    "messages",
+    "requeued",
+    "timed_out",
+    "memory",
+    "disk",
+    "requeue",
+    "deferred",
+    "finish",
+    "egress",
+    "ingress",
+    "user_agent",
+    "requeued",
+    "finished",
+    "messages",
+    "client_id",
+    "ready",
+    "gc_total_runs",
+    "next_gc_bytes",
+    "heap_released_bytes",
+    "heap_objects",
+)
+"""The columns that a narrow terminal does without, in this order."""
+
+CLIENT_COLUMNS = (
+    "topic",
+    "channel",
+    "node",
+    "client_id",
+    "remote_address",
+    "user_agent",
+    "ready",
+    "in_flight",
+    "messages",
+    "finished",
+    "requeued",
+)
+MEMORY_COLUMNS = (
+    "node",
+    "version",
+    "health",
+    "heap_objects",
+    "heap_in_use_bytes",
+    "heap_idle_bytes",
+    "heap_released_bytes",
+    "next_gc_bytes",
+    "gc_total_runs",
+)
+CLOCK = slice(11, 19)  # of RFC 3339: hours, minutes and seconds
 
 
 def parse_column(text: str) -> str:
@@ -93,35 +153,73 @@ def stat(
         nsq stat --once --json | jq '.queues[] | select(.paused)'
         nsq stat --show clients -t 'web*'
     """
-    from nsqtools.cli.render.stat_output import SamplePrinter
-    from nsqtools.cluster.sampling import SampleFilter, Sampler
-    from nsqtools.cluster.stats_documents import parse_filter
+    from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
+    from nsqtools.cluster.stats_documents import parse_filter, sort_rows
 
-    subject = SampleFilter(
-        topic or (), channel or (), clients=show is StatRows.clients, memory=show is StatRows.memory
-    )
-    emit = SamplePrinter(
-        runtime,
-        show.value,
-        form,
-        tests=[parse_filter(text) for text in filter or ()],
-        sort=sort,
-        timed=interval is not None,
-    )
+    form.check(("time", *columns_of(show)))
+    tests = [parse_filter(text) for text in filter or ()]
+    is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
+    question = Question(consumers=show is StatRows.clients, memory=show is StatRows.memory)
     told: set[str] = set()
-    status = ExitStatus.DONE
+    status, is_first = ExitStatus.DONE, True
     with cluster.open() as opened, Progress(runtime) as progress:
-        sampler = Sampler(opened, subject)
+        sampler = Sampler(opened, SampleFilter(topic or (), channel or ()))
         if not once:
             progress.show(lambda: f"measuring rates for {format_duration(interval or INTERVAL_S)}")
         with stopping(sampler.stop) as signals:
             rounds = count if interval is not None else count or 1
-            samples = sampler.samples(interval or INTERVAL_S, rounds)
-            for sample in (sampler.sample(),) if once else samples:
+            samples = sampler.samples(interval or INTERVAL_S, rounds, question)
+            for sample in (sampler.sample(question),) if once else samples:
                 progress.clear()
-                emit(sample)
+                rows = sample.rows if show is StatRows.nodes else sample.totals
+                chosen = sort_rows((row for row in rows if all(test(row) for test in tests)), sort)
+                print_sample(
+                    runtime, show, form, sample, chosen, is_timed=is_timed, headed=is_first
+                )
+                is_first = False
                 new = [each for each in sample.failures if str(each.error) not in told]
                 tell_left_out(new, runtime)
                 told = {str(each.error) for each in sample.failures}
                 status = ExitStatus.PARTLY_DONE if told else status
     return signals.status(otherwise=status)
+
+
+def columns_of(show: StatRows) -> Sequence[str]:
+    """The columns of a kind of rows."""
+    from nsqtools.cluster.stats_documents import COLUMNS
+
+    if show is StatRows.clients:
+        return CLIENT_COLUMNS
+    if show is StatRows.memory:
+        return MEMORY_COLUMNS
+    return [name for name in COLUMNS if show is StatRows.nodes or name != "node"]
+
+
+def print_sample(
+    runtime: Runtime,
+    show: StatRows,
+    form: Form,
+    sample: Sample,
+    queues: Sequence[QueueRow],
+    *,
+    is_timed: bool,
+    headed: bool,
+) -> None:
+    """Print a sample with some of its queues; ``is_timed`` rows begin with its time."""
+    from nsqtools.cluster.stats_documents import client_documents, document
+
+    answer = document(sample, queues)
+    records = answer["queues"]
+    if show is StatRows.clients:
+        records = answer["consumers"] = client_documents(sample.reports, queues)
+    elif show is StatRows.memory:
+        records = [{**node, **node.get("memory", {})} for node in answer["nodes"]]
+    if form.is_document:
+        write_json(runtime, answer)
+        return
+    columns = columns_of(show)
+    if is_timed:
+        is_screen = form.kind is None and runtime.stdout_is_tty
+        moment = answer["time"][CLOCK] if is_screen else answer["time"]
+        columns, records = ["time", *columns], [{"time": moment, **each} for each in records]
+    write_records(runtime, columns, records, form, optional=OPTIONAL, headed=headed)

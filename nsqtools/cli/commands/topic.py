@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, Yes
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.output import ListingForm
+from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.output import Cell, ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import (
     Changing,
     ListedTopics,
     NewTopics,
     OneTopic,
     TopicGlobs,
-    list_topics,
-    show_topic,
+    cells_of,
 )
 from nsqtools.cli.running.runtime import Session
+
+TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
+TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
 
 
 def list_(
@@ -30,7 +35,24 @@ def list_(
         nsq topic list 'web*' --lookupd-http-address lookup:4161
         nsq topic list --json | jq -r '.[].topic'
     """
-    return list_topics(cluster, runtime, topic or (), form)
+    from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.topics import select
+
+    form.check(TOPICS)
+    with cluster.open() as opened:
+        inventory = take_inventory(opened)
+    names = select("topic", topic, inventory.topics) if topic else sorted(inventory.topics)
+    rows: list[Sequence[Cell]] = []
+    for name in names:
+        found = [each for _, each in inventory.where(name)]
+        channels = {channel.channel_name for each in found for channel in each.channels}
+        depth = sum(each.depth for each in found)
+        waiting = depth + sum(channel.depth for each in found for channel in each.channels)
+        messages = sum(each.message_count for each in found)
+        paused = any(each.paused for each in found)
+        rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
+    write_listing(runtime, TOPICS, rows, form, optional=("messages", "channels"))
+    return tell_left_out(inventory.failures, runtime)
 
 
 def info(
@@ -42,7 +64,28 @@ def info(
         nsq topic info clicks
         nsq topic info clicks --json | jq '.nodes[].depth'
     """
-    return show_topic(cluster, runtime, topic, form)
+    from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.queue_rows import rows_of_topic
+    from nsqtools.cluster.stats_documents import topic_document
+    from nsqtools.cluster.topics import missing, on_no_nsqd
+
+    form.check(TOPIC_NODES)
+    with cluster.open() as opened:
+        inventory = take_inventory(opened)
+    if topic not in inventory.topics:
+        raise missing("topic", topic, inventory.topics)
+    found = list(inventory.where(topic))
+    if not found:
+        runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+    if form.is_document:
+        nodes = [topic_document(address, each) for address, each in found]
+        known = inventory.lookupds_that_know(topic)
+        write_json(runtime, {"topic": topic, "nodes": nodes, "lookupds": known}, indent=2)
+        return tell_left_out(inventory.failures, runtime)
+    queues = (row for address, each in found for row in rows_of_topic(address, each))
+    rows = [cells_of(row, TOPIC_NODES) for row in queues]
+    write_listing(runtime, TOPIC_NODES, rows, form, optional=("disk", "messages"))
+    return tell_left_out(inventory.failures, runtime)
 
 
 def create(topic: NewTopics, *, change: Changing) -> int:
@@ -54,7 +97,7 @@ def create(topic: NewTopics, *, change: Changing) -> int:
         nsq topic create clicks views
         nsq topic create clicks --lookupd-http-address lookup:4161
     """
-    return change.of_topics("create", topic)
+    return change.make("create", topic)
 
 
 def delete(topic: TopicGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -69,7 +112,7 @@ def delete(topic: TopicGlobs, yes: Yes = False, *, change: Changing) -> int:
         nsq topic delete 'test*' --dry-run --lookupd-http-address lookup:4161
         nsq topic delete clicks --yes
     """
-    return change.of_topics("delete", topic, yes=yes)
+    return change.make("delete", topic, yes=yes)
 
 
 def empty(
@@ -88,7 +131,7 @@ def empty(
         nsq topic empty clicks --channels
         nsq topic empty clicks --dry-run
     """
-    return change.of_topics("empty", topic, yes=yes, with_channels=channels)
+    return change.make("empty", topic, yes=yes, with_channels=channels)
 
 
 def pause(topic: TopicGlobs, *, change: Changing) -> int:
@@ -97,7 +140,7 @@ def pause(topic: TopicGlobs, *, change: Changing) -> int:
     Examples:
         nsq topic pause clicks
     """
-    return change.of_topics("pause", topic)
+    return change.make("pause", topic)
 
 
 def unpause(topic: TopicGlobs, *, change: Changing) -> int:
@@ -106,4 +149,4 @@ def unpause(topic: TopicGlobs, *, change: Changing) -> int:
     Examples:
         nsq topic unpause clicks
     """
-    return change.of_topics("unpause", topic)
+    return change.make("unpause", topic)

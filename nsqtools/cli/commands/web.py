@@ -109,41 +109,32 @@ def web(
         tls_key=listen_tls_key,
     )
     from nsqtools.cli.running.service import service
-    from nsqtools.cluster.history import History
     from nsqtools.server.listen import listen as bind
-    from nsqtools.web.app import WebServer, create_app, create_context, url_of
-    from nsqtools.web.watcher import Watcher
+    from nsqtools.web.actions import WebContext
+    from nsqtools.web.app import WebServer
 
     with cluster.open() as opened, bind(settings.listen) as listener:
-        kept = History(interval_s=settings.refresh_s)
-        watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
-        try:
-            options = cluster.connection.client_options()
-            context = create_context(settings, opened, watcher, options)
-            server = WebServer(create_app(context), settings, watcher, listener)
-            _warn(settings)
-            with (
-                service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
-                stopping(server.stop) as signals,
-                context.at_end,
-            ):
-                watcher.start()
-                runtime.tell(f"nsq: serving {url_of(listener, settings)}")
+        context = WebContext(settings, opened, cluster.connection.client_options())
+        server = WebServer(context, listener)
+        _warn(settings)
+        with (
+            service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
+            stopping(server.stop) as signals,
+        ):
+            runtime.tell(f"nsq: serving {server.url}")
 
-                def turn() -> None:
-                    watched.ready()
-                    watched.alive()
+            def turn() -> None:
+                watched.ready()
+                watched.alive()
 
-                if not runtime.stdin.isatty():
-                    # what it asks a daemon for is done anyway: files are read when they change
-                    signal.signal(signal.SIGHUP, lambda number, frame: None)
-                if not runtime.quiet:
-                    logging.getLogger("nsqtools.web").setLevel(logging.INFO)
-                _collect_less()
-                server.run(turn)
-                watched.stopping()
-        finally:
-            watcher.stop()
+            if not runtime.stdin.isatty():
+                # what it asks a daemon for is done anyway: files are read when they change
+                signal.signal(signal.SIGHUP, lambda number, frame: None)
+            if not runtime.quiet:
+                logging.getLogger("nsqtools.web").setLevel(logging.INFO)
+            _collect_less()
+            server.run(turn)
+            watched.stopping()
     return signals.status()
 
 

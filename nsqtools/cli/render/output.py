@@ -100,6 +100,7 @@ def write_records(
     form: Form,
     *,
     optional: Sequence[str] = (),
+    headed: bool = True,
 ) -> None:
     """Write JSON documents as they are, or some of their fields as rows.
 
@@ -109,7 +110,7 @@ def write_records(
         write_json(runtime, documents, indent=2)
         return
     rows = [[_field(document, name) for name in columns] for document in documents]
-    write_listing(runtime, columns, rows, form, optional=optional)
+    write_listing(runtime, columns, rows, form, headed=headed, optional=optional)
 
 
 def _field(document: Mapping[str, Any], name: str) -> Cell:

@@ -1,4 +1,4 @@
-"""Topics and channels: listed, shown node by node, and changed.
+"""Changes of topics and channels, and what the commands for both have in common.
 
 ``depth`` is what nsqd calls it, in every command: the messages that wait in one queue. ``waiting``
 is the depth of a topic and of all its channels together. Each change is a plan that is shown,
@@ -8,20 +8,17 @@ confirmed, carried out and reported in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import From, OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import (
     Cell,
-    Form,
     ListingForm,
-    write_json,
-    write_listing,
     write_records,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
@@ -34,82 +31,6 @@ if TYPE_CHECKING:
 
 ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
 
-TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
-CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
-TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
-CHANNEL_NODES = (
-    "node",
-    "depth",
-    "disk",
-    "in_flight",
-    "deferred",
-    "requeued",
-    "timed_out",
-    "messages",
-    "clients",
-    "paused",
-)
-
-
-def list_topics(
-    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], form: Form
-) -> int:
-    """A line for each topic."""
-    from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.topics import select
-
-    form.check(TOPICS)
-    with settings.open() as cluster:
-        inventory = take_inventory(cluster)
-    names = select("topic", patterns, inventory.topics) if patterns else sorted(inventory.topics)
-    rows: list[Sequence[Cell]] = []
-    for name in names:
-        found = [topic for _, topic in inventory.where(name)]
-        channels = {channel.channel_name for topic in found for channel in topic.channels}
-        depth = sum(topic.depth for topic in found)
-        waiting = depth + sum(channel.depth for topic in found for channel in topic.channels)
-        messages = sum(topic.message_count for topic in found)
-        paused = any(topic.paused for topic in found)
-        rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
-    write_listing(runtime, TOPICS, rows, form, optional=("messages", "channels"))
-    return tell_left_out(inventory.failures, runtime)
-
-
-def list_channels(
-    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], form: Form
-) -> int:
-    """A line for each channel of some topics."""
-    from nsqtools.cluster.inventory import registered_channels, take_inventory
-    from nsqtools.cluster.queue_rows import channel_row
-    from nsqtools.cluster.topics import select
-
-    form.check(CHANNELS)
-    with settings.open() as cluster:
-        inventory = take_inventory(cluster)
-        known = inventory.topics
-        names = select("topic", patterns, known) if patterns else sorted(known)
-        registered = registered_channels(cluster, inventory, names)
-    found: dict[tuple[str, str], list[QueueRow]] = {
-        pair: [] for pairs in registered.values() for pair in pairs
-    }
-    for name in names:
-        for address, topic in inventory.where(name):
-            for channel in topic.channels:
-                row = channel_row(address, name, channel)
-                found.setdefault((name, row.channel), []).append(row)
-    summed = ("depth", "in_flight", "deferred", "clients")
-    rows: list[Sequence[Cell]] = [
-        (
-            *pair,
-            len(queues),
-            *(sum(getattr(row, count) for row in queues) for count in summed),
-            any(row.paused for row in queues),
-        )
-        for pair, queues in sorted(found.items())
-    ]
-    write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
-    return tell_left_out(inventory.failures, runtime)
-
 
 def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
     """A queue of one nsqd in the columns of `nsq stat`; a topic has neither channel nor clients."""
@@ -117,63 +38,6 @@ def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
 
     has_none = () if row.channel else ("channel", "in_flight", "clients")
     return [None if name in has_none else COLUMNS[name](row) for name in columns]
-
-
-def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: Form) -> int:
-    """One topic: a line for it and for each of its channels, on each nsqd."""
-    from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.queue_rows import rows_of_topic
-    from nsqtools.cluster.stats_documents import topic_document
-    from nsqtools.cluster.topics import missing, on_no_nsqd
-
-    form.check(TOPIC_NODES)
-    with settings.open() as cluster:
-        inventory = take_inventory(cluster)
-    if name not in inventory.topics:
-        raise missing("topic", name, inventory.topics)
-    found = list(inventory.where(name))
-    if not found:
-        runtime.tell(f"nsq: {on_no_nsqd(name)}")
-    if form.is_document:
-        nodes = [topic_document(address, topic) for address, topic in found]
-        known = inventory.lookupds_that_know(name)
-        write_json(runtime, {"topic": name, "nodes": nodes, "lookupds": known}, indent=2)
-        return tell_left_out(inventory.failures, runtime)
-    queues = (row for address, topic in found for row in rows_of_topic(address, topic))
-    rows = [cells_of(row, TOPIC_NODES) for row in queues]
-    write_listing(runtime, TOPIC_NODES, rows, form, optional=("disk", "messages"))
-    return tell_left_out(inventory.failures, runtime)
-
-
-def show_channel(
-    settings: ClusterSettings, runtime: Runtime, topic: str, name: str, form: Form
-) -> int:
-    """One channel: a line for each nsqd."""
-    from nsqtools.cluster.inventory import channel_of, take_inventory
-    from nsqtools.cluster.queue_rows import channel_row
-    from nsqtools.cluster.stats_documents import channel_document
-    from nsqtools.cluster.topics import missing
-
-    form.check(CHANNEL_NODES)
-    with settings.open() as cluster:
-        inventory = take_inventory(cluster)
-    if topic not in inventory.topics:
-        raise missing("topic", topic, inventory.topics)
-    where = list(inventory.where(topic))
-    found = [(at, each) for at, stats in where if (each := channel_of(stats, name)) is not None]
-    if not found:
-        there = {each.channel_name for _, stats in where for each in stats.channels}
-        raise missing("channel", name, there)
-    if form.is_document:
-        document: dict[str, Any] = {"topic": topic, "channel": name}
-        document["nodes"] = [channel_document(at, topic, each) for at, each in found]
-        write_json(runtime, document, indent=2)
-    else:
-        queues = (channel_row(at, topic, each) for at, each in found)
-        rows = [cells_of(row, CHANNEL_NODES) for row in queues]
-        optional = ("disk", "timed_out", "requeued", "messages", "deferred")
-        write_listing(runtime, CHANNEL_NODES, rows, form, optional=optional)
-    return tell_left_out(inventory.failures, runtime)
 
 
 TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help=GLOBS)]
@@ -196,29 +60,24 @@ class AdminChange(OptionSet):
     cluster: ClusterConnection
     runtime: Session
 
-    def of_topics(
+    def make(
         self,
         action: str,
-        patterns: Sequence[str],
+        topics: Sequence[str],
+        channels: Sequence[str] | None = None,
         *,
         yes: bool = False,
         with_channels: bool = False,
     ) -> int:
-        """Plan a change of topics and carry it out."""
-        from nsqtools.cluster.admin import Action, plan_topics
+        """Plan a change of topics, or of some of their channels, and carry it out."""
+        from nsqtools.cluster.admin import Action, plan_channels, plan_topics
 
+        kind = Action(action)
         with self.cluster.open(CHANGE_TIMEOUT_S) as cluster:
-            plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
-            return self.carry_out(cluster, plan, yes=yes)
-
-    def of_channels(
-        self, action: str, topic: str, patterns: Sequence[str], *, yes: bool = False
-    ) -> int:
-        """Plan a change of channels and carry it out."""
-        from nsqtools.cluster.admin import Action, plan_channels
-
-        with self.cluster.open(CHANGE_TIMEOUT_S) as cluster:
-            plan = plan_channels(cluster, Action(action), [topic], patterns)
+            if channels is None:
+                plan = plan_topics(cluster, kind, topics, with_channels=with_channels)
+            else:
+                plan = plan_channels(cluster, kind, topics, channels)
             return self.carry_out(cluster, plan, yes=yes)
 
     def carry_out(self, cluster: Cluster, plan: AdminPlan, *, yes: bool) -> int:
@@ -227,7 +86,9 @@ class AdminChange(OptionSet):
 
         form, runtime = self.form, self.runtime
         form.check(COLUMNS if self.dry_run else (*COLUMNS, "error"))
-        tell_problems(plan, runtime)
+        tell_left_out(plan.failures, runtime)
+        for note in plan.notes:
+            runtime.tell(f"nsq: {note}")
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
             write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
@@ -242,13 +103,6 @@ class AdminChange(OptionSet):
 
 
 Changing = Annotated[AdminChange, From(AdminChange)]
-
-
-def tell_problems(plan: AdminPlan, runtime: Runtime) -> None:
-    """Name the daemons that were not reached, and what is to be known before."""
-    tell_left_out(plan.failures, runtime)
-    for note in plan.notes:
-        runtime.tell(f"nsq: {note}")
 
 
 def report(

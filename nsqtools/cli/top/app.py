@@ -1,8 +1,8 @@
 """`nsq top` on textual: its keys, its screens, and the threads that ask the cluster.
 
-Everything that comes from another thread - a sample, a plan, messages, a signal - is a `Called` in
-the queue of the app. So the state is touched on one thread only, and a key is answered however long
-a daemon takes. The threads are daemons: quitting does not wait for an nsqd that hangs.
+Everything that comes from another thread - a sample, a plan, a signal - is called by the app, from
+its queue (`Top.call`). So the state is touched on one thread only, and a key is answered however
+long a daemon takes. The threads are daemons: quitting does not wait for an nsqd that hangs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import os
 import signal
 import sys
 import termios
-import textwrap
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -26,10 +24,8 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Key, MouseDown, Paste
-from textual.geometry import Region, Size
-from textual.message import Message
+from textual.geometry import Region
 from textual.screen import Screen
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import OptionList, Static
@@ -39,7 +35,7 @@ from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.administering import lines as plan_lines
 from nsqtools.cli.running.administering import summary
 from nsqtools.cli.top.columns import VIEWS
-from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain, problem_page
+from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, plain, problem_page
 from nsqtools.cli.top.view import TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Question, Sampler
@@ -49,8 +45,6 @@ from nsqtools.protocol.text import escape_line
 SHARE = 0.05
 LONGEST_PACE_S = 5.0
 """A sample waits until those of `nsq top` take this share of a core, but not longer."""
-MOST_MESSAGE_LINES = 2000
-END_WAIT_S = 2.0
 
 RESTORE = (
     b"\x1b[<u\x1b[?2004l\x1b[?1006l\x1b[?1003l\x1b[?1000l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
@@ -80,18 +74,11 @@ Keys
 Changes (with --allow-changes; a plan is shown first)
   p u                            pause, unpause the selected topic or channel
   e d                            empty, delete it; the name is to be typed
-  t                              tail the topic; takes nothing from its channels
+  t                              tail the topic, until Ctrl-C; takes nothing from its channels
   v                              view some messages of a channel; the attempts of each grow by one
 
-Columns
-  depth                          messages that wait in the queue; of a topic, before its channels
+Columns, beside those of nsq stat --help
   waiting                        the depth of a topic and of all its channels together
-  in_flight                      messages that consumers have and have not finished
-  deferred                       messages that wait until their delay is over
-  ingress, egress, finish        messages received, sent, finished, a second
-  requeue                        messages requeued or timed out, a second
-  requeued, timed_out            since the queue was created or nsqd started
-  e2e_ms                         ms from publishing to finishing, nsqd's highest percentile
   ready                          RDY: how many messages the consumer takes at once
   heap_mib                       memory in use by nsqd
   trend                          waiting at the last samples, from the least to the greatest
@@ -99,14 +86,6 @@ Columns
 A click selects a line, a second one opens it; a click on a heading sorts by it.
 An nsqd that does not answer is named, with the time since; its queues count for 5 s.
 The last columns are left out and named where they do not fit; what is cut ends with an ellipsis."""
-
-
-class Called(Message):
-    """What another thread wants done on that of the app."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__()
-        self.call = call
 
 
 class Terminal(LinuxDriver):
@@ -263,79 +242,6 @@ class ColumnChooser(Page):
         self._switch()
 
 
-class MessageList(ScrollView, can_focus=False):
-    """The last lines of messages: it follows them, unless one has scrolled up."""
-
-    def __init__(self, top: Top) -> None:
-        super().__init__()
-        self._unicode = top.unicode
-        self.lines: deque[str] = deque(maxlen=MOST_MESSAGE_LINES)
-
-    def add(self, lines: Sequence[str]) -> None:
-        """Add lines; what is read stays where it is."""
-        follows = self.is_vertical_scroll_end
-        dropped = max(0, len(self.lines) + len(lines) - MOST_MESSAGE_LINES)
-        self.lines.extend(lines)
-        self.virtual_size = Size(self.size.width, len(self.lines))
-        place = self.max_scroll_y if follows else max(0, self.scroll_offset.y - dropped)
-        self.scroll_to(y=place, animate=False, force=True)
-        self.refresh()
-
-    def render_line(self, y: int) -> Strip:
-        number, width = self.scroll_offset.y + y, self.size.width
-        text = self.lines[number] if number < len(self.lines) else ""
-        return Strip([Segment(fit(text, width, unicode=self._unicode))], width)
-
-
-class Messages(Page):
-    """Messages as they come. What comes while it is frozen is counted, and not shown."""
-
-    closing = ("escape", "q", "left")
-
-    def __init__(self, top: Top, title: str, *, folds: bool) -> None:
-        super().__init__(top, title)
-        self._folds = folds
-        self._missed: int | None = None  # while it is frozen
-        self._state = ""
-
-    def _pane(self, lines: Iterable[str]) -> Widget:
-        self._list = MessageList(self.top)
-        return self._list
-
-    def add(self, lines: Sequence[str]) -> None:
-        """Show messages, each in a line or more."""
-        if self._missed is not None:
-            self._missed += len(lines)
-        else:
-            self._list.add([*map(self.top.text, self._folded(lines) if self._folds else lines)])
-        self.tell(self._state)
-
-    def fail(self, lines: Sequence[str]) -> None:
-        """Show an error."""
-        self._list.add([*map(self.top.text, self._folded(lines))])
-
-    def _folded(self, lines: Sequence[str]) -> Iterable[str]:
-        width = self.top.size.width
-        for line in lines:
-            yield from textwrap.wrap(line, width, subsequent_indent="    ") or [""]
-
-    def tell(self, state: str) -> None:
-        """Show how it goes."""
-        self._state = state
-        frozen = "" if self._missed is None else "[frozen]  "
-        missed = f"{self._missed} not shown  " if self._missed else ""
-        state = f"{state}  " if state else ""
-        keys = "↑↓ scroll  space freeze  Esc back"
-        self.say(frozen + missed + state + keys)
-
-    def press(self, key: str, character: str | None) -> None:
-        if key == "space":
-            self._missed = 0 if self._missed is None else None
-            self.tell(self._state)
-        else:
-            super().press("end" if key == "enter" else key, character)
-
-
 class Rows(Widget):
     """The list, in lines that fill it."""
 
@@ -436,11 +342,8 @@ class ListScreen(Sheet):
             self._say("v shows messages of a channel: Enter opens the channels of the topic")
         elif key in ACTIONS:
             self._plan(TopicChange(action=ACTIONS[key], topic=topic, channel=channel))
-        elif key == "v":
-            page = Messages(self.top, f"peek {topic}/{channel}", folds=True)
-            self.top.show_messages(page, topic, channel)
         else:
-            self.top.show_messages(Messages(self.top, f"tail {topic}", folds=False), topic, "")
+            self.top.show_messages(topic, channel if key == "v" else "")
 
     def _plan(self, change: TopicChange) -> None:
         """Ask for a plan, and show it unless another key was pressed meanwhile."""
@@ -507,7 +410,7 @@ class Top(App[Exception]):
     ]
     CSS = """
     * { scrollbar-size: 0 0; background: ansi_default; color: ansi_default; }
-    Rows, VerticalScroll, OptionList, MessageList { height: 1fr; }
+    Rows, VerticalScroll, OptionList { height: 1fr; }
     .title { text-style: reverse; height: 1; }
     .hint { text-style: bold; }
     OptionList > .option-list--option-highlighted {
@@ -545,7 +448,9 @@ class Top(App[Exception]):
         self._asked: Question | None = None
         self._sample_now = threading.Event()
         self._stopped = threading.Event()
-        self._end_messages: Callable[[], None] = lambda: None
+        self._stdin = 0
+        self._shown = threading.Event()  # and not left to messages
+        self._shown.set()
 
     def show_cluster(self, stdin: int, stdout: int) -> None:
         """Show the cluster until q is pressed or `stop` is called.
@@ -555,7 +460,7 @@ class Top(App[Exception]):
         self.view.show(self._sampler.sample())
         if self._stopped.is_set():
             return
-        before = termios.tcgetattr(stdin)
+        self._stdin, before = stdin, termios.tcgetattr(stdin)
 
         def restore() -> None:
             os.write(stdout, RESTORE)
@@ -564,7 +469,6 @@ class Top(App[Exception]):
         self.restore = restore
         error = self.run()
         self.stop()
-        self._end_messages()
         if error is not None:
             raise error
 
@@ -572,6 +476,7 @@ class Top(App[Exception]):
         """Ask `show_cluster` to end."""
         self._stopped.set()
         self._sample_now.set()
+        self._shown.set()
         self._sampler.stop()
         self.call(self.exit)
 
@@ -582,12 +487,9 @@ class Top(App[Exception]):
     def call(self, call: Callable[[], object]) -> None:
         """Have something done on the thread of the app."""
         try:
-            self.post_message(Called(call))
+            self.call_later(call)
         except RuntimeError:
             pass  # the app has ended
-
-    def on_called(self, called: Called) -> None:
-        called.call()
 
     def _handle_exception(self, error: Exception) -> None:
         """Textual's own prints all local variables of the traceback, secrets included."""
@@ -611,9 +513,7 @@ class Top(App[Exception]):
 
     # -- the cluster ------------------------------------------------------------------------------
 
-    def begin(
-        self, work: Callable[[], None], fail: Callable[[list[str]], None]
-    ) -> threading.Thread:
+    def begin(self, work: Callable[[], None], fail: Callable[[list[str]], None]) -> None:
         """Do something that asks the cluster on a thread; ``fail`` gets its error in lines."""
 
         def run() -> None:
@@ -625,26 +525,21 @@ class Top(App[Exception]):
             except Exception as error:
                 self.call(partial(self.exit, error))
 
-        thread = threading.Thread(target=run, name="nsq-top-work", daemon=True)
-        thread.start()
-        return thread
+        threading.Thread(target=run, name="nsq-top-work", daemon=True).start()
 
-    def show_messages(self, page: Messages, topic: str, channel: str) -> None:
-        """Show a tail of a topic, or with a channel a peek, on a page that ends it."""
-        from nsqtools.cli.top.sources import MessageSource
+    def show_messages(self, topic: str, channel: str) -> None:
+        """Leave the screen to a tail of a topic, or with a channel to a peek, until it ends."""
+        from nsqtools.cli.top.sources import show_messages
 
-        def told(act: Callable[[Any], None]) -> Callable[[Any], None]:
-            return lambda what: self.call(lambda: act(what) if page.is_current else None)
+        def show(text: str) -> None:
+            print(text if self.unicode else plain(text), flush=True)
 
-        source = MessageSource(self.settings, topic, channel, told(page.add), told(page.tell))
-
-        def end() -> None:
-            source.stop()
-            thread.join(END_WAIT_S)
-
-        self.push_screen(page, lambda _: source.stop())
-        thread = self.begin(source.run, page.fail)
-        self._end_messages = end
+        self._shown.clear()
+        with self.suspend():
+            ended = show_messages(self.settings, topic, channel, self._stdin, show)
+        self._shown.set()
+        if ended not in (None, signal.SIGINT):
+            os.kill(os.getpid(), ended)
 
     def ask_now(self) -> None:
         """Take a sample at once."""
@@ -664,7 +559,7 @@ class Top(App[Exception]):
 
         pace_s = self._interval_s
         try:
-            while not self._stopped.is_set():
+            while self._shown.wait() and not self._stopped.is_set():
                 began_s, used_s = time.monotonic(), time.process_time()
                 self._asked = self.view.question
                 sample = self._sampler.sample(self._asked)

@@ -11,21 +11,22 @@ come.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from nsqtools import __version__
-from nsqtools.web.actions import WebContext
-from nsqtools.web.pages.changes import ChangePages, DrainPages
-from nsqtools.web.pages.consumers import Connections, ConsumerPages
-from nsqtools.web.pages.messages import MessagePages
-from nsqtools.web.pages.queues import NodePages, QueuePages, overview
-from nsqtools.web.pages.site import Recent, Site, environment
+from nsqtools.web.pages.changes import act
+from nsqtools.web.pages.consumers import show_consumer, show_consumers
+from nsqtools.web.pages.messages import show_messages
+from nsqtools.web.pages.queues import show_lookup, show_nodes, show_queues
+from nsqtools.web.pages.site import Site, environment
 
 STATIC = Path(__file__).parent / "static"
 
@@ -40,51 +41,32 @@ class _Versioned(StaticFiles):
         return answer
 
 
-def routes(context: WebContext) -> list[BaseRoute]:
+PAGES = {
+    "/": show_queues,
+    "/topics": show_queues,
+    "/topics/{topic}": show_queues,
+    "/topics/{topic}/{channel}": show_queues,
+    "/consumers": show_consumers,
+    "/consumer": show_consumer,
+    "/nodes": show_nodes,
+    "/nodes/{node}": show_nodes,
+    "/lookup": show_lookup,
+}
+
+
+def routes(site: Site) -> list[BaseRoute]:
     """Return the routes of the pages, below the base path."""
-
     environment()
-    site = Site(context)
-
-    def keep_s() -> float:
-        return 0.8 * context.watcher.interval_s  # each sample finds a new answer
-
-    queues = QueuePages(site, Recent[Connections](keep_s))
-    consumers = ConsumerPages(site, queues.connections)
-    nodes = NodePages(site, keep_s)
-    changes, drains, messages = ChangePages(site), DrainPages(site), MessagePages(site)
-
-    def series(request: Request) -> Response:
-        numbers = site.numbers(request.query_params)
-        return JSONResponse(numbers, headers={"Cache-Control": "no-store"})
-
+    methods = ["GET", "POST"]
     return [
-        site.route("/", lambda request: overview(site, request)),
-        site.route(
-            "/topics",
-            lambda request: (
-                queues.queue(request)
-                if "topic" in request.query_params
-                else overview(site, request)
-            ),
-        ),
-        site.route("/topics/{topic}", queues.queue),
-        site.route("/topics/{topic}/{channel}", queues.channel),
-        site.route("/consumers", consumers.all),
-        site.route("/consumer", consumers.one),
-        site.route(
-            "/nodes",
-            lambda request: (
-                nodes.one(request) if "node" in request.query_params else nodes.all(request)
-            ),
-        ),
-        site.route("/nodes/{node}", nodes.one),
-        site.route("/lookup", nodes.lookup),
-        Route("/act", site.guarded(changes.answer), methods=["GET", "POST"]),
-        Route("/messages", site.guarded(messages.answer), methods=["GET", "POST"]),
-        Route("/drain", site.guarded(drains.answer), methods=["GET", "POST"]),
-        Route("/draining", site.guarded(drains.stop), methods=["POST"]),
-        site.route("/draining", drains.progress, is_shared=False),
-        Route("/series", series),
+        *(site.route(path, make) for path, make in PAGES.items()),
+        Route("/act", partial(act, site), methods=methods),
+        Route("/messages", partial(show_messages, site), methods=methods),
+        Route("/drain", _drain),
+        Route("/series", site.numbers),
         Mount("/static", _Versioned(directory=STATIC)),
     ]
+
+
+async def _drain(_: Request) -> Response:
+    raise HTTPException(410, "nsq drain moves what is on an nsqd: nsq drain NODE --dry-run")

@@ -7,7 +7,7 @@ of all joins the connections that have one host name and one client id.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from nsqtools.cluster.directory import ClusterStats
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
 from nsqtools.errors import NotFoundError
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import page_number, page_of
 
@@ -101,51 +102,54 @@ def _has(program: Program, words: Sequence[str]) -> bool:
 MAX_CONNECTIONS = 100
 
 
-class ConsumerPages:
-    """Makes the values of both pages. ``connections`` asks nsqd for those of all channels."""
+def connections(site: Site, topic: str = "", channel: str = "") -> Connections:
+    """Return who is connected to a channel, or to any: answers are shared for a moment."""
+    # a name that is none cannot be asked for
+    asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
-    def __init__(self, site: Site, connections: Callable[[], Connections]) -> None:
-        self._site = site
-        self._connections = connections
+    def ask(before: Connections | None) -> Connections:
+        return connections_of(site.context.watcher.consumers(*asked), before)
 
-    def all(self, request: Request) -> Values:
-        """Return the values of the list of consumers."""
-        text = request.query_params.get("q", "")[:200]
-        programs = programs_of(self._connections().each, text)
-        return self._site.frame(
-            request,
-            "consumers.html",
-            "Consumers",
-            "Consumers",
-            text=text,
-            lines=page_of(programs, page_number(request.query_params)),
-            connected=sum(len(each.connections) for each in programs),
-            page_address=lambda page: self._site.to.page("/consumers", q=text, page=f"{page}"),
+    return site.recent(("consumers", *asked), ask)
+
+
+def show_consumers(site: Site, request: Request) -> Values:
+    """Return the values of the list of consumers."""
+    text = request.query_params.get("q", "")[:200]
+    programs = programs_of(connections(site).each, text)
+    return site.frame(
+        request,
+        "consumers.html",
+        "Consumers",
+        "Consumers",
+        text=text,
+        lines=page_of(programs, page_number(request.query_params)),
+        connected=sum(len(each.connections) for each in programs),
+        page_address=lambda page: site.to.page("/consumers", q=text, page=f"{page}"),
+    )
+
+
+def show_consumer(site: Site, request: Request) -> Values:
+    """Return the values of one program's page. Raises `NotFoundError`."""
+    hostname = request.query_params.get("hostname", "")
+    client_id = request.query_params.get("client_id", "")
+    for program in programs_of(connections(site).each):
+        if (as_asked(program.hostname), as_asked(program.client_id)) == (hostname, client_id):
+            break
+    else:
+        raise NotFoundError(
+            f"no consumer {client_id} of host {hostname} is connected",
+            hint="It may have gone, or come back under another name.",
         )
-
-    def one(self, request: Request) -> Values:
-        """Return the values of one program's page. Raises `NotFoundError`."""
-        hostname = request.query_params.get("hostname", "")
-        client_id = request.query_params.get("client_id", "")
-        mine = [
-            each
-            for each in programs_of(self._connections().each)
-            if as_asked(each.hostname) == hostname and as_asked(each.client_id) == client_id
-        ]
-        if not mine:
-            raise NotFoundError(
-                f"no consumer {client_id} of host {hostname} is connected",
-                hint="It may have gone, or come back under another name.",
-            )
-        return self._site.frame(
-            request,
-            "consumer.html",
-            "Consumers",
-            client_id or hostname or "consumer",
-            program=mine[0],
-            connections=[(each, _fields(each)) for each in mine[0].connections[:MAX_CONNECTIONS]],
-            now_s=time.time(),
-        )
+    return site.frame(
+        request,
+        "consumer.html",
+        "Consumers",
+        client_id or hostname or "consumer",
+        program=program,
+        connections=[(each, _fields(each)) for each in program.connections[:MAX_CONNECTIONS]],
+        now_s=time.time(),
+    )
 
 
 def _fields(connection: ConsumerRow) -> list[tuple[str, str]]:

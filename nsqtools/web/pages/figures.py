@@ -198,11 +198,6 @@ def figures_of(
     )
 
 
-def trend(history: History, key: Key, quantity: str) -> Spark:
-    """Return the last two minutes of a queue."""
-    return spark(history.series([key], quantity, since_s=time.time() - TREND_S))
-
-
 def range_of(asked: str) -> str:
     """Return the range of time that an address asks for."""
     return asked if asked in RANGES else RANGE

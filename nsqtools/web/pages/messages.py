@@ -36,52 +36,50 @@ COUNTS = (1, 10, 50, 100)
 TIMES_S = (2, 5, 10, 30)
 
 
-class MessagePages:
-    """Answers /messages. Listening makes a channel, so it takes a form and its token."""
+async def show_messages(site: Site, request: Request) -> Response:
+    """Show the form; for a form that was sent, what came.
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    Listening makes a channel, so it takes a form and its token.
+    """
+    if not site.context.settings.show_messages:
+        raise HTTPException(403, "messages are not shown by this console (--show-messages)")
+    fields = await site.context.form(request) if request.method == "POST" else None
+    return await run_in_threadpool(_page, site, request, fields)
 
-    async def answer(self, request: Request) -> Response:
-        """Show the form; for a form that was sent, what came."""
 
-        if not self._site.context.settings.show_messages:
-            raise HTTPException(403, "messages are not shown by this console (--show-messages)")
-        fields = await self._site.context.form(request) if request.method == "POST" else None
-        return await run_in_threadpool(self._page, request, fields)
-
-    def _page(self, request: Request, fields: dict[str, str] | None) -> Response:
-        topic = request.query_params.get("topic", "")
-        channel = request.query_params.get("channel", "")
-        if channel:
-            self._site.context.check_changes(request)
-        snapshot = self._site.snapshot()
-        if snapshot is None or snapshot.queue(topic, channel) is None:
-            raise NotFoundError(f"no nsqd that answers has {topic}/{channel}".rstrip("/"))
-        count = _one_of(COUNTS, (fields or {}).get("count"), 10)
-        for_s = _one_of(TIMES_S, (fields or {}).get("for_s"), 5)
-        copies: Copies | None = None
-        if fields is not None:
-            context = self._site.context
-            context.note_reading(request, topic, channel)
-            copies = listen(
-                context.cluster, context.options, topic, channel, count=count, for_s=for_s
-            )
-        values = self._site.frame(
-            request,
-            "messages.html",
-            "Queues",
-            f"Messages of {topic}",
-            is_live=False,
-            topic=topic,
-            channel=channel,
-            count=count,
-            for_s=for_s,
-            copies=copies,
-            bodies=[(copy, shown_body(copy.body)) for copy in copies.messages] if copies else [],
-            csrf_token=self._site.context.token(request),
-        )
-        return self._site.response(values)
+def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Response:
+    context = site.context
+    topic = request.query_params.get("topic", "")
+    channel = request.query_params.get("channel", "")
+    if channel:
+        context.check_changes(request)
+    if site.snapshot().queue(topic, channel) is None:
+        raise NotFoundError(f"no nsqd that answers has {topic}/{channel}".rstrip("/"))
+    count = _one_of(COUNTS, (fields or {}).get("count"), 10)
+    for_s = _one_of(TIMES_S, (fields or {}).get("for_s"), 5)
+    copies: list[tuple[Message, ShownBody]] | None = None
+    left_out: list[str] = []
+    if fields is not None:
+        context.note_reading(request, topic, channel)
+        check_topic(topic)
+        addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
+        found = _listen(addresses, context.options, topic, channel, count, for_s)
+        copies = [(each, shown_body(each.body)) for each in found]
+    values = site.frame(
+        request,
+        "messages.html",
+        "Queues",
+        f"Messages of {topic}",
+        is_live=False,
+        topic=topic,
+        channel=channel,
+        count=count,
+        for_s=for_s,
+        copies=copies,
+        left_out=left_out,
+        csrf_token=context.token(request),
+    )
+    return site.response(values)
 
 
 def _one_of(allowed: tuple[int, ...], text: str | None, usual: int) -> int:
@@ -124,51 +122,9 @@ def _kind(body: bytes) -> str:
     return "text"
 
 
-MAX_LISTENERS = 4
-MAX_MESSAGES = 100
-MAX_LISTEN_S = 30.0
-
-_listeners = threading.BoundedSemaphore(MAX_LISTENERS)
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """What came, and why some nsqd were not listened to."""
-
-    messages: tuple[Message, ...]
-    left_out: tuple[str, ...]
-
-
-def listen(
-    cluster: Cluster,
-    options: ClientOptions,
-    topic: str,
-    channel: str = "",
-    *,
-    count: int,
-    for_s: float,
-) -> Copies:
-    """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
-
-    With a channel these are its messages, which are given back.
-    """
-    check_topic(topic)
-    count = max(1, min(count, MAX_MESSAGES))
-    for_s = max(0.5, min(for_s, MAX_LISTEN_S))
-    addresses, left_out = addresses_with_channels(cluster, topic, channel)
-    if not _listeners.acquire(blocking=False):
-        raise NsqError(
-            f"{MAX_LISTENERS} others are listening already", hint="Try again in a moment."
-        )
-    try:
-        return Copies(_take(addresses, options, topic, channel, count, for_s), left_out)
-    finally:
-        _listeners.release()
-
-
 def addresses_with_channels(
     cluster: Cluster, topic: str, channel: str = ""
-) -> tuple[list[str], tuple[str, ...]]:
+) -> tuple[list[str], list[str]]:
     """Return where to connect to, and a line for each nsqd that has to be left out.
 
     Raises `NotFoundError` when no nsqd has the topic, `ConfigurationError` when none is left.
@@ -204,36 +160,51 @@ def addresses_with_channels(
             f"{topic} cannot be listened to without loss",
             hint="; ".join(left_out) + ". Create a channel first.",
         )
-    return found, tuple(left_out)
+    return found, left_out
 
 
-def _take(
+MAX_LISTENERS = 4
+_listeners = threading.BoundedSemaphore(MAX_LISTENERS)
+
+
+def _listen(
     addresses: list[str],
     options: ClientOptions,
     topic: str,
     channel: str,
     count: int,
     for_s: float,
-) -> tuple[Message, ...]:
-    consumer = Consumer(
-        topic,
-        channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
-        nsqd_tcp_addresses=addresses,
-        options=replace(options, max_in_flight=max(count, len(addresses))),
-    )
-    taken: list[Message] = []
-    held: list[Batch] = []  # a batch that is dropped may be answered
-    with consumer:  # which gives back what is unanswered
-        consumer.gather(0, count)
-        consumer.start(fail_fast=True)
-        ends_s = time.monotonic() + for_s
-        while len(taken) < count and (left_s := ends_s - time.monotonic()) > 0:
-            batch = consumer.next_batch(left_s)
-            if batch is None:
-                break
-            taken += batch
-            if channel:
-                held.append(batch)
-            else:
-                batch.finish()
-    return tuple(taken[:count])
+) -> list[Message]:
+    """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
+
+    With a channel these are its messages, which are given back.
+    """
+    if not _listeners.acquire(blocking=False):
+        raise NsqError(
+            f"{MAX_LISTENERS} others are listening already", hint="Try again in a moment."
+        )
+    try:
+        consumer = Consumer(
+            topic,
+            channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
+            nsqd_tcp_addresses=addresses,
+            options=replace(options, max_in_flight=max(count, len(addresses))),
+        )
+        taken: list[Message] = []
+        held: list[Batch] = []  # a batch that is dropped may be answered
+        with consumer:  # which gives back what is unanswered
+            consumer.gather(0, count)
+            consumer.start(fail_fast=True)
+            ends_s = time.monotonic() + for_s
+            while len(taken) < count and (left_s := ends_s - time.monotonic()) > 0:
+                batch = consumer.next_batch(left_s)
+                if batch is None:
+                    break
+                taken += batch
+                if channel:
+                    held.append(batch)
+                else:
+                    batch.finish()
+        return taken[:count]
+    finally:
+        _listeners.release()

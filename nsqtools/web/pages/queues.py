@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -15,17 +14,14 @@ from nsqtools.cluster.problems import gone_text
 from nsqtools.cluster.queue_rows import QueueRow, sums_of
 from nsqtools.cluster.topics import all_of
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.stats import NsqdStats, read_stats
-from nsqtools.web.pages.consumers import Connections, connections_of
-from nsqtools.web.pages.figures import Spark, trend
-from nsqtools.web.pages.site import Recent, Site, Values, as_asked
+from nsqtools.web.pages.consumers import connections
+from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import (
     SHOWN,
     SORTS,
     QueueQuery,
-    Snapshot,
     lines_of,
     page_number,
     read_query,
@@ -34,145 +30,78 @@ from nsqtools.web.pages.snapshot import (
 MAX_CONSUMERS = 200
 
 
-class QueuePages:
-    """Makes the values of both pages."""
-
-    def __init__(self, site: Site, recent: Recent[Connections]) -> None:
-        self._site = site
-        self._recent = recent
-
-    def topic(self, request: Request) -> Values:
-        """Return the values of a topic's page. Raises `NotFoundError`."""
-        snapshot, row = self._row(request)
-        topic = row.topic
-        channels = snapshot.channels(topic)
-        return self._site.frame(
-            request,
-            "topic.html",
-            "Queues",
-            topic,
-            topic=topic,
-            row=row,
-            snapshot=snapshot,
-            problems=snapshot.problems_of_queue(topic),
-            charts=self._site.charts(request, row.key),
-            sums=sums_of([row, *channels]),
-            channels=[(each, depth_trend(self._site, each)) for each in channels],
-            nodes=snapshot.on_nodes(topic),
-            can_tombstone=bool(self._site.context.cluster.lookupds),
-        )
-
-    def channel(self, request: Request) -> Values:
-        """Return the values of a channel's page. Raises `NotFoundError`."""
-        snapshot, row = self._row(request)
-        topic, channel = row.topic, row.channel
-        found = self.connections(topic, channel)
-        mine = [each for each in found.each if (each.topic, each.channel) == (topic, channel)]
-        mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
-        return self._site.frame(
-            request,
-            "channel.html",
-            "Queues",
-            f"{topic}/{channel}",
-            topic=topic,
-            channel=channel,
-            row=row,
-            snapshot=snapshot,
-            problems=snapshot.problems_of_queue(topic, channel),
-            charts=self._site.charts(request, row.key),
-            nodes=snapshot.on_nodes(topic, channel),
-            consumers=mine[:MAX_CONSUMERS],
-            consumer_count=len(mine),
-            now_s=time.time(),
-        )
-
-    def queue(self, request: Request) -> Values:
-        """Return the values of a topic's or channel's page whose names are in the query."""
-        return self.channel(request) if _named(request, "channel") else self.topic(request)
-
-    def connections(self, topic: str = "", channel: str = "") -> Connections:
-        """Return who is connected to a channel, or to any: answers are shared for a moment."""
-
-        # a name that is none cannot be asked for
-        asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
-
-        def ask(before: Connections | None) -> Connections:
-            return connections_of(self._site.context.watcher.consumers(*asked), before)
-
-        return self._recent.get(asked, ask)
-
-    def _row(self, request: Request) -> tuple[Snapshot, QueueRow]:
-        """Return the queue that a request names. Raises `NotFoundError`."""
-        topic, channel = _named(request, "topic"), _named(request, "channel")
-        snapshot = self._site.snapshot()
-        row = snapshot.queue(topic, channel) if snapshot else None
-        if snapshot is not None and row is None:
-            asked = topic, channel
-            row = next(
-                (
-                    each
-                    for each in snapshot.totals
-                    if (as_asked(each.topic), as_asked(each.channel)) == asked
-                ),
-                None,
-            )
-        if snapshot is None or row is None:
-            what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
-            gone = len(snapshot.gone) if snapshot else 0
-            hint = "It may have been deleted, or the next sample shows it."
-            if gone:
-                hint = f"It may be on one of the {gone} nsqd that are gone, or have been deleted."
-            raise NotFoundError(f"no nsqd that answers has the {what}", hint=hint)
-        return snapshot, row
-
-
 def _named(request: Request, name: str) -> str:
+    """Return a name that is in the path or in the query."""
     found: str = request.path_params.get(name) or request.query_params.get(name, "")
     return found
 
 
-def depth_trend(site: Site, row: QueueRow) -> Spark:
-    """Return the depth of a queue in the last two minutes."""
-    return trend(site.context.history, row.key, "depth")
+def show_queues(site: Site, request: Request) -> Values:
+    """Return the values of a topic's or channel's page, and without one of the page of all.
+
+    Raises `NotFoundError`.
+    """
+    topic, channel = _named(request, "topic"), _named(request, "channel")
+    if not topic:
+        return _overview(site, request)
+    row, snapshot = _row(site, topic, channel), site.snapshot()
+    topic, channel = row.topic, row.channel
+    values: Values = {
+        "topic": topic,
+        "channel": channel,
+        "row": row,
+        "problems": snapshot.problems_of_queue(topic, channel),
+        "charts": site.charts(request, row.key),
+        "nodes": snapshot.on_nodes(topic, channel),
+    }
+    if not channel:
+        values["channels"] = snapshot.channels(topic)
+        values["sums"] = sums_of([row, *values["channels"]])
+        values["can_tombstone"] = bool(site.context.cluster.lookupds)
+        return site.frame(request, "topic.html", "Queues", topic, **values)
+    found = connections(site, topic, channel).each
+    mine = [each for each in found if (each.topic, each.channel) == (topic, channel)]
+    mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
+    values |= {"consumers": mine[:MAX_CONSUMERS], "consumer_count": len(mine)}
+    values["now_s"] = time.time()
+    return site.frame(request, "channel.html", "Queues", f"{topic}/{channel}", **values)
 
 
-EVERYTHING = ("", "", "")
+def _row(site: Site, topic: str, channel: str) -> QueueRow:
+    """Return the queue that a request names. Raises `NotFoundError`."""
+    snapshot, asked = site.snapshot(), (topic, channel)
+    row = snapshot.queue(topic, channel)
+    if row is not None:
+        return row
+    for each in snapshot.totals:
+        if (as_asked(each.topic), as_asked(each.channel)) == asked:
+            return each
+    what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
+    hint = "It may have been deleted, or the next sample shows it."
+    if gone := len(snapshot.gone):
+        hint = f"It may be on one of the {gone} nsqd that are gone, or have been deleted."
+    raise NotFoundError(f"no nsqd that answers has the {what}", hint=hint)
 
 
-def overview(site: Site, request: Request) -> Values:
-    """Return the values of the page of all queues."""
+def _overview(site: Site, request: Request) -> Values:
     query = read_query(request.query_params)
     snapshot = site.snapshot()
-    totals = snapshot.totals if snapshot else []
-    lines = lines_of(totals, query, snapshot.growth if snapshot else {})
-    history = site.context.history
+    lines = lines_of(snapshot.totals, query, snapshot.growth)
     words = query.text.casefold().split()
-    nodes = (
-        []
-        if not words or not snapshot
-        else [node for node in snapshot.reports if all(word in node.casefold() for word in words)]
-    )
+    nodes = [node for node in snapshot.reports if all(word in node.casefold() for word in words)]
     return site.frame(
         request,
         "overview.html",
         "Queues",
         "Queues",
         search=query.text,
-        snapshot=snapshot,
-        cluster=snapshot.sums if snapshot else sums_of([]),
-        trends={
-            name: trend(history, EVERYTHING, name)
-            for name in ("depth", "in_flight", "ingress", "finish", "requeue")
-        },
-        problems=snapshot.problems if snapshot else [],
         query=query,
         filters=[
             (name, label, lines.counts[name], query.address(show=name, page=1))
             for name, (label, _) in SHOWN.items()
         ],
         sorts=_sorts(query),
-        matching_nodes=nodes[:20],
-        rows=[(row, depth_trend(site, row)) for row in lines.rows],
+        matching_nodes=nodes[:20] if words else [],
         lines=lines,
         page_address=lambda page: query.address(page=page),
     )
@@ -191,133 +120,95 @@ def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
     return made
 
 
-MAX_INACTIVE = 200
+def show_nodes(site: Site, request: Request) -> Values:
+    """Return the values of the list of nsqd, or of the page of the one that is named.
 
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """What the nsqlookupd say. ``nodes`` and ``topics`` go by address."""
-
-    nodes: dict[str, list[KnownNode]]
-    topics: dict[str, list[str]]
-    failures: tuple[DaemonFailure, ...]
-
-
-class NodePages:
-    """Makes the values of these pages."""
-
-    def __init__(self, site: Site, keep_s: Callable[[], float]) -> None:
-        self._site = site
-        self._statuses: Recent[tuple[list[NodeStatus], list[DaemonFailure]]] = Recent(keep_s)
-        self._stats: Recent[NsqdStats] = Recent(keep_s)
-        self._directory: Recent[Directory] = Recent(keep_s)
-
-    def all(self, request: Request) -> Values:
-        """Return the values of the list of nsqd."""
-        cluster, snapshot = self._site.context.cluster, self._site.snapshot()
-        nodes, failures = self._statuses.get("", lambda _: self._all())
-        history = self._site.context.history
-        return self._site.frame(
+    Raises `NotFoundError`: an address that a request brings is not asked.
+    """
+    asked = _named(request, "node")
+    found, failures = site.recent("nodes", lambda _: _all_nodes(site))
+    snapshot, cluster = site.snapshot(), site.context.cluster
+    if not asked:
+        return site.frame(
             request,
             "nodes.html",
             "Nodes",
             "Nodes",
             failures=failures,
-            newest=max((node.version for node in nodes), default=""),
+            newest=max((node.version for node in found), default=""),
             lookupds=len(cluster.lookupds),
-            nodes=[
-                (
-                    node,
-                    sums_of(snapshot.of_node(node.address)) if snapshot else sums_of([]),
-                    trend(history, (node.address, "", ""), "depth"),
-                )
-                for node in sorted(nodes, key=lambda node: node.address)
-            ],
+            nodes=[(node, sums_of(snapshot.of_node(node.address))) for node in found],
+        )
+    status = next((node for node in found if node.address == asked), None)
+    if status is None:
+        raise NotFoundError(
+            f"no nsqd {asked} is in the cluster", hint="The list of nodes has all addresses."
         )
 
-    def one(self, request: Request) -> Values:
-        """Return the values of an nsqd's page. Raises `NotFoundError`.
+    def ask(_: NsqdStats | None) -> NsqdStats:
+        return read_stats(cluster.nsqd(asked).stats(clients=True, memory=True))
 
-        Only an nsqd of the cluster is asked: an address that a request brings is not.
-        """
-        asked = request.path_params.get("node") or request.query_params.get("node", "")
-        cluster, snapshot = self._site.context.cluster, self._site.snapshot()
-        nodes, _ = self._statuses.get("", lambda _: self._all())
-        status = next((node for node in nodes if node.address == asked), None)
-        if status is None or snapshot is None:
-            raise NotFoundError(
-                f"no nsqd {asked} is in the cluster", hint="The list of nodes has all addresses."
-            )
-        stats, error = None, status.error
-        try:
-            if not error:
-                stats = self._stats.get(
-                    asked,
-                    lambda _: read_stats(cluster.nsqd(asked).stats(clients=True, memory=True)),
-                )
-        except NsqError as exc:
-            error = str(exc)
-        here = snapshot.of_node(asked)
-        lines = lines_of(here, QueueQuery(page=page_number(request.query_params)))
-        return self._site.frame(
-            request,
-            "node.html",
-            "Nodes",
-            asked,
-            status=status,
-            stats=stats,
-            error=error,
-            sums=sums_of(here),
-            charts=self._site.charts(request, (asked, "", "")),
-            lines=lines,
-            page_address=lambda page: self._site.to.page("/nodes", node=asked, page=f"{page}"),
-            others=[node.address for node in nodes if node.address != asked and not node.error],
-            now_s=time.time(),
-        )
+    stats, error = None, status.error
+    try:
+        stats = None if error else site.recent(("node", asked), ask)
+    except NsqError as exc:
+        error = str(exc)
+    here = snapshot.of_node(asked)
+    return site.frame(
+        request,
+        "node.html",
+        "Nodes",
+        asked,
+        status=status,
+        stats=stats,
+        error=error,
+        sums=sums_of(here),
+        charts=site.charts(request, (asked, "", "")),
+        lines=lines_of(here, QueueQuery(page=page_number(request.query_params))),
+        page_address=lambda page: site.to.page("/nodes", node=asked, page=f"{page}"),
+        now_s=time.time(),
+    )
 
-    def lookup(self, request: Request) -> Values:
-        """Return the values of the page of nsqlookupd."""
-        cluster, snapshot = self._site.context.cluster, self._site.snapshot()
-        directory = self._directory.get("", lambda _: self._ask())
-        present = {row.topic for row in snapshot.totals} if snapshot else set()
-        inactive = sorted(all_of(directory.topics) - present)
-        errors = {failure.address: str(failure.error) for failure in directory.failures}
-        return self._site.frame(
-            request,
-            "lookup.html",
-            "Lookup",
-            "Lookup",
-            lookupds=[
-                (
-                    address,
-                    errors.get(address, ""),
-                    directory.nodes.get(address),
-                    directory.topics.get(address),
-                )
-                for address in sorted(cluster.lookupds)
-            ],
-            inactive=inactive[:MAX_INACTIVE],
-            inactive_count=len(inactive),
-        )
 
-    def _all(self) -> tuple[list[NodeStatus], list[DaemonFailure]]:
-        """Return every nsqd, those that are gone too, and who else does not answer."""
-        context, snapshot = self._site.context, self._site.snapshot()
-        nodes: list[NodeStatus] = []
-        try:
-            nodes, failures = list_nodes(context.cluster, context.watcher.answering)
-        except NsqError as error:
-            failures = [DaemonFailure("", error)]
-        shown = {node.address: node for node in nodes}
-        for address, state in (snapshot.gone if snapshot else {}).items():
-            gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
-            node = shown.get(address, gone)
-            if node.error:
-                shown[address] = replace(node, error=f"gone {gone_text(state)}")
-        return [*shown.values()], failures
+def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
+    """Return every nsqd, those that are gone too, and who else does not answer."""
+    context = site.context
+    found: list[NodeStatus] = []
+    try:
+        found, failures = list_nodes(context.cluster, context.watcher.answering)
+    except NsqError as error:
+        failures = [DaemonFailure("", error)]
+    shown = {node.address: node for node in found}
+    for address, state in site.snapshot().gone.items():
+        gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
+        node = shown.get(address, gone)
+        if node.error:
+            shown[address] = replace(node, error=f"gone {gone_text(state)}")
+    return sorted(shown.values(), key=lambda node: node.address), failures
 
-    def _ask(self) -> Directory:
-        cluster = self._site.context.cluster
-        nodes, failures = cluster.known_nodes()
-        topics, failed = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-        return Directory(nodes, topics, (*failures, *failed))
+
+MAX_INACTIVE = 200
+
+
+def show_lookup(site: Site, request: Request) -> Values:
+    """Return the values of the page of nsqlookupd."""
+    cluster = site.context.cluster
+
+    def ask(_: Any) -> Any:
+        return cluster.known_nodes(), cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+
+    (known, failures), (topics, failed) = site.recent("lookup", ask)
+    errors = {failure.address: str(failure.error) for failure in (*failures, *failed)}
+    inactive = sorted(all_of(topics) - {row.topic for row in site.snapshot().totals})
+    return site.frame(
+        request,
+        "lookup.html",
+        "Lookup",
+        "Lookup",
+        lookupds=[
+            (address, errors.get(address, ""), known.get(address), topics.get(address))
+            for address in sorted(cluster.lookupds)
+        ],
+        inactive=inactive[:MAX_INACTIVE],
+        inactive_count=len(inactive),
+    )

@@ -13,7 +13,8 @@ jinja escapes it as HTML. What is more than one line, such as a body, is made wi
 Pages share answers (`Recent`): ten people who look at one channel are one question every two
 seconds. The first request waits for the daemons; others meanwhile wait for the same answer. And
 they share what is sent: a page and its changes are made once for an address, a role and a sample
-(`Rendering`). So a page that is shared has nothing in it that is the reader's own.
+(`Rendering`), and compressed once (`Packed`). So a live page has nothing in it that is the reader's
+own, and no secret beside what a reader chose: its compressed size would tell.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
+import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -33,7 +37,7 @@ from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nsqtools import __version__
@@ -45,22 +49,23 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
-from nsqtools.web.packed import HEAD, Packed, packed_response, takes_gzip
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import (
     RANGES,
+    TREND_S,
     Charts,
     Figure,
+    Spark,
     figures_of,
     numbers_of,
     point_of,
     range_of,
+    spark,
 )
-from nsqtools.web.pages.snapshot import Snapshot
+from nsqtools.web.pages.snapshot import NO_SAMPLE, Snapshot
 
+V = TypeVar("V")
 Values = dict[str, Any]
-Make = Callable[[Request], Values]
-Answer = Callable[[Request], Awaitable[Response]]
 
 KEEP_ALIVE_S = 15.0
 """An open stream says something that often: who has gone is noticed."""
@@ -72,37 +77,46 @@ class Site:
     def __init__(self, context: WebContext) -> None:
         self.context = context
         self.to = Addresses(context.settings.base_path)
-        self._snapshot: Snapshot | None = None
-        self._renderings: Recent[Rendering] = Recent(lambda: 0.0)
+        self._snapshot = Snapshot(NO_SAMPLE)
+        self._recent = Recent()
 
-    def snapshot(self) -> Snapshot | None:
-        """Return the latest sample, taken apart; None before the first."""
-        sample = self.context.watcher.latest
-        if sample is None:
-            return None
-        if self._snapshot is None or self._snapshot.sample is not sample:
-            self._snapshot = Snapshot(sample, self.context.watcher.earlier(sample))
+    def snapshot(self) -> Snapshot:
+        """Return the latest sample, taken apart; an empty one before the first."""
+        watcher = self.context.watcher
+        sample = watcher.latest
+        if sample is not None and self._snapshot.sample is not sample:
+            self._snapshot = Snapshot(sample, watcher.earlier(sample))
         return self._snapshot
+
+    def recent(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
+        """Return what ``ask`` answered lately, or now; each sample finds a new answer."""
+        return self._recent.get(question, ask, 0.8 * self.context.watcher.interval_s)
+
+    def trend(self, key: Key, quantity: str) -> Spark:
+        """Return what became of a queue in the last minutes."""
+        since_s = time.time() - TREND_S
+        return spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
     def frame(
         self, request: Request, template: str, section: str, title: str, **values: Any
     ) -> Values:
         """Return what the frame of a page shows, and the page's own values."""
-        snapshot = self.snapshot()
-        lookupds = set(self.context.cluster.lookupds)
-        failed = {each.address for each in snapshot.sample.failures} if snapshot else set()
+        context, snapshot = self.context, self.snapshot()
+        lookupds = set(context.cluster.lookupds)
+        failed = {each.address for each in snapshot.sample.failures}
         return {
             "template": template,
             "to": self.to,
+            "trend": self.trend,
             "title": title,
             "section": section,
             "theme": _theme(request),
-            "interval_s": self.context.watcher.interval_s,
-            "is_slowed": self.context.watcher.is_slowed,
-            "is_read_only": not self.context.user(request).may_change,
-            "shows_messages": self.context.settings.show_messages,
-            "sampled_s": snapshot.sampled_s if snapshot else None,
-            "answering": len(snapshot.reports) if snapshot else 0,
+            "interval_s": context.watcher.interval_s,
+            "is_slowed": context.watcher.is_slowed,
+            "is_read_only": not context.user(request).may_change,
+            "shows_messages": context.settings.show_messages,
+            "snapshot": snapshot,
+            "answering": len(snapshot.reports),
             "silent": len(failed - lookupds),
             "silent_lookupds": len(failed & lookupds),
             "is_live": True,
@@ -123,98 +137,81 @@ class Site:
         if topic and not channel:
             together = ("Together", address(each=""), not split)
             choices.insert(0, [together, ("Each channel", address(each="1"), bool(split))])
-        figures = self._figures(key, split)
         queue = {"node": node, "topic": topic, "channel": channel}
         source = self.to.page("/series", **queue, range=shown, each=split)
-        return Charts(figures, choices, source)
+        return Charts(self._figures(key, split), choices, source)
 
-    def numbers(self, asked: Mapping[str, str]) -> Values:
+    def numbers(self, request: Request) -> Response:
         """Return what the charts of a page are drawn from."""
+        asked = request.query_params
         node, topic, channel = (asked.get(name, "") for name in ("node", "topic", "channel"))
         figures = self._figures((node, topic, channel), asked.get("each", ""))
-        return numbers_of(self.context.history, figures, range_of(asked.get("range", "")))
+        history = self.context.watcher.history
+        return JSONResponse(numbers_of(history, figures, range_of(asked.get("range", ""))))
 
     def _figures(self, key: Key, split: str) -> Sequence[Figure]:
-        snapshot = self.snapshot()
-        channels = snapshot.channels(key[1]) if snapshot and key[1] and not key[2] else []
+        channels = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
         return figures_of(key, [row.channel for row in channels], is_split=bool(split))
 
-    def route(self, path: str, make: Make, *, is_shared: bool = True) -> Route:
-        """Return the route of a page that is live.
-
-        Readers of one role share it, unless it holds a token or changes between samples.
-        """
+    def route(self, path: str, make: Callable[[Site, Request], Values]) -> Route:
+        """Return the route of a page that is live, and that readers of one role share."""
 
         async def answer(request: Request) -> Response:
             if "live" in request.query_params:
-                headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-                if is_compressed := is_shared and takes_gzip(request):
+                headers = {"X-Accel-Buffering": "no"}
+                if is_packed := takes_gzip(request):
                     headers["Content-Encoding"] = "gzip"
-                return StreamingResponse(
-                    self._events(request, make, is_shared, is_compressed),
-                    media_type="text/event-stream",
-                    headers=headers,
-                )
-            made = await run_in_threadpool(self._rendering, make, request, is_shared)
-            if not is_shared:
-                return HTMLResponse(made.page.plain)
+                events = self._events(request, make, is_packed)
+                return StreamingResponse(events, 200, headers, "text/event-stream")
+            made = await run_in_threadpool(self._rendering, make, request)
             return packed_response(request, [made.page], "text/html")
 
-        return Route(path, self.guarded(answer))
+        return Route(path, answer)
 
-    def _rendering(self, make: Make, request: Request, is_shared: bool) -> Rendering:
+    def _rendering(self, make: Callable[[Site, Request], Values], request: Request) -> Rendering:
         """Return the page as it is at the latest sample."""
         sample = self.context.watcher.latest
 
         def ask(before: Rendering | None) -> Rendering:
             if before is not None and before.sample is sample:
                 return before
-            values = make(request)
+            values = make(self, request)
             page, pieces = render(values["template"], values)
             return Rendering(sample, Packed(page), pieces, values["charts"])
 
-        if not is_shared:
-            return ask(None)
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
-        return self._renderings.get((request.url.path, *asked, role, _theme(request)), ask)
-
-    def guarded(self, answer: Answer) -> Answer:
-        """Return a view that answers with a page when it fails, or when it is refused."""
-
-        async def guarded(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except NsqError as error:
-                statuses = {NotFoundError: 404, ConfigurationError: 400}
-                return self.failed(request, error, statuses.get(type(error), 502))
-            except HTTPException as error:
-                return self.failed(request, NsqError(error.detail), error.status_code)
-
-        return guarded
+        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask)
 
     def response(self, values: Values, status: int = 200) -> Response:
         """Return a page that is not live."""
         return HTMLResponse(render(values["template"], values)[0], status)
 
-    def failed(self, request: Request, error: NsqError, status: int) -> Response:
-        """Return the page of a failure."""
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Return the page of a failure, or of a refusal."""
+        if isinstance(error, HTTPException):
+            status, headers = error.status_code, error.headers
+            error = NsqError(error.detail)
+        else:
+            statuses: dict[type, int] = {NotFoundError: 404, ConfigurationError: 400}
+            status, headers = statuses.get(type(error), 502), None
         titles = {404: "Not found", 403: "Refused", 400: "Not possible"}
         title = titles.get(status, "Failed")
         values = self.frame(request, "failed.html", "", title, error=error, is_live=False)
-        return self.response(values, status)
+        answer = self.response(values, status)
+        answer.headers.update(headers or {})
+        return answer
 
     async def _events(
-        self, request: Request, make: Make, is_shared: bool, is_compressed: bool
+        self, request: Request, make: Callable[[Site, Request], Values], is_packed: bool
     ) -> AsyncIterator[bytes]:
-
         def sent(piece: Packed) -> bytes:
-            return piece.deflated if is_compressed else piece.plain
+            return piece.deflated if is_packed else piece.plain
 
         watcher = self.context.watcher
         shown: Rendering | None = None
         seen_ns = 0
-        if is_compressed:
+        if is_packed:
             yield HEAD
         while not watcher.is_stopped and await self.context.is_still(request):
             sample = await watcher.newer(seen_ns, KEEP_ALIVE_S)
@@ -223,14 +220,54 @@ class Site:
                 continue
             seen_ns = sample.time_ns
             try:
-                made = await run_in_threadpool(self._rendering, make, request, is_shared)
+                made = await run_in_threadpool(self._rendering, make, request)
             except NsqError:
                 continue  # what the page was about is gone, or did not answer this time
-            yield sent(made.event_since(shown, self.context.history))
+            yield sent(made.event_since(shown, watcher.history))
             shown = made
 
 
+HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # of a gzip stream, without time and name
+_END = b"\x03\0"  # an empty block that is the last one
+_LEVEL = 3
+
+
+class Packed:
+    """A piece of text, as it is and compressed.
+
+    It is compressed for itself and ends at a byte, so that pieces can follow one another in any
+    gzip stream, whatever was in it before.
+    """
+
+    def __init__(self, text: str) -> None:
+        # a hostile nsqd may send what is not text
+        self.plain = text.encode("utf-8", "backslashreplace")
+        packer = zlib.compressobj(_LEVEL, wbits=-zlib.MAX_WBITS)
+        self.deflated = packer.compress(self.plain) + packer.flush(zlib.Z_SYNC_FLUSH)
+        self.crc = zlib.crc32(self.plain)
+
+
 KEPT_ALIVE = Packed(": still here\n\n")
+
+
+def takes_gzip(request: Request) -> bool:
+    """Tell whether an answer may be compressed."""
+    return "gzip" in request.headers.get("accept-encoding", "").lower()
+
+
+def packed_response(request: Request, pieces: Sequence[Packed], media_type: str) -> Response:
+    """Answer with pieces, compressed where the client takes that. The first is the longest."""
+    headers = {"Vary": "Accept-Encoding"}
+    if not takes_gzip(request):
+        return Response(b"".join(each.plain for each in pieces), 200, headers, media_type)
+    crc = pieces[0].crc
+    for each in pieces[1:]:
+        crc = zlib.crc32(each.plain, crc)
+    size = sum(len(each.plain) for each in pieces)
+    body = b"".join(each.deflated for each in pieces)
+    end = _END + struct.pack("<II", crc, size & 0xFFFFFFFF)
+    headers["Content-Encoding"] = "gzip"
+    return Response(HEAD + body + end, 200, headers, media_type)
 
 
 @dataclass(slots=True, eq=False)
@@ -398,36 +435,36 @@ def _is_segment(name: str) -> bool:
     return is_valid_name(name) and name not in (".", "..")
 
 
-V = TypeVar("V")
-
-MAX_ANSWERS = 200
+MAX_ANSWERS = 400
 
 
 @dataclass(slots=True)
-class _Answer(Generic[V]):
+class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    at_s: float | None = None
-    value: V | None = None
+    at_s: float = -math.inf
+    value: Any = None
 
 
-class Recent(Generic[V]):
-    """Answers by question, each for ``keep_s()`` seconds. Thread-safe."""
+class Recent:
+    """Answers by question, of those that were asked last. Thread-safe."""
 
-    def __init__(self, keep_s: Callable[[], float]) -> None:
-        self._keep_s = keep_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: dict[Hashable, _Answer[V]] = {}
+        self._answers: dict[Hashable, _Answer] = {}
 
-    def get(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
-        """Return what ``ask`` answered lately, or now; it gets the answer before. Raises as it."""
+    def get(self, question: Hashable, ask: Callable[[V | None], V], keep_s: float = 0.0) -> V:
+        """Return what ``ask`` answered in the last ``keep_s`` seconds, or answers now.
+
+        It gets the answer before. Raises as it does.
+        """
         with self._lock:
             answer = self._answers.pop(question, None) or _Answer()
             self._answers[question] = answer
             while len(self._answers) > MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
         with answer.lock:
-            now_s = time.monotonic()
-            if answer.value is None or answer.at_s is None or now_s - answer.at_s >= self._keep_s():
+            if time.monotonic() - answer.at_s >= keep_s:
                 answer.value = ask(answer.value)
                 answer.at_s = time.monotonic()
-            return answer.value
+            value: V = answer.value
+            return value

@@ -17,6 +17,8 @@ from nsqtools.cluster.problems import Earlier, Problem, problems_of
 from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 
+NO_SAMPLE = Sample(0, [], [], (), ())
+
 
 class Snapshot:
     """One sample, taken apart once for all who look at it."""
@@ -44,8 +46,9 @@ class Snapshot:
         return row.depth / -growth if row.depth and growth <= -LEAST_GROWTH else None
 
     @property
-    def sampled_s(self) -> float:
-        return self.sample.time_ns / 1e9
+    def sampled_s(self) -> float | None:
+        """When it was taken, None for `NO_SAMPLE`."""
+        return self.sample.time_ns / 1e9 or None
 
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""

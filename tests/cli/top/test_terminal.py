@@ -137,6 +137,46 @@ def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
     end_terminal(shell)
 
 
+def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
+    top: TerminalScreen, nsqd: Nsqd
+) -> None:
+    def channels(topic: str) -> list[str]:
+        return [each["channel_name"] for each in nsqd.topic_stats(topic)["channels"]]
+
+    nsqd.publish("clicks", b'{"n": 1}', b"\x1b[31mred")
+    nsqd.publish("views", b"a")
+    top.wait_for("clicks")
+    top.press("v")
+    top.wait_for("v shows messages of a channel")
+    top.press(ENTER)
+    top.wait_for("topics > clicks", "arch")
+    top.press("v")
+    top.wait_for('{"n": 1}', r"\x1b[31mred", "2 messages shown and given back", "Enter goes back")
+    top.press(ENTER)
+    top.wait_for("topics > clicks", "arch")
+    wait_until(lambda: nsqd.depth("clicks", "arch") == 2, what="they are given back")
+    top.press("\x1b")
+    top.wait_for("views")
+    top.press("t")
+    top.wait_for("-- tail of clicks")
+    wait_until(lambda: len(channels("clicks")) == 2, what="it has subscribed")
+    nsqd.publish("clicks", b"hello\x1b[31m")
+    top.wait_for(r"hello\x1b[31m")
+    top.press("\x03")
+    top.wait_for("views", "q quit")
+    wait_until(lambda: channels("clicks") == ["arch"], what="the channel of the tail is gone")
+    assert nsqd.depth("clicks", "arch") == 3
+    top.press("jt")
+    top.wait_for("would be destroyed", "Enter goes back")  # the topic has no channel
+    assert nsqd.depth("views") == 1
+    top.press(ENTER)
+    top.wait_for("q quit", gone="Enter goes back")
+    top.press("kt")
+    top.wait_for("-- tail of clicks")
+    top.child.kill(signal.SIGTERM)
+    assert top.wait_for_end() == 143
+
+
 def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
     nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: Callable[..., GoNsqd]
 ) -> None:

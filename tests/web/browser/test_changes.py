@@ -258,26 +258,6 @@ def test_a_form_without_its_token_changes_nothing(site: Site) -> None:
     assert site.nsqd.topic_stats("first")["depth"] == 0
 
 
-def test_an_nsqd_is_drained_into_another_and_the_page_follows(
-    serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
-) -> None:
-    with GoNsqd(_made(tmp_path / "a")) as source, GoNsqd(_made(tmp_path / "b")) as target:
-        source.create_channel("orders", "work")
-        source.publish("orders", *(b"%d" % n for n in range(50)))
-        url = serve_pages(nsqd_http=[source.http_address, target.http_address], allow_changes=True)
-        page = open_page(f"{url}/nodes?node={source.http_address}").page
-
-        page.get_by_role("link", name="Drain", exact=True).click()
-        page.get_by_role("button", name="Show the plan").click()
-        assert "move about 50 messages of topic orders" in page.locator("main").inner_text()
-        page.locator("input[name=confirm]").fill(source.http_address)
-        page.get_by_role("button", name=f"Move to {target.http_address}").click()
-        page.get_by_role("status").get_by_text("Done").wait_for()
-        assert "0 are left here" in page.get_by_role("status").inner_text()
-        wait_until(lambda: target.depth("orders", "work") == 50, what="all are in the channel")
-        assert source.depth("orders", "work") == 0
-
-
 def _made(path: Path) -> Path:
     path.mkdir()
     return path

@@ -1,0 +1,653 @@
+"""nsqadmin's API with its paths and answers, for scripts that move over.
+
+What differs from nsqadmin 1.3.0, on purpose:
+
+- An unknown topic or channel is 404 ``TOPIC_NOT_FOUND`` or ``CHANNEL_NOT_FOUND``; nsqadmin says
+  502, 200 without anything, or 200 with a WARNING. A topic that only nsqlookupd knows has zeros.
+- In the answer for a topic the sums of a channel are an object of their own, and every nsqd keeps
+  its numbers; nsqadmin adds them into those of the first. The smallest latency is the smallest.
+- Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
+- A change needs ``--allow-changes``. ``/config`` can be read and not written.
+- The texts of errors of daemons and of broken JSON are ours.
+- There is no graphite: ``/api/graphite`` answers as nsqadmin does without one.
+
+Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
+announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
+by count, and the largest and smallest of the nsqd.
+
+A body is one JSON object, whatever follows. The Content-Type does not matter, keys may have any
+case, and unknown ones are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from nsqtools.cluster.admin import Action, StepResult, TopicChange
+from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.topics import topic_names
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
+from nsqtools.protocol.names import is_valid_name, shown_url
+from nsqtools.protocol.stats import (
+    ChannelStats,
+    ClientStats,
+    LatencyStats,
+    NsqdStats,
+    TopicStats,
+    read_stats,
+)
+from nsqtools.protocol.text import go_json
+from nsqtools.web.access import as_ip
+from nsqtools.web.actions import WebContext
+
+HEADERS = {
+    "Content-Type": "application/json; charset=utf-8",
+    "X-NSQ-Content-Type": "nsq; version=1.0",
+}
+CHANGES = {each.value: each for each in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
+CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 403: "FORBIDDEN"}
+LOG_LEVEL = 2  # nsqadmin's number for info
+
+Document = dict[str, Any]
+
+
+class Refused(Exception):
+    """Answer with a status and a code, or a text."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+
+def upstream_error(kind: str, errors: Iterable[object]) -> Refused:
+    """No daemon answered."""
+    texts = ", ".join(map(str, errors))
+    return Refused(502, f"UPSTREAM_ERROR: failed to query any {kind}: {texts}")
+
+
+def warning(errors: Iterable[NsqError | None]) -> str:
+    """Return the text for errors of some daemons, "" without any."""
+    texts = "\n".join(map(str, filter(None, errors)))
+    return f"WARNING: {texts}" if texts else ""
+
+
+# -- one nsqd -------------------------------------------------------------------------------------
+
+
+class Nsqd(NamedTuple):
+    """One nsqd and what it says. ``name`` is its broadcast address and HTTP port; ``known`` what
+    each nsqlookupd, by address, says of it; ``info`` what itself does where none knows it."""
+
+    name: str
+    hostname: str
+    stats: NsqdStats
+    known: dict[str, KnownNode]
+    info: Document
+
+
+class NodeAnswers(NamedTuple):
+    """The nsqd that answered, by host and name, and who did not."""
+
+    nsqds: list[Nsqd]
+    failures: list[DaemonFailure]
+
+    @property
+    def message(self) -> str:
+        """What the answer has under ``message``."""
+        return warning(failure.error for failure in self.failures)
+
+    def having(self, topic: str) -> list[tuple[Nsqd, TopicStats]]:
+        """The nsqd that have a topic, with it."""
+        return [
+            (nsqd, each)
+            for nsqd in self.nsqds
+            for each in nsqd.stats.topics or ()
+            if each.topic_name == topic
+        ]
+
+
+def gather(
+    cluster: Cluster, topic: str = "", channel: str = "", *, clients: bool = False
+) -> NodeAnswers:
+    """Ask every nsqd for its statistics. Raises `Refused`."""
+    known, failures = cluster.known_nodes()
+    entries: dict[str, dict[str, KnownNode]] = {}
+    for lookupd, nodes in known.items():
+        for entry in nodes:
+            entries.setdefault(str(entry.node.http), {})[lookupd] = entry
+    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
+    answers, failed = cluster.ask(
+        {nsqd.address: nsqd.client for nsqd in nsqds},
+        lambda client: read_stats(client.stats(topic, channel, clients=clients)),
+    )
+    failures = [*failures, *impostors, *failed]
+    if failures and not answers:
+        raise failed_upstream(cluster, failures)
+    unknown = [nsqd for nsqd in nsqds if nsqd.announced not in entries and nsqd.address in answers]
+    infos, _ = cluster.ask({nsqd.address: nsqd.client for nsqd in unknown}, NsqdHTTPClient.info)
+    found = []
+    for nsqd in nsqds:
+        if nsqd.address not in answers:
+            continue
+        registered = entries.get(nsqd.announced, {})
+        info: Document = infos.get(nsqd.address, {})
+        hosts = [entry.hostname for entry in registered.values()]
+        hostname = hosts[0] if hosts else str(info.get("hostname", ""))
+        name = nsqd.announced
+        if not name:
+            name = f"{info['broadcast_address']}:{info.get('http_port')}" if info else nsqd.address
+        found.append(Nsqd(name, hostname, answers[nsqd.address], registered, info))
+    found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
+    return NodeAnswers(found, failures)
+
+
+def failed_upstream(cluster: Cluster, failures: Sequence[DaemonFailure]) -> Refused:
+    """Return the error for the case that no daemon answered."""
+    silent = [failure for failure in failures if failure.address in cluster.lookupds]
+    kind = "nsqlookupd" if silent and len(silent) == len(cluster.lookupds) else "nsqd"
+    return upstream_error(kind, [failure.error for failure in failures])
+
+
+def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
+    """A topic on one nsqd."""
+    return {
+        "node": nsqd.name,
+        "hostname": nsqd.hostname,
+        "topic_name": topic.topic_name,
+        **_depths(topic),
+        "message_count": topic.message_count,
+        "nodes": None,
+        "channels": [channel_of(nsqd, topic.topic_name, each, now_s) for each in topic.channels],
+        "paused": topic.paused,
+        "e2e_processing_latency": latency_of(topic.e2e_processing_latency),
+    }
+
+
+CHANNEL_COUNTS = (
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "message_count",
+    "client_count",
+)
+
+
+def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
+    """A channel on one nsqd."""
+    clients = channel.clients
+    return {
+        "node": nsqd.name,
+        "hostname": nsqd.hostname,
+        "topic_name": topic,
+        "channel_name": channel.channel_name,
+        **_depths(channel),
+        **{name: getattr(channel, name) for name in CHANNEL_COUNTS},
+        "nodes": None,
+        "clients": clients and [client_of(nsqd.name, client, now_s) for client in clients],
+        "paused": channel.paused,
+        "e2e_processing_latency": latency_of(channel.e2e_processing_latency),
+    }
+
+
+def _depths(queue: TopicStats | ChannelStats) -> Document:
+    return {
+        "depth": queue.depth,
+        "memory_depth": queue.depth - queue.backend_depth,
+        "backend_depth": queue.backend_depth,
+    }
+
+
+CLIENT_FACTS = ("remote_address", "version", "client_id", "hostname", "user_agent", "connect_ts")
+CLIENT_NUMBERS = (
+    "in_flight_count",
+    "ready_count",
+    "finish_count",
+    "requeue_count",
+    "message_count",
+    "sample_rate",
+    "deflate",
+    "snappy",
+    "authed",
+    "auth_identity",
+    "auth_identity_url",
+    "tls",
+    "tls_cipher_suite",
+    "tls_version",
+    "tls_negotiated_protocol",
+    "tls_negotiated_protocol_is_mutual",
+)
+
+
+def client_of(node: str, client: ClientStats, now_s: float) -> Document:
+    """A consumer; ``connected`` is in nanoseconds."""
+    return {
+        "node": node,
+        **{name: getattr(client, name) for name in CLIENT_FACTS},
+        "connected": (int(now_s) - client.connect_ts) * 1_000_000_000,
+        **{name: getattr(client, name) for name in CLIENT_NUMBERS},
+    }
+
+
+def latency_of(latency: LatencyStats) -> Document:
+    """The latency of one nsqd, in nanoseconds."""
+    percentiles = None
+    if latency.percentiles is not None:
+        percentiles = [
+            {
+                **dict.fromkeys(("average", "count", "max", "min"), _whole(value)),
+                "count": latency.count,
+                "quantile": quantile,
+                "value": _whole(value),
+            }
+            for quantile, value in latency.percentiles
+        ]
+    nowhere = {"topic": "", "channel": "", "host": ""}
+    return {"count": latency.count, "percentiles": percentiles, **nowhere}
+
+
+def _whole(value: float) -> float:
+    """Return a whole number as the integer that Go writes for it."""
+    return int(value) if float(value).is_integer() else value
+
+
+# -- several nsqd ---------------------------------------------------------------------------------
+
+
+def together(parts: Sequence[Document], nothing: Document, **more: object) -> Document:
+    """A queue on several nsqd: its sums, and each nsqd; ``nothing`` is the queue on none."""
+    counts = [name for name, value in nothing.items() if type(value) is int]
+    latencies = [part["e2e_processing_latency"] for part in parts]
+    names = nothing["topic_name"], nothing.get("channel_name", "")
+    return {
+        **nothing,
+        "node": "*",
+        "hostname": "",
+        **{name: sum(part[name] for part in parts) for name in counts},
+        "nodes": list(parts),
+        "paused": any(part["paused"] for part in parts),
+        "e2e_processing_latency": latencies_together(latencies, *names),
+        **more,
+    }
+
+
+def topics_together(name: str, topics: Sequence[Document]) -> Document:
+    """A topic on several nsqd, or on none, and its channels on these."""
+    channels: dict[str, list[Document]] = {}
+    for topic in topics:
+        for channel in topic["channels"]:
+            channels.setdefault(channel["channel_name"], []).append(channel)
+    [nothing] = read_stats({"topics": [{"topic_name": name}]}).topics or ()
+    of_all = [channels_together(each) for _, each in sorted(channels.items())]
+    none = Nsqd("", "", read_stats({}), {}, {})
+    return together(topics, topic_of(none, nothing, 0.0), channels=of_all)
+
+
+def channels_together(channels: Sequence[Document]) -> Document:
+    """A channel on several nsqd, and its consumers where they are known."""
+    clients = [client for each in channels for client in each["clients"] or ()]
+    return together(channels, channels[0], clients=clients or None)
+
+
+def latencies_together(parts: Sequence[Document], topic: str, channel: str) -> Document:
+    """The latencies of several nsqd."""
+    by_quantile: dict[float, list[Document]] = {}
+    for part in parts:
+        for percentile in part["percentiles"] or ():
+            by_quantile.setdefault(percentile["quantile"], []).append(percentile)
+    return {
+        "count": sum(part["count"] for part in parts),
+        "percentiles": [_mean(each) for each in by_quantile.values()] or None,
+        "topic": topic,
+        "channel": channel,
+        "host": "*",
+    }
+
+
+def _mean(percentiles: Sequence[Document]) -> Document:
+    count = sum(each["count"] for each in percentiles)
+    # an nsqd that has measured nothing says 0, which is not the smallest
+    measured = [each for each in percentiles if each["count"]] or percentiles
+    total = sum(each["average"] * each["count"] for each in percentiles)
+    return {
+        "average": _whole(total / count) if count else 0,
+        "count": count,
+        "max": max(each["max"] for each in measured),
+        "min": min(each["min"] for each in measured),
+        "quantile": percentiles[0]["quantile"],
+    }
+
+
+def node_of(nsqd: Nsqd, newest: str) -> Document:
+    """An nsqd in the list of nodes; ``newest`` is the highest version in the cluster."""
+    host, _, port = nsqd.name.rpartition(":")
+    entries = list(nsqd.known.values())
+    topics = {topic.topic_name: False for topic in nsqd.stats.topics or () if not entries}
+    for entry in entries:
+        for topic in entry.topics:
+            topics[topic] = topics.get(topic, False) or topic in entry.tombstoned
+    addresses = [f"{lookupd}/{entry.remote_address}" for lookupd, entry in nsqd.known.items()]
+    return {
+        "remote_addresses": addresses or None,
+        "remote_address": entries[0].remote_address if entries else "",
+        "hostname": nsqd.hostname,
+        "broadcast_address": host.strip("[]"),
+        "tcp_port": entries[0].node.tcp.port if entries else nsqd.info.get("tcp_port", 0),
+        "http_port": int(port),
+        "version": nsqd.stats.version,
+        "topics": [
+            {"topic": topic, "tombstoned": is_hidden} for topic, is_hidden in sorted(topics.items())
+        ],
+        "out_of_date": nsqd.stats.version != newest,
+    }
+
+
+def newest_version(versions: Iterable[str]) -> str:
+    """Return the highest of some versions, "" where there are none."""
+
+    def order(version: str) -> list[tuple[int, str]]:
+        parts = version.replace("-", ".").split(".")
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+    return max(versions, key=order, default="")
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+def list_topics(context: WebContext, request: Request) -> object:
+    cluster, query = context.cluster, _query(request)
+    try:
+        names = topic_names(cluster)
+    except NsqError as exc:
+        raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
+    if query.get("inactive") != "true":
+        return {"topics": names, "message": ""}
+    stats = cluster.stats(required=False)
+    active = {each.topic_name for node in stats.nodes for each in node.stats.topics or ()}
+    idle = [name for name in names if name not in active]
+    answers, failures = cluster.ask(
+        cluster.lookupds, lambda client: {topic: client.channels(topic) for topic in idle}
+    )
+    found = {
+        topic: sorted({name for answer in answers.values() for name in answer[topic]})
+        for topic in idle
+    }
+    message = warning(failure.error for failure in failures)
+    return {"topics": {topic: found[topic] or None for topic in sorted(idle)}, "message": message}
+
+
+def show_topic(context: WebContext, request: Request) -> object:
+    name = request.path_params["topic"]
+    gathered = gather(context.cluster, name)
+    parts = [topic_of(nsqd, each, time.time()) for nsqd, each in gathered.having(name)]
+    if not parts:
+        _check_topic(context.cluster, name, gathered)
+    return {**topics_together(name, parts), "message": gathered.message}
+
+
+def show_channel(context: WebContext, request: Request) -> object:
+    name, channel = request.path_params["topic"], request.path_params["channel"]
+    gathered = gather(context.cluster, name, channel, clients=True)
+    parts = [
+        channel_of(nsqd, name, each, time.time())
+        for nsqd, topic in gathered.having(name)
+        for each in topic.channels
+        if each.channel_name == channel
+    ]
+    if not parts:
+        _check_topic(context.cluster, name, gathered)
+        raise Refused(404, "CHANNEL_NOT_FOUND")
+    return {**channels_together(parts), "message": gathered.message}
+
+
+def _check_topic(cluster: Cluster, name: str, gathered: NodeAnswers) -> None:
+    """Refuse a topic that no daemon knows."""
+    answers, _ = cluster.ask(cluster.lookupds, lambda client: name in client.topics())
+    if not any(answers.values()):
+        if gathered.failures:
+            raise failed_upstream(cluster, gathered.failures)
+        raise Refused(404, "TOPIC_NOT_FOUND")
+
+
+def list_nodes(context: WebContext, _: Request) -> object:
+    gathered = gather(context.cluster)
+    newest = newest_version(nsqd.stats.version for nsqd in gathered.nsqds)
+    nodes = [node_of(nsqd, newest) for nsqd in gathered.nsqds]
+    return {"nodes": nodes, "message": gathered.message}
+
+
+def show_node(context: WebContext, request: Request) -> object:
+    gathered = gather(context.cluster, clients=True)
+    wanted = request.path_params["node"]
+    nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
+    if nsqd is None:
+        raise Refused(404, "NODE_NOT_FOUND")
+    topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
+    channels = [channel for topic in topics for channel in topic["channels"]]
+    return {
+        "node": nsqd.name,
+        "topics": topics,
+        "total_messages": sum(topic["message_count"] for topic in topics),
+        "total_clients": sum(len(channel["clients"] or ()) for channel in channels),
+        "message": gathered.message,
+    }
+
+
+def count_messages(context: WebContext, _: Request) -> object:
+    gathered = gather(context.cluster)
+    stats = {
+        f"{topic.topic_name}:{channel.channel_name}:{nsqd.name}": {
+            "node": nsqd.name,
+            "topic_name": topic.topic_name,
+            "channel_name": channel.channel_name,
+            "message_count": channel.message_count,
+        }
+        for nsqd in gathered.nsqds
+        for topic in nsqd.stats.topics or ()
+        for channel in topic.channels
+    }
+    return {"stats": dict(sorted(stats.items())), "message": gathered.message}
+
+
+def show_graphite(_: WebContext, request: Request) -> object:
+    query = _query(request)
+    if query.get("metric") != "rate":
+        raise Refused(400, "INVALID_ARG_METRIC")
+    if "target" not in query:
+        raise Refused(400, "INVALID_ARG_TARGET")
+    raise Refused(500, "INTERNAL_ERROR")
+
+
+def show_option(context: WebContext, request: Request) -> object:
+    peer = as_ip(request.client.host if request.client else "")
+    if peer is None or not peer.is_loopback:
+        raise Refused(403, "FORBIDDEN")
+    settings, cluster = context.settings, context.cluster
+    options = {
+        "nsqlookupd_http_addresses": list(cluster.lookupds),
+        "nsqd_http_addresses": list(cluster.given),
+        "admin_users": list(settings.admin_users),
+        "acl_http_header": settings.acl_http_header,
+        "base_path": settings.base_path or "/",
+        "http_address": settings.listen,
+        "notification_http_endpoint": shown_url(settings.notification_http_endpoint),
+        "log_level": LOG_LEVEL,
+    }
+    option = request.path_params["option"]
+    if option not in options:
+        raise Refused(400, "INVALID_OPTION")
+    return options[option]
+
+
+# -- changes --------------------------------------------------------------------------------------
+
+
+def create(context: WebContext, request: Request, body: bytes) -> str:
+    fields = read_body(body)
+    topic, channel = fields.get("topic", ""), fields.get("channel", "")
+    if not is_valid_name(topic):
+        raise Refused(400, "INVALID_TOPIC")
+    if channel and not is_valid_name(channel):
+        raise Refused(400, "INVALID_CHANNEL")
+    made = _make(context, request, TopicChange(action=Action.CREATE, topic=topic))
+    if channel:
+        change = TopicChange(action=Action.CREATE, topic=topic, channel=channel)
+        made += _make(context, request, change)
+    return _outcome(made)
+
+
+def act(context: WebContext, request: Request, body: bytes) -> str:
+    action = CHANGES.get(read_body(body).get("action", ""))
+    if action is None:
+        raise Refused(400, "INVALID_ACTION")
+    return _change_named(context, request, action)
+
+
+def delete(context: WebContext, request: Request, _: bytes) -> str:
+    return _change_named(context, request, Action.DELETE)
+
+
+def tombstone(context: WebContext, request: Request, body: bytes) -> str:
+    try:
+        topic = read_body(body).get("topic", "")
+    except Refused:
+        raise Refused(400, "INVALID_BODY") from None
+    if not is_valid_name(topic):
+        raise Refused(400, "INVALID_TOPIC")
+    change = TopicChange(action=Action.TOMBSTONE, topic=topic, node=request.path_params["node"])
+    return _outcome(_make(context, request, change))
+
+
+def _change_named(context: WebContext, request: Request, action: Action) -> str:
+    names = request.path_params
+    for what, name in names.items():
+        if not is_valid_name(name):
+            raise Refused(404, f"{what.upper()}_NOT_FOUND")
+    return _outcome(_make(context, request, TopicChange(action=action, **names)))
+
+
+def _make(context: WebContext, request: Request, change: TopicChange) -> list[StepResult]:
+    try:
+        return context.act(request, change)
+    except NotFoundError as exc:
+        what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
+        raise Refused(404, f"{what}_NOT_FOUND") from exc
+
+
+def _outcome(results: Sequence[StepResult]) -> str:
+    errors = [result.error for result in results if result.error is not None]
+    if errors and len(errors) == len(results):
+        raise upstream_error("nsqd", errors)
+    return warning(errors)
+
+
+# -- routes ---------------------------------------------------------------------------------------
+
+Answer = Callable[..., object]
+ROUTES: dict[str, dict[str, Answer]] = {
+    "/topics": {"GET": list_topics, "POST": create},
+    "/topics/{topic}": {"GET": show_topic, "POST": act, "DELETE": delete},
+    "/topics/{topic}/{channel}": {"GET": show_channel, "POST": act, "DELETE": delete},
+    "/nodes": {"GET": list_nodes},
+    "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
+    "/counter": {"GET": count_messages},
+    "/graphite": {"GET": show_graphite},
+}
+
+
+def routes(context: WebContext) -> list[BaseRoute]:
+    """Return the routes of ``/api`` and ``/config``."""
+    handlers: dict[Any, Any] = {
+        Refused: lambda _, error: reply({"message": error.message}, error.status),
+        ConfigurationError: lambda _, error: reply({"message": str(error)}, 400),
+        NsqError: lambda _, error: reply({"message": f"UPSTREAM_ERROR: {error}"}, 502),
+        HTTPException: _http_error,
+    }
+    tables = {"/api": ROUTES, "/config": {"/{option}": {"GET": show_option}}}
+    return [
+        Mount(
+            base,
+            Starlette(
+                routes=[_route(context, path, answers) for path, answers in table.items()],
+                exception_handlers=handlers,
+            ),
+        )
+        for base, table in tables.items()
+    ]
+
+
+def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:
+    """Answer on a thread: the cluster is asked. A change is refused before its body is read."""
+
+    async def view(request: Request) -> Response:
+        if request.method in ("GET", "HEAD"):
+            return reply(await run_in_threadpool(answers["GET"], context, request))
+        context.check_changes(request)
+        answer, body = answers[request.method], await request.body()
+        return reply({"message": await run_in_threadpool(answer, context, request, body)})
+
+    return Route(path, view, methods=list(answers))
+
+
+def reply(document: object, status: int = 200) -> Response:
+    """Answer with JSON, as nsqadmin does."""
+    return Response(go_json(document), status, HEADERS)
+
+
+def _http_error(_: Request, error: HTTPException) -> Response:
+    message = CODES.get(error.status_code, error.detail)
+    answer = reply({"message": message}, error.status_code)
+    if error.status_code == 405:
+        methods = {*(error.headers or {})["Allow"].split(", "), "OPTIONS"} - {"HEAD"}
+        answer.headers["Allow"] = ", ".join(sorted(methods))
+    return answer
+
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2}).{0,2}")
+
+
+def _query(request: Request) -> dict[str, str]:
+    """Return the parameters, the first of each name. Raises `Refused` for a bad escape."""
+    text = request.scope["query_string"].decode("latin-1")
+    if bad := _BAD_ESCAPE.search(text):
+        raise Refused(400, f"invalid URL escape {json.dumps(bad.group())}")
+    return dict(reversed(parse_qsl(text, keep_blank_values=True)))
+
+
+def read_body(body: bytes) -> dict[str, str]:
+    """Return the texts in the object, by lower-case key. Raises `Refused`."""
+    text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
+    if not text:
+        raise Refused(400, "EOF")
+    try:
+        value, _ = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
+    except (ValueError, RecursionError) as exc:
+        raise Refused(400, f"invalid JSON ({exc})") from exc
+    if not isinstance(value, dict):
+        raise Refused(400, "the JSON is not an object")
+    fields: dict[str, str] = {}
+    for key, each in value.items():
+        if isinstance(each, str):
+            fields[key.lower()] = each
+        elif key.lower() in ("topic", "channel", "action"):
+            raise Refused(400, f"{key} is not a string")
+    return fields
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
