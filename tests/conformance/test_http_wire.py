@@ -21,19 +21,6 @@ def talk(nsqd: Nsqd, data: bytes) -> bytes:
         return connection.makefile("rb").read()
 
 
-def test_a_broken_request_is_answered_in_http(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    for data in (
-        b"  V2IDENTIFY\n\0\0\0\x02{}",
-        b"GET /ping\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
-    ):
-        assert talk(nsqd, data).startswith(b"HTTP/1.1 400 "), data
-        assert nsqd.get("/ping") == b"OK"
-
-
 def test_who_reads_late_gets_all_answers_in_order(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     for number in range(100):

@@ -46,26 +46,6 @@ def test_two_live_side_by_side_and_one_twice() -> None:
     b.kill()
 
 
-@pytest.mark.parametrize(("how", "left"), [("stop", [b"body"]), ("kill", [])])
-def test_stopping_keeps_what_killing_forgets(tmp_path: Path, how: str, left: list[bytes]) -> None:
-    nsqd = EmbeddedNsqd(data_path=str(tmp_path))
-    nsqd.start()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch")
-        client.publish("t", b"body")
-    getattr(nsqd, how)()
-
-    with (
-        EmbeddedNsqd(data_path=str(tmp_path)) as again,
-        RawClient(again.tcp_address) as client,
-        RawClient(again.tcp_address) as producer,
-    ):
-        client.subscribe("t", "ch", ready=1)
-        if not left:
-            producer.publish("t", b"marker")
-        assert client.read_message().body == (left or [b"marker"])[0]
-
-
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
     metadata = tmp_path / "nsqd.dat"
     metadata.write_text("{")
