@@ -129,6 +129,17 @@ def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
     assert bodies == [b"%d" % number for number in range(20)]
 
 
+def test_who_reads_late_gets_all_answers_in_order() -> None:
+    page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.http_address, magic=b"") as client:
+        client.send((page + ping) * 500)
+        client.socket.shutdown(socket.SHUT_WR)
+        answer = client.socket.makefile("rb").read()
+    assert re.findall(rb"plain; (version|charset)", answer) == [b"version", b"charset"] * 500
+    assert len(answer) > 1 << 20
+
+
 WRONG = [
     (publish(b""), b"400"),
     (publish(b"x", topic=b"a" * 65), b"400"),
