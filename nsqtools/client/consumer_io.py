@@ -370,7 +370,6 @@ class ConsumerIO:
         self._discoveries = {name: each for name, each in topics.items() if each is not None}
         self._expected = set(self._discoveries)  # topics whose first lookup has not ended
         self._is_quiet = False
-        self._backoff_timer: Timer | None = None
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
@@ -563,13 +562,15 @@ class ConsumerIO:
             return
         log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
         self.rdy.hold(self.loop.now())
-        self._backoff_timer = self.loop.call_later(delay_s, self._test)
+        self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
+        if self._stopping:
+            return
         if self.rdy.test(self.loop.now()):
             self.backoff.expire()
         else:
-            self._backoff_timer = self.loop.call_later(BACKOFF_RETRY_S, self._test)
+            self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
     # -- every turn, and by the clock -----------------------------------------------------------
 
@@ -633,8 +634,6 @@ class ConsumerIO:
         now = self.loop.now()
         self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
         self._leave_others()
-        if self._backoff_timer is not None:
-            self._backoff_timer.cancel()
         self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
@@ -687,9 +686,9 @@ class ConsumerIO:
         if not self.subscriptions:
             self.loop.stop()
         elif (at := stopping.next_change(now)) is not None:
-            if self._stop_timer is not None:
-                self._stop_timer.cancel()
-            self._stop_timer = self.loop.call_later(at - now, self.loop.wake)
+            self._stop_timer = self.loop.call_later(
+                at - now, self.loop.wake, instead_of=self._stop_timer
+            )
 
     def _announce_stop(self) -> None:
         if not self._is_announced:

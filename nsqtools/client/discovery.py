@@ -92,8 +92,6 @@ class Discovery:
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._round is not None and self._round.timer is not None:
-            self._round.timer.cancel()
 
     def ask_soon(self) -> None:
         """Bring the next round forward: a connection was lost."""
@@ -108,10 +106,10 @@ class Discovery:
         return self._options.lookupd_poll_interval_s * (1 + jitter)
 
     def _set_next(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self._next_at = at
-        self._timer = self._loop.call_later(at - self._loop.now(), self._begin_round)
+        self._timer = self._loop.call_later(
+            at - self._loop.now(), self._begin_round, instead_of=self._timer
+        )
 
     def _begin_round(self) -> None:
         self._set_next(self._loop.now() + self.next_delay_s())
@@ -151,9 +149,10 @@ class Discovery:
 
     def _begun(self, round_: _Round) -> None:
         """The time of a round is counted from here: it may have waited for a thread."""
-        if round_.timer is None and not self._is_stopped:
+        if not round_.has_begun and not self._is_stopped:
+            round_.has_begun = True
             limit_s = self._options.lookupd_poll_timeout_s + MARGIN_S
-            round_.timer = self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
+            self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
 
     def _answered(self, url: str, round_: _Round, answer: Lookup | NsqError) -> None:
         self._asked.discard(url)
@@ -172,6 +171,8 @@ class Discovery:
             self._end_round(round_)
 
     def _give_up(self, round_: _Round) -> None:
+        if round_ is not self._round or self._is_stopped:
+            return
         late = DeadlineExceeded(
             f"{round_.missing} of {len(self._urls)} nsqlookupd did not answer in time"
         )
@@ -181,8 +182,6 @@ class Discovery:
 
     def _end_round(self, round_: _Round) -> None:
         self._round = None
-        if round_.timer is not None:
-            round_.timer.cancel()
         self._on_round(round_.found, [] if round_.has_answer else round_.errors)
 
     def _note_unknown(self, url: str, is_known: bool) -> None:
@@ -216,8 +215,8 @@ class _Round:
     missing: int
     found: set[Address] = field(default_factory=set)
     errors: list[NsqError] = field(default_factory=list)
+    has_begun: bool = False
     has_answer: bool = False
-    timer: Timer | None = None
 
 
 def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:

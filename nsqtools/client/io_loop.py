@@ -138,8 +138,12 @@ class LoopMember:
         """End after this turn."""
         self.is_leaving = True
 
-    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
-        """Have a call made after a delay."""
+    def call_later(
+        self, delay_s: float, call: Callable[[], object], *, instead_of: Timer | None = None
+    ) -> Timer:
+        """Have a call made after a delay, and that of another timer not."""
+        if instead_of is not None:
+            instead_of.cancel()
         return self._own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
     def call_each(self, interval_s: float, call: Callable[[], object]) -> Timer:

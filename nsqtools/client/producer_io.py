@@ -519,9 +519,8 @@ class ProducerIO:
 
     def _expire_at(self, until: float) -> None:
         if self._expiry is None or until < self._expiry.at:
-            if self._expiry is not None:
-                self._expiry.cancel()
-            self._expiry = self.loop.call_later(until - self.loop.now(), self._expire)
+            delay_s = until - self.loop.now()
+            self._expiry = self.loop.call_later(delay_s, self._expire, instead_of=self._expiry)
 
     def _expire(self) -> None:
         """Settle those whose time is over."""

@@ -96,7 +96,9 @@ class Loop:
     def now(self) -> float:
         return self.time
 
-    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
+    def call_later(
+        self, delay_s: float, call: Callable[[], object], instead_of: object = None
+    ) -> Timer:
         return Timer(self, self.time + delay_s, call, 0.0)  # type: ignore[arg-type]
 
 

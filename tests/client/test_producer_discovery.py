@@ -160,18 +160,13 @@ def test_given_nsqd_come_before_those_that_are_found(
 # -- nobody to publish to -------------------------------------------------------------------------
 
 
-def test_without_any_nsqd_the_error_says_so(
+def test_without_any_nsqd_or_nsqlookupd_the_error_says_so(
     scripted_lookupd: ScriptedLookupdFactory, make: Make
 ) -> None:
-    producer = make(scripted_lookupd().address)
-    with pytest.raises(PublishNotSent, match="know no nsqd that messages can be published to"):
-        producer.publish(TOPIC, b"x")
-
-
-def test_without_any_nsqlookupd_the_error_names_it(make: Make) -> None:
-    producer = make(DEAD)
-    with pytest.raises(PublishNotSent, match=DEAD):
-        producer.publish(TOPIC, b"x")
+    empty = "know no nsqd that messages can be published to"
+    for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
+        with pytest.raises(PublishNotSent, match=complaint):
+            make(lookupd).publish(TOPIC, b"x")
 
 
 def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(

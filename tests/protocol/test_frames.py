@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ProtocolError, ServerError, ServerRefused
+from nsqtools.errors import ProtocolError, ServerRefused
 from nsqtools.protocol.frames import (
     ERROR,
     MESSAGE,
@@ -152,47 +152,35 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
 
 
-# -- error frames: by the code alone, whatever the text -------------------------------------
+# -- error frames: by the code alone, whatever the text -------------------------------------------
 
-
-@pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
-@pytest.mark.parametrize("text", ["", " FIN 0123456789abcdef failed ID not in flight", " x y"])
-def test_late_answers_leave_the_connection_open_whatever_their_text(code: str, text: str) -> None:
-    error = decode_error((code + text).encode())
-    assert not error.fatal
-    assert error.code == code
-    assert error.text == text.strip()
+LATE, REFUSED = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"), "refused"
+NOT_ALLOWED = ("E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED")
+OTHERS = ("E_INVALID", "E_BAD_TOPIC E_BAD_TOPIC x", "E_NEW_IN_2.0", "", "E_FIN_FAILEDX", "\xff\xfe")
 
 
 @pytest.mark.parametrize(
-    "data", [b"E_INVALID", b"E_BAD_TOPIC x", b"E_NEW_IN_2.0", b"", b"E_FIN_FAILEDX", b"\xff\xfe"]
+    ("texts", "is_fatal", "category"),
+    [
+        (
+            [f"{code}{text}" for code in LATE for text in ("", " FIN 0123 failed", " x")],
+            0,
+            "failed",
+        ),
+        ([f"{code} no" for code in NOT_ALLOWED], 1, REFUSED),
+        (["E_INVALID cannot SUB in current state (TLS required)"], 1, REFUSED),
+        (OTHERS, 1, "failed"),
+    ],
 )
-def test_every_other_code_is_fatal_known_or_not(data: bytes) -> None:
-    assert decode_error(data).fatal
-
-
-@pytest.mark.parametrize(
-    "code", ["E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED"]
-)
-def test_a_refusal_has_its_own_class_and_category(code: str) -> None:
-    error = decode_error(code.encode() + b" no")
-    assert isinstance(error, ServerRefused)
-    assert error.category == "refused"
-
-
-def test_an_nsqd_that_takes_tls_only_refuses_too() -> None:
-    error = decode_error(b"E_INVALID cannot SUB in current state (TLS required)")
-    assert error.category == "refused"
-    assert "--tls" in error.hint
-    assert type(decode_error(b"E_INVALID cannot SUB in current state")) is ServerError
-
-
-def test_an_error_names_its_peer_and_keeps_the_words_of_nsqd() -> None:
-    error = decode_error(b'E_BAD_TOPIC SUB topic name "a b" is not valid', "127.0.0.1:4150")
-    assert str(error) == '127.0.0.1:4150: E_BAD_TOPIC SUB topic name "a b" is not valid'
-    assert type(error) is ServerError
-
-
-def test_a_repeated_code_in_the_text_does_not_matter() -> None:
-    error = decode_error(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name")
-    assert error.code == "E_BAD_TOPIC"
+def test_the_code_says_whether_the_connection_ends_and_who_is_refused(
+    texts: list[str], is_fatal: bool, category: str
+) -> None:
+    for text in texts:
+        error = decode_error(text.encode("latin-1"), "127.0.0.1:4150")
+        assert (error.fatal, error.category) == (is_fatal, category), text
+        assert isinstance(error, ServerRefused) == (category == REFUSED)
+        if text.isascii():
+            assert str(error) == f"127.0.0.1:4150: {text}".rstrip()
+            assert error.code == text.partition(" ")[0]
+            assert error.text == text.partition(" ")[2]
+    assert ("--tls" in error.hint) == ("TLS required" in text)
