@@ -23,11 +23,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from nsqtools import aio
 from nsqtools.client.message import Batch, Message
-from nsqtools.client.producer import Producer
+from nsqtools.client.producer import CommonProducer, Producer
 from nsqtools.client.publication import PendingPublication, call_back
 from nsqtools.errors import PublishError
 
@@ -151,20 +151,13 @@ class Published(NamedTuple):
     defer_s: float | None = None
 
 
-class FakeProducer(Producer):
-    """Takes the parameters of `Producer`, and connects to no address.
-
-    ``published`` has what was confirmed, in order. While ``error`` is set, everything ends with it:
-    `PublishNotSent`, `PublishRejected`, `PublishUnknown`.
-    """
-
+class _Fake(CommonProducer):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.published: list[Published] = []
         self.error: PublishError | None = None
 
     def _send(self, publication: PendingPublication) -> None:
-        self._wait_for_room(publication)
         if self.error is None:
             self.published += [
                 Published(publication.topic, body, publication.defer_s)
@@ -178,12 +171,18 @@ class FakeProducer(Producer):
         """Begin nothing."""
 
 
-class AsyncFakeProducer(aio.Producer):
-    """The same for asyncio, with the parameters of `nsqtools.aio.Producer`.
+class FakeProducer(_Fake, Producer):
+    """Takes the parameters of `Producer`, and connects to no address.
 
-    ``fake.published`` and ``fake.error`` are those of a `FakeProducer`.
+    ``published`` has what was confirmed, in order. While ``error`` is set, everything ends with it:
+    `PublishNotSent`, `PublishRejected`, `PublishUnknown`.
     """
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._producer = self.fake = FakeProducer(*args, **more)
+
+class AsyncFakeProducer(_Fake, aio.Producer):
+    """The same for asyncio, with the parameters of `nsqtools.aio.Producer`."""
+
+    @property
+    def fake(self) -> Self:
+        """What has ``published`` and ``error``: this producer."""
+        return self
