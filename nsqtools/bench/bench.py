@@ -17,6 +17,7 @@ from others; a user's topic is never deleted.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -78,15 +79,12 @@ class Bench:
 
     def run(self) -> BenchReport:
         """Measure. Raises what keeps workers from their work: `NsqError` with its category."""
-        run = {
-            BenchMode.PUB: self._run_pub,
-            BenchMode.SUB: self._run_sub,
-            BenchMode.E2E: self._run_e2e,
-        }
         try:
-            return run[self._plan.mode]()
+            if self._plan.mode is BenchMode.PUB:
+                return self._run_pub()
+            return self._run_sub() if self._plan.mode is BenchMode.SUB else self._run_e2e()
         finally:
-            self._counters.close()
+            os.close(self._counters.fileno)
 
     def stop(self) -> None:
         """Ask `run` to end early."""
@@ -225,14 +223,14 @@ class Bench:
     def _look(self) -> None:
         """Tell how far it is, and end what will not go on."""
         counters = self._counters
-        consumed, now = counters.consumed, time.monotonic()
+        consumed, now = sum(counters.consumed), time.monotonic()
         consumes = self._plan.mode is not BenchMode.PUB and self._phase != "filling the topic"
-        self._show(self._phase, consumed if consumes else counters.published)
+        self._show(self._phase, consumed if consumes else sum(counters.published))
         progress = self._phase, consumed
         if progress != self._progress[0] or not consumes:
             self._progress = progress, now
-        elif now - self._progress[1] > STALLED_S and counters.published - consumed > 0:
-            if counters.published - consumed >= BACKLOG:
+        elif now - self._progress[1] > STALLED_S and counters.on_the_way > 0:
+            if counters.on_the_way >= BACKLOG:
                 counters.stop_publishing()
             if counters.target != UNKNOWN:
                 counters.stop_consuming()

@@ -148,16 +148,6 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
-        if high > self.producer_options.publish_max_msg_size:
-            raise ConfigurationError(
-                f"messages of {high} bytes are above nsqd's usual limit",
-                hint=f"Where nsqd takes them: --producer-opt publish_max_msg_size={high}.",
-            )
-        if self.batch * (4 + high) + 4 > self.producer_options.publish_max_body_size:
-            raise ConfigurationError(
-                f"{self.batch} messages of {high} bytes are above nsqd's usual limit for a batch",
-                hint="Take a smaller --batch.",
-            )
         if not len(self.nsqd_tcp_addresses) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
                 f"{self.connections} connections cannot be spread over "

@@ -136,7 +136,7 @@ class LoadPublisher:
             bodies = self._bodies.batch(size)
         settled = partial(self._on_settled, due, self._word)
         self._word += size
-        self._counters.publishes(self._job.number, size)
+        self._counters.published[self._job.number] += size
         try:
             self._producer.submit(self._job.topic, bodies, on_settled=settled)
         except NsqError as error:
@@ -161,7 +161,7 @@ class LoadPublisher:
     def _wait_for_consumers(self, ends_at: float | None) -> None:
         """Wait until the consumers are near enough, or publishing has to end."""
         counters = self._counters
-        while counters.published - counters.consumed >= BACKLOG:
+        while counters.on_the_way >= BACKLOG:
             if not counters.may_publish or self._error is not None:
                 return
             if ends_at is not None and time.monotonic() >= ends_at:
@@ -202,7 +202,7 @@ class LoadSubscriber:
         limit_s = None if self._job.is_stamped else plan.for_s
         cpu_s = time.process_time()
         self._consumer.set_max_in_flight(plan.consumer_options.max_in_flight)
-        while counters.may_consume and counters.consumed < counters.target:
+        while counters.may_consume and sum(counters.consumed) < counters.target:
             if limit_s is not None and time.monotonic() >= measured_from + limit_s:
                 break
             batch = self._consumer.next_batch(LOOK_S)
@@ -223,7 +223,7 @@ class LoadSubscriber:
         if job.is_stamped and job.plan.topic is not None:  # others may publish there
             bodies = [body for body in bodies if has_stamp(body, job.tag)]
         result.messages += len(bodies)
-        self._counters.consumes(job.number, len(bodies))
+        self._counters.consumed[job.number] += len(bodies)
         measured = len(bodies) if now >= measured_from else 0
         if job.is_stamped:
             times_ns, words = read_stamps(bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from dataclasses import replace
@@ -86,16 +87,16 @@ def test_counters_are_shared_by_their_file() -> None:
     first = SharedCounts(2)
     second = SharedCounts(2, first.fileno)
 
-    second.publishes(1, 5)
-    second.consumes(0, 3)
-    first.publishes(0, 1)
+    second.published[1] += 5
+    second.consumed[0] += 3
+    first.published[0] += 1
 
-    assert (first.published, first.consumed) == (second.published, second.consumed) == (6, 3)
-    assert second.target == UNKNOWN
+    assert (list(first.published), list(first.consumed)) == ([1, 5], [3, 0])
+    assert (second.on_the_way, second.target) == (3, UNKNOWN)
     first.target = 6
     first.stop_consuming()
     assert (second.target, second.may_publish, second.may_consume) == (6, True, False)
-    first.close()
+    os.close(first.fileno)
     first.stop_publishing()  # a signal may come late
 
 
@@ -103,8 +104,6 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
     for change in (
         {"size": (10, 5)},
         {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
-        {"size": (1, 2 << 20)},
-        {"size": (1 << 20, 1 << 20), "batch": 6},
         {"connections": 0},
         {"connections": 1000},
         {"nsqd_tcp_addresses": ("host:nonsense",)},
@@ -135,8 +134,8 @@ def test_a_report_says_what_was_the_limit() -> None:
 def test_consumers_that_have_just_begun_have_not_stalled() -> None:
     """Else the publishers of e2e end at once where the machine is busy, and nobody knows why."""
     bench = Bench(replace(PLAN, mode=BenchMode.E2E))
-    bench._counters.publishes(0, BACKLOG)
+    bench._counters.published[0] = BACKLOG
     bench._phase = "publishing and consuming"
     bench._look()
     assert bench._counters.may_publish
-    bench._counters.close()
+    os.close(bench._counters.fileno)

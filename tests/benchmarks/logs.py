@@ -10,8 +10,8 @@ import random
 import uuid
 from pathlib import Path
 
-from nsqtools.archive.codecs import Plain, gzip_members
 from nsqtools.archive.layout import Head
+from nsqtools.archive.members import Plain, gzip_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many

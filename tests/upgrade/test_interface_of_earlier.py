@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from plugins.cli import RunNsq
 from upgrade.interface import commands, public_names
-from upgrade.make import SCENES, kept_of
+from upgrade.scenes import SCENES, kept_of
 
 from nsqtools.cli import registry
 from nsqtools.server import go_flags

@@ -100,12 +100,11 @@ class Publishing(OptionSet):
 
 
 class Load(NamedTuple):
-    """What the three measurements have in common: fields of the plan, the client options of the
-    publishers as text, and whether the embedded nsqd is what is measured."""
+    """What the three measurements have in common: fields of the plan, and the client options of
+    the publishers as text."""
 
     common: dict[str, Any]
     publishing: dict[str, str]
-    embedded: bool
 
     def plan(self, mode: str, count: int | None, how: Publishing, batch: int) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
@@ -147,7 +146,6 @@ def bench_load(
     for_: float | None = opt(
         "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS
     ),
-    embedded: bool = opt("", "Start and measure the embedded nsqd, which is in Python."),
     *,
     where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))],
     max_in_flight: MaxInFlight = None,
@@ -175,7 +173,7 @@ def bench_load(
         "connections": connections or len(tcp),
         "for_s": for_,
     }
-    return Load(common, texts_of(publishing), embedded)
+    return Load(common, texts_of(publishing))
 
 
 BenchLoad = Annotated[Load, From(bench_load)]
@@ -201,7 +199,7 @@ def pub(
         nsq bench pub --rate 1000 --batch 1 --json
     """
     plan = load.plan("pub", how.count, how, 100)
-    return measure(runtime, plan, form, embedded=load.embedded)
+    return measure(runtime, plan, form)
 
 
 def sub(
@@ -225,7 +223,7 @@ def sub(
     """
     at_once = Publishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
     plan = load.plan("sub", count, at_once, 100)
-    return measure(runtime, plan, form, embedded=load.embedded, create=create)
+    return measure(runtime, plan, form, create=create)
 
 
 def e2e(
@@ -249,25 +247,17 @@ def e2e(
     Examples:
         nsq bench e2e --rate 1000
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
-        nsq bench e2e --embedded --count 100000
+        nsq bench e2e --count 100000 --json
     """
     plan = load.plan("e2e", how.count, how, 1)
-    return measure(runtime, plan, form, embedded=load.embedded, create=create)
+    return measure(runtime, plan, form, create=create)
 
 
-def measure(
-    runtime: Runtime, plan: BenchPlan, form: Form, *, embedded: bool, create: bool = True
-) -> int:
+def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = True) -> int:
     """Measure and print the report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
 
     with ExitStack() as stack:
-        if embedded:
-            from nsqtools.server.embedded import EmbeddedNsqd
-
-            nsqd = stack.enter_context(EmbeddedNsqd())
-            tcp, http = (nsqd.tcp_address,), (nsqd.http_address,)
-            plan = replace(plan, nsqd_tcp_addresses=tcp, nsqd_http_addresses=http)
         if plan.topic is not None and plan.mode.value != "pub":
             look_at_topic(plan, plan.topic, runtime, create=create)
         progress = stack.enter_context(Progress(runtime))

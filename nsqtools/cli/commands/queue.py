@@ -330,7 +330,7 @@ def recover(
 
 def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]) -> int:
     """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
-    from nsqtools.archive.codecs import Codec, members_of
+    from nsqtools.archive.members import Codec, members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
     from nsqtools.records.envelope import encode_many
 

@@ -13,7 +13,6 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.hostile_cluster import HostileCluster
-from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete_line
@@ -90,33 +89,41 @@ def test_words_that_are_known_before(run_nsq: RunNsq) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_names_come_from_the_cluster_that_the_line_names(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
-    quick_nsqd.create_channel("views", "live")
-    quick_nsqd.create_channel("clicks", "arch")
-    at = f"--nsqd-http-address={quick_nsqd.http_address}"
-
-    assert offered(run_nsq, f"nsq tail {at.replace('=', ' ')} --topic c") == ["clicks"]
-    assert offered(run_nsq, f"nsq topic pause {at} clicks ") == ["clicks", "views"]
-    assert offered(run_nsq, f"nsq tail {at} --topic=views --channel ") == ["live"]
-    assert offered(run_nsq, f"nsq tail {at} -tclicks -c ") == ["arch"]
-    assert offered(run_nsq, f"nsq channel pause {at} clicks ") == ["arch"]
-    assert offered(run_nsq, "nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == []
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_names_come_from_nsqlookupd_also_when_no_nsqd_is_left(
+def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
     run_nsq: RunNsq, cluster: RunningCluster
 ) -> None:
+    cluster.nsqds[0].create_channel("views", "live")
     cluster.nsqds[0].create_channel("clicks", "arch")
     cluster.wait_for_topic("clicks", 1)
-    at = " ".join(cluster.lookupd_options)
-    nodes = offered(run_nsq, f"nsq tombstone {at} clicks ")
-    for nsqd in cluster.nsqds:
-        nsqd.kill()
+    cluster.wait_for_topic("views", 1)
+    nsqd = f"--nsqd-http-address={cluster.nsqds[0].http_address}"
+    lookup = " ".join(cluster.lookupd_options)
 
-    assert sorted(nodes) == sorted(nsqd.http_address for nsqd in cluster.nsqds)
-    assert offered(run_nsq, f"nsq tail {at} -t ") == ["clicks"]
-    assert offered(run_nsq, f"nsq tail {at} -t clicks -c ") == ["arch"]
+    def expect(*lines: tuple[str, list[str]]) -> None:
+        for line, names in lines:
+            assert sorted(offered(run_nsq, line)) == names, line
+
+    expect(
+        (f"nsq tail {nsqd.replace('=', ' ')} --topic c", ["clicks"]),
+        (f"nsq topic pause {nsqd} clicks ", ["clicks", "views"]),
+        (f"nsq tail {nsqd} --topic=views --channel ", ["live"]),
+        (f"nsq tail {nsqd} -tclicks -c ", ["arch"]),
+        (f"nsq channel pause {nsqd} clicks ", ["arch"]),
+        ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
+        (
+            f"nsq tombstone {lookup} clicks ",
+            sorted(each.http_address for each in cluster.nsqds),
+        ),
+    )
+    for each in cluster.nsqds:
+        each.kill()
+    expect(
+        (f"nsq tail {lookup} -t ", ["clicks", "views"]),
+        (f"nsq tail {lookup} -t clicks -c ", ["arch"]),
+    )
+    env = {"NSQ_LOOKUPD_HTTP_ADDRESS": cluster.lookupds[0].http_address}
+    asked = run_nsq(["__complete_line", "bash", "nsq tail -t cl", ""], env=env)
+    assert asked.out == b"words 0\nclicks\n"
 
 
 @pytest.mark.usefixtures("unhurried")
