@@ -92,15 +92,14 @@ class NsqdDaemon:
         report_errors(loop, self._log.error)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
         self.nsqd.refusal = self._refusal
+        self._registry = self.nsqd.registry = LookupRegistry(self.nsqd, self._own_info())
         try:
             self.nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
         self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers)
-        self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
-        self.nsqd.registry = self._registry
         await self._serve_tcp()
         await self._serve_http()
         if self._options.statsd_address:
