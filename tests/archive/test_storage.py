@@ -13,7 +13,7 @@ from plugins.object_store import Bucket
 from nsqtools.archive.storage import ChangedError, Storage
 from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage, s3_settings
 from nsqtools.errors import NsqError
-from nsqtools.spark.packages import store_conf, store_environ
+from nsqtools.spark.spark_settings import store_conf, store_environ
 
 
 @pytest.fixture(params=["file URL", "s3a"])

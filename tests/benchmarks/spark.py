@@ -44,9 +44,8 @@ from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_proce
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
-from nsqtools.spark.jobs.compaction import in_tasks
 from nsqtools.spark.jobs.sql import NamedView, plan_query
-from nsqtools.spark.session import spark_session
+from nsqtools.spark.session import in_tasks, spark_session
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
