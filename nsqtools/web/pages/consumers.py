@@ -108,7 +108,10 @@ def connections(site: Site, topic: str = "", channel: str = "") -> Connections:
     asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
     def ask(before: Connections | None) -> Connections:
-        return connections_of(site.context.watcher.consumers(*asked), before)
+        context = site.context
+        nsqds = context.watcher.answering
+        stats = context.cluster.stats(*asked, clients=True, required=False, nsqds=nsqds)
+        return connections_of(stats, before)
 
     return site.recent(("consumers", *asked), ask)
 
