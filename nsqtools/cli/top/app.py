@@ -34,9 +34,8 @@ from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.administering import lines as plan_lines
 from nsqtools.cli.running.administering import summary
-from nsqtools.cli.top.columns import VIEWS
 from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, plain, problem_page
-from nsqtools.cli.top.view import TopView
+from nsqtools.cli.top.view import VIEWS, TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Question, Sampler
 from nsqtools.errors import NsqError

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, Cell, Column, ViewKind
-from nsqtools.cli.top.view import Line, TopView
+from nsqtools.cli.top.view import TREND, Cell, Column, Line, TopView, ViewKind
 from nsqtools.cluster.problems import Problem, Severity, by_kind, in_a_line
 from nsqtools.cluster.queue_rows import sums_of
 from nsqtools.cluster.sampling import Sample

@@ -8,9 +8,8 @@ import pytest
 from plugins.hostile_cluster import EVIL
 from rich.cells import cell_len
 
-from nsqtools.cli.top.columns import ViewKind
 from nsqtools.cli.top.screen import draw, fit, plain, short, sparkline
-from nsqtools.cli.top.view import TopView, parse_line_filter
+from nsqtools.cli.top.view import TopView, ViewKind, parse_line_filter
 from nsqtools.cluster.sampling import Sample
 
 MakeSample = Callable[..., Sample]
