@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 
@@ -53,7 +53,8 @@ def take_inventory(cluster: Cluster) -> Inventory:
         {nsqd.address: nsqd.client for nsqd in nsqds},
         lambda client: read_stats(client.stats(clients=True)).topics or (),
     )
-    alive = {name: each for name, each in cluster.lookupds.items() if not _is_among(failures, name)}
+    silent = {failure.address for failure in failures}
+    alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
     registered, forgetful = cluster.ask(alive, NsqlookupdHTTPClient.topics)
     failures += [*failed, *forgetful]
     if failures and not answers and not registered:
@@ -89,10 +90,6 @@ def messages_of(channel: ChannelStats) -> int:
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 
-def _is_among(failures: Iterable[DaemonFailure], address: str) -> bool:
-    return any(failure.address == address for failure in failures)
-
-
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
@@ -120,19 +117,12 @@ class PingResult(NamedTuple):
     error: str | None
 
 
-class NodeOfTopic(NamedTuple):
-    """An nsqd that has a topic: its TCP and HTTP address, and the nsqlookupd that say so."""
-
-    nsqd: str
-    node: str
-    lookupds: list[str]
-
-
 class TopicNodes(NamedTuple):
-    """The nsqd that have a topic, and its channels."""
+    """The channels of a topic, and the nsqd that have it: each with its TCP and HTTP address
+    (``nsqd``, ``node``), and the ``lookupds`` that say so."""
 
     channels: list[str]
-    nodes: list[NodeOfTopic]
+    nodes: list[dict[str, Any]]
     failures: list[DaemonFailure]
 
 
@@ -171,28 +161,18 @@ def list_nodes(
             for entry in each
             if str(entry.node.http) == nsqd.announced
         }
-        answer = answers.get(nsqd.address, {})
-        nodes.append(_status(nsqd.address, answer, entries, errors.get(nsqd.address, "")))
+        info = answers.get(nsqd.address, {})
+        tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
+        hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))
+        topics: int | None = info.get("topics")
+        for entry in list(entries.values())[:1]:  # what the first one knows
+            tcp, hostname, version = str(entry.node.tcp), entry.hostname, version or entry.version
+            topics = len({topic for each in entries.values() for topic in each.topics})
+        hidden = {topic for each in entries.values() for topic in each.tombstoned}
+        error = errors.get(nsqd.address, "")
+        status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
+        nodes.append(NodeStatus(nsqd.address, *status))
     return nodes, failures
-
-
-def _status(
-    address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
-) -> NodeStatus:
-    entry = next(iter(entries.values()), None)
-    tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
-    return NodeStatus(
-        address,
-        str(entry.node.tcp) if entry else tcp,
-        entry.hostname if entry else str(info.get("hostname", "")),
-        str(info.get("version", "")) or (entry.version if entry else ""),
-        len({topic for each in entries.values() for topic in each.topics})
-        if entries
-        else info.get("topics"),
-        tuple(sorted({topic for each in entries.values() for topic in each.tombstoned})),
-        tuple(entries),
-        error,
-    )
 
 
 def ping(cluster: Cluster) -> list[PingResult]:
@@ -239,5 +219,8 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         for node in answer.nodes:
             nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
     channels = {channel for answer in answers.values() for channel in answer.channels}
-    found = [NodeOfTopic(*addresses, lookupds) for addresses, lookupds in sorted(nodes.items())]
+    found = [
+        {"nsqd": nsqd, "node": node, "lookupds": lookupds}
+        for (nsqd, node), lookupds in sorted(nodes.items())
+    ]
     return TopicNodes(sorted(channels), found, failures)

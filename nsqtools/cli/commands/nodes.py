@@ -68,12 +68,11 @@ def lookup(
         where = lookup_topic(opened, topic)
     if not where.nodes:
         runtime.tell(f"nsq: {on_no_nsqd(topic)}")
-    nodes = [each._asdict() for each in where.nodes]
     if form.is_document:
-        document = {"topic": topic, "channels": where.channels, "nodes": nodes}
+        document = {"topic": topic, "channels": where.channels, "nodes": where.nodes}
         write_json(runtime, document, indent=2)
     else:
-        write_records(runtime, LOOKUP, nodes, form)
+        write_records(runtime, LOOKUP, where.nodes, form)
     return tell_left_out(where.failures, runtime)
 
 

@@ -85,11 +85,11 @@ def top(
             interval_s,
             allows_changes=allow_changes,
             spares_processor=interval is None,
-            encoding=runtime.stdout.encoding,
+            runtime=runtime,
         )
         also = (signal.SIGHUP, signal.SIGQUIT)
         with stopping(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
-            shown.show_cluster(runtime.stdin.fileno(), runtime.stdout.fileno())
+            shown.show_cluster()
     return signals.status()
 
 

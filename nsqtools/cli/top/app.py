@@ -34,6 +34,7 @@ from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.administering import lines as plan_lines
 from nsqtools.cli.running.administering import summary
+from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, plain, problem_page
 from nsqtools.cli.top.view import VIEWS, TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
@@ -428,7 +429,7 @@ class Top(App[Exception]):
         *,
         allows_changes: bool,
         spares_processor: bool,
-        encoding: str = "utf-8",
+        runtime: Runtime,
     ) -> None:
         super().__init__(driver_class=Terminal, ansi_color=True)
         self.set_reactive(App.theme, "ansi-dark")
@@ -436,8 +437,8 @@ class Top(App[Exception]):
         self.settings = settings
         self.view = view
         self.allows_changes = allows_changes
-        self.encoding = encoding
-        self.unicode = encoding.lower().startswith("utf")
+        self.encoding = runtime.stdout.encoding
+        self.unicode = self.encoding.lower().startswith("utf")
         self.write: Callable[[str], None] = lambda _: None
         self.restore: Callable[[], None] = lambda: None
         self._sampler = sampler
@@ -447,11 +448,11 @@ class Top(App[Exception]):
         self._asked: Question | None = None
         self._sample_now = threading.Event()
         self._stopped = threading.Event()
-        self._stdin = 0
+        self._runtime = runtime
         self._shown = threading.Event()  # and not left to messages
         self._shown.set()
 
-    def show_cluster(self, stdin: int, stdout: int) -> None:
+    def show_cluster(self) -> None:
         """Show the cluster until q is pressed or `stop` is called.
 
         Raises what the first sample raises, before the screen is taken.
@@ -459,7 +460,8 @@ class Top(App[Exception]):
         self.view.show(self._sampler.sample())
         if self._stopped.is_set():
             return
-        self._stdin, before = stdin, termios.tcgetattr(stdin)
+        stdin, stdout = self._runtime.stdin.fileno(), self._runtime.stdout.fileno()
+        before = termios.tcgetattr(stdin)
 
         def restore() -> None:
             os.write(stdout, RESTORE)
@@ -528,14 +530,11 @@ class Top(App[Exception]):
 
     def show_messages(self, topic: str, channel: str) -> None:
         """Leave the screen to a tail of a topic, or with a channel to a peek, until it ends."""
-        from nsqtools.cli.top.sources import show_messages
-
-        def show(text: str) -> None:
-            print(text if self.unicode else plain(text), flush=True)
+        from nsqtools.cli.top.messages import show_messages
 
         self._shown.clear()
         with self.suspend():
-            ended = show_messages(self.settings, topic, channel, self._stdin, show)
+            ended = show_messages(self.settings, topic, channel, self._runtime)
         self._shown.set()
         if ended not in (None, signal.SIGINT):
             os.kill(os.getpid(), ended)

@@ -1,5 +1,4 @@
-"""The list that `nsq top` shows: which lines, in which columns and order, which is selected, and what
-a key changes in that. Pure.
+"""The list that `nsq top` shows: its lines, columns and order, and what keys change in that. Pure.
 
 Columns have the names that the whole package uses. Each reads a value from the subject of a line: a
 `Sum` (of a topic, of an nsqd), the `QueueRow` of a channel or a `ConsumerRow`. Nothing is read but

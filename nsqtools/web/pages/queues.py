@@ -116,9 +116,8 @@ def _overview(site: Site, request: Request) -> Values:
 
 
 def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
-    headings = {"name": "Topic / channel"} | {name: head for name, (head, _) in SORTS.items()}
     made = {}
-    for name, heading in headings.items():
+    for name, heading in {"name": "Topic / channel", **SORTS}.items():
         is_sorted = query.sort == name
         # names begin with a, numbers with the largest
         turned = not query.is_ascending if is_sorted else name == "name"
