@@ -309,6 +309,7 @@ def test_what_cannot_work_is_one_error(
     for each in arguments:
         if isinstance(each, bytes):  # what is in a file
             users.write_bytes(each)
+            users.chmod(0o600)
         given.append(str(users) if isinstance(each, bytes) else each)
 
     done = run_nsq(given)
