@@ -1,9 +1,13 @@
 """nsqtools: one `nsq` command and a synchronous client for the NSQ message queue.
 
-The public names are loaded when they are first used, so importing the package costs nothing.
+The errors are there at once. The other public names are loaded when they are first used, so that
+importing the package costs nothing.
 """
 
 from __future__ import annotations
+
+from nsqtools import errors
+from nsqtools.errors import *  # noqa: F403
 
 __version__ = "0.3.0"
 
@@ -15,67 +19,28 @@ if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
     from nsqtools.client.producer import Producer, ProducerHealth
     from nsqtools.client.publication import Publication
-    from nsqtools.errors import (
-        ConfigurationError,
-        ConnectionFailed,
-        ConnectionLost,
-        DeadlineExceeded,
-        HTTPError,
-        NotFoundError,
-        NsqError,
-        OutputError,
-        ProtocolError,
-        PublishError,
-        PublishInvalid,
-        PublishNotSent,
-        PublishRefused,
-        PublishRejected,
-        PublishUnknown,
-        RefusedError,
-        ServerError,
-        ServerRefused,
-        TLSError,
-    )
     from nsqtools.forward.forwarder import Forwarder, forward_to
     from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink
 
 __all__ = [
     "Batch",
     "ClientOptions",
-    "ConfigurationError",
-    "ConnectionFailed",
-    "ConnectionLost",
     "Consumer",
     "ConsumerHealth",
-    "DeadlineExceeded",
     "Fate",
     "Forwarder",
-    "HTTPError",
     "Message",
-    "NotFoundError",
-    "NsqError",
     "Outcome",
-    "OutputError",
     "Parcel",
     "Producer",
     "ProducerHealth",
-    "ProtocolError",
     "Publication",
-    "PublishError",
-    "PublishInvalid",
-    "PublishNotSent",
-    "PublishRefused",
-    "PublishRejected",
-    "PublishUnknown",
-    "RefusedError",
     "RequeueWithoutBackoff",
-    "ServerError",
-    "ServerRefused",
     "Sink",
-    "TLSError",
     "__version__",
     "forward_to",
 ]
+__all__ += errors.__all__
 
 _HOMES = {
     "Batch": "client.message",
@@ -97,13 +62,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    public: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    public: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return public
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

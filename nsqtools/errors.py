@@ -27,7 +27,9 @@ sentence that says what to try.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+TYPE_CHECKING = False  # importing typing would double the time of nsq --version
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "ConfigurationError",

@@ -27,36 +27,6 @@ from nsqtools.errors import ConfigurationError
 
 PROFILES = "profiles"
 
-CLIENT = {
-    "tls": False,
-    "tls_ca_file": False,
-    "tls_cert": False,
-    "tls_key": False,
-    "tls_insecure": False,
-    "tls_min_version": False,
-    "snappy": False,
-    "deflate": False,
-    "deflate_level": False,
-    "tls_pin_sha256": True,
-    "auth_secret_file": False,
-    "auth_requires_tls": False,
-}
-ADDRESSES = dict.fromkeys(
-    ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address", "address_map"), True
-)
-REPEATABLE = {
-    **ADDRESSES,
-    "max_in_flight": False,
-    "consumer_opt": True,
-    **CLIENT,
-    "timeout": False,
-    "lookupd_authorization": False,
-    "allow_announced": True,
-    "producer_opt": True,
-    **{f"destination_{name}": several for name, several in (ADDRESSES | CLIENT).items()},
-}
-"""The settings that the file may hold, each with whether it takes several values."""
-
 
 class Origin(IntEnum):
     """Where a value comes from; a greater origin is stronger."""

@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 import nsqtools
 
 # A shell without job control has background jobs ignore SIGINT, and children inherit that.
@@ -17,12 +19,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
+pytest.register_assert_rewrite("plugins")
 pytest_plugins = [
     "plugins.auth_server",
     "plugins.browser",
     "plugins.certificates",
     "plugins.cli",
-    "plugins.scripted_nsqd",  # before those that import it: pytest rewrites its assertions
     "plugins.clients",
     "plugins.clusters",
     "plugins.console",
@@ -36,6 +38,7 @@ pytest_plugins = [
     "plugins.schedule",
     "plugins.screens",
     "plugins.scripted_lookupd",
+    "plugins.scripted_nsqd",
     "plugins.hostile_cluster",
     "plugins.servers",
     "plugins.spark",

@@ -18,7 +18,7 @@ from manual.tree import Page, read_tree
 from plugins.cli import RunNsq
 from plugins.http_api import Nsqd
 
-from nsqtools.settings import REPEATABLE
+from nsqtools.cli.options.connection import REPEATABLE
 
 GUIDES = sorted((Path(__file__).parents[1] / "man").glob("*.md"))
 

@@ -28,6 +28,7 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
 from plugins.http_server import HttpServer
+from plugins.in_process import Result
 from plugins.readme import (
     UNTIL_SIGNAL,
     Block,
@@ -77,9 +78,6 @@ VERDICT = {
     "nsq check --max-depth 10000": 1,
 }
 """Channels here have no consumers, and `nsq check` says so by its exit status."""
-
-INTERRUPTED = {"nsq nsqd": 0}
-"""Commands that end with another status than 130 when they are interrupted: nsqd's own."""
 
 MESSAGES, OLD = 30, 20  # each is a process of nsq to-exec, and a request of nsq to-http
 INSTALL = "Install"
@@ -141,10 +139,11 @@ def serve(
             monkeypatch.setattr(check_command, "WINDOW_S", 0.5)  # what is shown does not move
             monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.7)
             run_in_process(place, run_nsq)
-            if "mirror-1" in commands_under(heading):
+            commands = "".join(block.text for block in BLOCKS if block.heading == heading)
+            if "mirror-1" in commands:
                 mirror = running.enter_context(EmbeddedNsqd())
                 place.stands_for |= {"mirror-1:4150": mirror.tcp_address}
-            if "hook-1" in commands_under(heading):
+            if "hook-1" in commands:
                 place.stands_for |= {"http://hook-1:8080": http_server().url}
             fill(nsqd)
             shutil.copy(certificates.ca, place.directory / "etc" / "ca.pem")
@@ -161,16 +160,11 @@ def serve(
 
 def run_in_process(place: Place, run_nsq: RunNsq) -> None:
     """Run the commands of nsq in this process, which saves their start-up."""
-
-    def run_here(words: list[str]) -> Done:
-        result = run_nsq(words, env=place.environ)
-        return Done(result.status, result.out.decode() + result.err)
-
-    place.in_process["nsq"] = run_here
+    place.in_process["nsq"] = lambda words: done(run_nsq(words, env=place.environ))
 
 
-def commands_under(heading: str) -> str:
-    return "".join(block.text for block in BLOCKS if block.heading == heading)
+def done(result: Result) -> Done:
+    return Done(result.status, result.out.decode() + result.err)
 
 
 def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd) -> Place:
@@ -228,10 +222,6 @@ def add_messages_of_a_closed_day(place: Place) -> None:
     path.write_bytes(encode_many("clicks", "old:4150", old))
 
 
-def reason_not_to_run(command: Command) -> str | None:
-    return next((why for what, why in NOT_RUN.items() if command.text.startswith(what)), None)
-
-
 # -- the recipes ----------------------------------------------------------------------------------
 
 
@@ -258,7 +248,7 @@ def test_the_guide_for_operators_works_from_top_to_bottom(
     try:
         run_all([block for block in BLOCKS if block.document == OPERATE_GUIDE], place)
     except BaseException:
-        place.run(Command("kill -9 $(cat *.pid)", None))
+        place.run(Command("kill -9 $(cat *.pid)"))
         raise
 
 
@@ -289,21 +279,17 @@ def test_the_guide_for_spark(
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])
 
-    def run_here(words: list[str]) -> Done:
-        result = run_spark(*words)
-        return Done(result.status, result.out.decode() + result.err)
-
-    place.in_process = {"nsq spark": run_here, **place.in_process}
+    by_spark = {"nsq spark": lambda words: done(run_spark(*words))}
+    place.in_process = by_spark | place.in_process  # the first that fits
     blocks = [block for block in BLOCKS if block.document == SPARK_GUIDE]
     run_all([block for block in blocks if block.language in SHELL], place)
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)
     [script] = [block.text for block in blocks if block.language == "python"]
     exec(compile(place.fit(script), SPARK_GUIDE, "exec"), {})
 
-    depth = place.run(Command("nsq topic info clicks-again --json", None)).output
-    assert json.loads(depth)["nodes"][0]["messages"] == OLD
-    by_spark = place.run(Command("nsq topic info clicks-by-spark --json", None)).output
-    assert json.loads(by_spark)["nodes"][0]["messages"] == MESSAGES
+    for topic, messages in {"clicks-again": OLD, "clicks-by-spark": MESSAGES}.items():
+        shown = place.run(Command(f"nsq topic info {topic} --json")).output
+        assert json.loads(shown)["nodes"][0]["messages"] == messages
 
 
 def test_readme_shows_commands_for_spark_that_the_guide_has() -> None:
@@ -317,14 +303,14 @@ def run_all(blocks: list[Block], place: Place) -> None:
     for block in blocks:
         if block.language in SHELL:
             for command in commands_of(block):
-                if reason_not_to_run(command) is None:
+                if not command.text.startswith(tuple(NOT_RUN)):
                     check(command, block, place)
         elif block.language == "python":
             script = place.directory / "recipe.py"
             script.write_text(place.fit(block.text))
             python = shlex.quote(sys.executable)
             runner = PYTEST if "def test_" in block.text else "{python}"
-            check(Command(f"{runner.format(python=python)} recipe.py", None), block, place)
+            check(Command(f"{runner.format(python=python)} recipe.py"), block, place)
         elif block.language == "ini":
             check_unit(block, place)
         else:
@@ -333,15 +319,20 @@ def run_all(blocks: list[Block], place: Place) -> None:
 
 
 def check(command: Command, block: Block, place: Place) -> None:
-    done = place.run(as_installed(command))
+    status, output = place.run(as_installed(command))
     expected = VERDICT.get(command.text, 0)
-    if command.runs_until_interrupted:
-        expected = INTERRUPTED.get(" ".join(command.text.split()[:2]), 130)
-    what = f"{block.document}, line {block.line}: {command.text}\n{done.output}"
-    assert done.status == expected, what
-    assert "Traceback" not in done.output, what
+    if command.runs_until_interrupted:  # nsqd's own status is 0
+        expected = 0 if command.text.startswith("nsq nsqd") else 130
+    what = f"{block.document}, line {block.line}: {command.text}\n{output}"
+    assert status == expected, what
+    assert "Traceback" not in output, what
     if command.output is not None:
-        assert done.output == place.fit(command.output), what
+        assert timeless(output) == timeless(place.fit(command.output)), what
+
+
+def timeless(output: str) -> str:
+    """Without seconds that were measured: a busy machine takes some more."""
+    return re.sub(r"\bin \d+ s\b", "in N s", output)
 
 
 def as_installed(command: Command) -> Command:
@@ -356,7 +347,7 @@ def check_unit(block: Block, place: Place) -> None:
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(block.text)
     service = unit["Service"]
-    ended = place.run(Command(f"timeout --preserve-status 4 {service['ExecStart']}", None))
+    ended = place.run(Command(f"timeout --preserve-status 4 {service['ExecStart']}"))
     assert ended.status == int(service["SuccessExitStatus"]), ended.output
     written = list((place.directory / "archives").glob("clicks.*.log.gz"))
     assert len(written) == 1, ended.output
@@ -367,13 +358,11 @@ def check_unit(block: Block, place: Place) -> None:
 
 def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:
     block = next(block for block in BLOCKS if block.heading == INSTALL)
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=False
-    )
-    if files.returncode:
+    if not (CHECKOUT / ".git").exists():
         pytest.skip("this is no git checkout")
-    for name in files.stdout.decode().split("\0"):
-        if name and (CHECKOUT / name).exists():
+    files = subprocess.check_output(["git", "ls-files"], cwd=CHECKOUT, text=True)
+    for name in files.splitlines():
+        if (CHECKOUT / name).exists():
             (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(CHECKOUT / name, tmp_path / "clone" / name)
     # a PATH with nothing on it but the system's programs and this Python
@@ -420,14 +409,14 @@ def test_every_package_is_explained_to_contributors() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
     tree = text.partition("## The tree")[2].partition("```\n\n")[0]
 
-    for package in (path.parent for path in (CHECKOUT / "nsqtools").glob("*/__init__.py")):
-        assert re.search(rf"\b{package.name}\b", tree), package.name
+    for path in (CHECKOUT / "nsqtools").glob("*/__init__.py"):
+        assert re.search(rf"\b{path.parent.name}\b", tree), path
 
 
 def test_every_reason_not_to_run_something_is_needed() -> None:
     commands = [c.text for block in BLOCKS if block.language in SHELL for c in commands_of(block)]
-    for what in NOT_RUN:
-        assert any(command.startswith(what) for command in commands), what
+
+    assert [what for what in NOT_RUN if not any(each.startswith(what) for each in commands)] == []
 
 
 # -- moving from the Go utilities -----------------------------------------------------------------

@@ -66,7 +66,8 @@ def modules_after_nsq(*arguments: str) -> set[str]:
 
 
 def test_importing_the_package_loads_nothing_else() -> None:
-    assert modules_after("import nsqtools") - modules_after("") == {"nsqtools", "__future__"}
+    loaded = modules_after("import nsqtools") - modules_after("")
+    assert loaded == {"nsqtools", "nsqtools.errors", "__future__"}
 
 
 @pytest.mark.parametrize("arguments", ["--version", "--help", "completion bash"])
@@ -90,7 +91,9 @@ def test_the_help_of_no_command_loads_anything_heavy() -> None:
 
 @pytest.mark.parametrize("daemon", ["nsqd", "nsqlookupd"])
 def test_a_daemon_that_only_prints_loads_no_server(daemon: str) -> None:
-    serving = {f"nsqtools.server.{name}" for name in ("http", "tcp", "queues", "embedded")}
+    serving = {
+        f"nsqtools.server.{name}" for name in ("http_server", "protocol_v2", "queues", "embedded")
+    }
     loaded = modules_after(
         "from nsqtools.cli.main import main\n"
         f"for flag in ('--help', '-help', '--version'): assert main([{daemon!r}, flag]) == 0"

@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from manual.tree import Option, Page
-from nsqtools.cli.options.connection import describe_option
+from nsqtools.cli.options.connection import REPEATABLE, describe_option
 from nsqtools.cli.running.runtime import ExitStatus
 from nsqtools.client.options import CLIENT_OPTIONS
-from nsqtools.settings import REPEATABLE
 
 SHARED_BY = 3
 """An option is listed when this many families of commands have it with the same meaning."""

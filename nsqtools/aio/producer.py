@@ -1,28 +1,26 @@
 """Producer for asyncio: `nsqtools.Producer` with outcomes to await.
 
-The window of the synchronous producer blocks a thread when it is full, which an event loop must
-not; so the same window is kept here, with tasks that wait for room in order. Outcomes come in on
-the I/O thread, many at a time, and wake the event loop once.
+A full window blocks a thread, which must not be that of an event loop: here tasks wait for room, in
+order. Outcomes come in on the I/O thread, many at a time, and wake the event loop once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
-from nsqtools.client import producer as client
-from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Mode, Publication
+from nsqtools.client.producer import CommonProducer
+from nsqtools.client.publication import PendingPublication, Publication
 from nsqtools.errors import PublishError, PublishNotSent
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Producer:
+class Producer(CommonProducer):
     """Publishes to one or several nsqd from one event loop.
 
     The parameters are those of `nsqtools.Producer`. With ``linger_s`` publishes of many tasks are
@@ -32,56 +30,32 @@ class Producer:
     `ConfigurationError` for a bad address or bad options.
     """
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: str | Sequence[str] | None = None,
-        options: ClientOptions | None = None,
-        *,
-        lookupd_http_addresses: str | Sequence[str] = (),
-        address_map: Mapping[str, str] | None = None,
-        mode: Mode = "failover",
-        retry_timeout_s: float = 0.0,
-        retry_unknown: bool = False,
-        linger_s: float = 0.0,
-        on_published: Callable[[Publication], None] | None = None,
-    ) -> None:
-        self._producer = client.Producer(
-            nsqd_tcp_addresses,
-            options,
-            lookupd_http_addresses=lookupd_http_addresses,
-            address_map=address_map,
-            mode=mode,
-            retry_timeout_s=retry_timeout_s,
-            retry_unknown=retry_unknown,
-            linger_s=linger_s,
-            on_published=on_published,
-        )
-        self.options = self._producer.options
-        self._begin(None)
+    def _begin_life(self) -> None:
+        super()._begin_life()
+        self._serve(None)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Serve an event loop; what another one waited for is forgotten."""
         self._loop = loop
         self._under_way: dict[Publication, asyncio.Future[None]] = {}
-        self._bytes = 0
         self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
         self._let_in_now = 0  # of the waiters, and not yet under way
         self._settled: collections.deque[Publication] = collections.deque()
 
     async def __aenter__(self) -> Self:
-        self._producer.start()
+        self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop(self._producer.patience_s)
+        await self.stop(self.patience_s)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time."""
-        return await asyncio.shield(asyncio.to_thread(self._producer.stop, timeout_s))
+        return await asyncio.shield(asyncio.to_thread(self._stop, timeout_s))
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything published so far has settled; return whether it has in time."""
-        return await asyncio.to_thread(self._producer.flush, timeout_s)
+        return await asyncio.to_thread(self._flush, timeout_s)
 
     async def publish(
         self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None
@@ -108,7 +82,7 @@ class Producer:
 
         ``outcomes`` of the error has what became of each: see `nsqtools.Producer.publish_many`.
         """
-        parts = self._producer.checked_parts(bodies)
+        parts = self.checked_parts(bodies)
         publishes = [self._publish(topic, part, None, timeout_s) for part in parts]
         errors: list[PublishError | None] = []
         for ended in await asyncio.gather(*publishes, return_exceptions=True):
@@ -127,30 +101,26 @@ class Producer:
     ) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._begin(loop)
-        if self._waiters or not self._has_room():
-            timeout_s = await self._wait_for_room(loop, timeout_s)
-        publication = self._producer.submit(
-            topic, bodies, defer_s=defer_s, timeout_s=timeout_s, on_settled=self._on_settled
-        )
+            self._serve(loop)
+        is_in_turn = not self._waiters
+        while not (is_in_turn and self.has_room):  # else `_submit` would block
+            timeout_s = await self._wait_for_turn(loop, timeout_s)
+            is_in_turn = True
+        publication = self._submit(topic, bodies, defer_s, timeout_s, self._note_outcome)
         outcome = loop.create_future()
         self._under_way[publication] = outcome
-        self._bytes += publication.size
         await outcome
-
-    def health(self) -> client.ProducerHealth:
-        """How the producer is now: for a probe, or for metrics."""
-        return self._producer.health()
 
     # -- the window -----------------------------------------------------------------------------
 
-    def _has_room(self) -> bool:
-        return (
-            len(self._under_way) + self._let_in_now < self.options.max_outstanding
-            and self._bytes < client.WINDOW_BYTES
-        )
+    def _has_room(self, besides: int = 0) -> bool:
+        return super()._has_room(besides + self._let_in_now)
 
-    async def _wait_for_room(
+    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
+        super()._set_aside(publications)
+        self._call_soon(self._let_in)
+
+    async def _wait_for_turn(
         self, loop: asyncio.AbstractEventLoop, timeout_s: float | None
     ) -> float | None:
         """Wait in line; return what is left of the time."""
@@ -169,14 +139,14 @@ class Producer:
                 self._waiters.remove(turn)
             if isinstance(exc, TimeoutError):
                 raise PublishNotSent(
-                    f"{self._producer.nsqd}: no room for another publish in {limit_s:.3g} s"
+                    f"{self.nsqd}: no room for another publish in {limit_s:.3g} s"
                 ) from exc
             raise
         self._let_in_now -= 1
         return None if timeout_s is None else max(0.0, until - loop.time())
 
     def _let_in(self) -> None:
-        while self._waiters and self._has_room():
+        while self._waiters and self.has_room:
             turn = self._waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
@@ -184,13 +154,17 @@ class Producer:
 
     # -- outcomes -------------------------------------------------------------------------------
 
-    def _on_settled(self, publication: Publication) -> None:  # on the I/O thread
+    def _note_outcome(self, publication: Publication) -> None:  # on the I/O thread
         self._settled.append(publication)
-        if len(self._settled) == 1 and self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(self._take_settled)
-            except RuntimeError:
-                pass  # the event loop has ended, and with it the tasks that waited
+        if len(self._settled) == 1:
+            self._call_soon(self._take_settled)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            pass  # the event loop has ended, and with it the tasks that waited
 
     def _take_settled(self) -> None:
         settled = self._settled
@@ -198,7 +172,6 @@ class Producer:
             publication = settled[0]
             outcome = self._under_way.pop(publication, None)
             if outcome is not None:
-                self._bytes -= publication.size
                 if outcome.done():  # its task was cancelled
                     pass
                 elif publication.error is None:
@@ -209,4 +182,4 @@ class Producer:
         self._let_in()
 
     def __repr__(self) -> str:
-        return repr(self._producer).replace("<Producer", "<aio.Producer")
+        return super().__repr__().replace("<Producer", "<aio.Producer")

@@ -6,16 +6,18 @@ brought back: its files are finished, and its consumer ends before it would subs
 would create it. When the topic is there again, so is its archiver. The trouble of one topic,
 whatever the system refuses it, is logged and tried again; it never ends the others.
 
-`Consumers` makes the consumers. Each asks nsqlookupd which nsqd have its topic, and a thousand of
-them ask often: those of a fleet begin with what the discovery of topics has just found, and ask
-seldom.
+Each consumer asks nsqlookupd which nsqd have its topic, and a thousand of them ask often: those of
+a fleet begin with what the discovery of topics has just found, and ask seldom. They share memory.
 
-`Waiting` has the topics beyond the limit of open files. A topic takes a connection to each nsqd
-that has it. Its files are open only while something is written, by the few threads that write, so a
-small reserve is enough for any number of topics. Connections must never use it up: what is
-delivered and cannot be written only goes in circles. Topics that do not fit wait for their turn:
-those that have been quiet for a while are stopped, after their files are finished, and wait in
-their place. nsqd keeps what is published meanwhile.
+A topic takes a connection to each nsqd that has it. Its files are open only while something is
+written, by the few threads that write, so a small reserve is enough for any number of topics.
+Connections must never use it up: what is delivered and cannot be written only goes in circles.
+Topics beyond the limit of open files are named, and begin when there is room for them; nsqd keeps
+what is published meanwhile.
+
+The command of ``--on-file`` (`FileHook`) is split as a shell would, ``{path}`` in its words becomes
+the file's path, and no shell sees the result: a topic's name cannot become a command. The commands
+run one after the other, beside the archiving.
 """
 
 from __future__ import annotations
@@ -23,39 +25,42 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import queue
 import resource
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
-from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns, share_of_memory
+from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
-from nsqtools.errors import NotFoundError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
+from nsqtools.records.prometheus import Metric
 from nsqtools.tail.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
 FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
 LONGEST_POLL_S = 300.0  # the client's limit
+FLEET_BYTES = 128 << 20  # of the messages in flight of all topics together
+LEAST_BYTES = 1 << 20  # of one topic
 
 RESERVE = 48  # files of the writing threads, connections being made, requests to daemons
-
-REST_AFTER_S = 5.0  # without a message
-REST_SHARE = 4  # at most one of so many topics at a time
-
 MANY = 1 << 20
 
 TICK_S = 0.5
 PATTERN = "--topic-pattern"  # in trouble, when no daemon answers; no topic has such a name
+OPEN_FILES = "--open-files"  # in trouble, when topics wait for room
 RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
 
 
@@ -114,12 +119,13 @@ class Archiver:
         self._has_discovered = False
         self._deletions = Deletions(source.connection)
         self._unlisted = UnlistedTopics(source.connection)
-        self._consumers = Consumers(source, self._deletions.suspect, is_fleet=discovery is not None)
+        self._looked_up: Mapping[str, Iterable[Address]] = {}  # the nsqd just found, by topic
+        self._options = source.options
         self._absent: set[str] = set()  # topics given that wait until they are there again
         self._deleted: list[str] = []
         self._troubles = Troubles()
-        direct = len(source.connection.nsqd_tcp_addresses)
-        self._waiting = Waiting(direct, self._limits.idle_s or 0.0)
+        self._waiting: list[str] = []  # topics beyond the limit of open files
+        self._cost = max(1, len(source.connection.nsqd_tcp_addresses))  # descriptors of a topic
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -153,7 +159,7 @@ class Archiver:
             topic, writer = archiver.topic, archiver.writer
             totals = writer.totals.plus(self._ended.get(topic, ArchiveTotals()))
             states[topic] = TopicState(totals, writer.held_count, archiver.last_error is not None)
-        for topic in self._waiting.topics:
+        for topic in self._waiting:
             states[topic] = TopicState(self._ended.get(topic, ArchiveTotals()), is_failing=True)
         return states
 
@@ -175,6 +181,21 @@ class Archiver:
             return False, f"{len(failing)} topics are not archived: {', '.join(failing[:10])}"
         return True, f"archiving {len(self._archivers)} topics"
 
+    def metrics(self) -> list[Metric]:
+        """Return the counts of all topics, for Prometheus."""
+        states = self.states
+        counts = [
+            Metric(
+                f"nsq_to_file_{name}",
+                kind,
+                help,
+                [({"topic": topic}, read(state)) for topic, state in states.items()],
+            )
+            for name, kind, help, read in METRICS
+        ]
+        name, what = "nsq_to_file_last_seen_seconds", "When this was written."
+        return [*counts, Metric(name, "gauge", what, [({}, f"{time.time():.3f}")])]
+
     def _running(self) -> list[TopicArchiver]:
         return list(self._archivers.values())
 
@@ -191,12 +212,10 @@ class Archiver:
         not work at the end.
         """
         try:
-            self._settings.directories.make()
-            for path in recover(self._settings.directories):
-                self._on_finished(path)
-        except OSError as exc:
-            raise _unusable(exc) from exc
-        try:
+            with _using():
+                self._settings.directories.make()
+                for path in recover(self._settings.directories):
+                    self._on_finished(path)
             self._begin_all(self._topics, fail_fast=True)
             end = self._watch()
         except BaseException:
@@ -209,6 +228,8 @@ class Archiver:
             raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
         if end is End.IDLE:
             self._unlisted.refuse(self._topics)
+            if self._waiting:
+                raise _too_few_files(f"archive {', '.join(self._waiting)} as well")
         return end
 
     def _begin_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
@@ -217,16 +238,13 @@ class Archiver:
         With ``fail_fast`` the first error is raised; otherwise the trouble of a topic (directory,
         descriptors) is not that of the others.
         """
-        fitting = self._waiting.fitting(topics, self._running())
+        fitting = self._fitting(topics)
         if not fitting:
             return
-        self._consumers.expect(len(self._archivers) + len(fitting))
-        try:
+        self._options = self._options_of_each(len(self._archivers) + len(fitting))
+        journals: Mapping[str, list[str]] = {}
+        with suppress(*(() if fail_fast else (OutputError,))), _using():
             journals = journals_below(self._settings.directories.work)
-        except OSError as exc:
-            if fail_fast:
-                raise _unusable(exc) from exc
-            journals = {}
         for topic in fitting:
             try:
                 self._begin(topic, journals, fail_fast=fail_fast)
@@ -240,60 +258,94 @@ class Archiver:
                 continue
             self._absent.discard(topic)
             self._troubles.over(topic)
-        memory_bytes = share_of_memory(len(self._archivers))
-        for archiver in self._running():
-            archiver.memory_bytes = memory_bytes
+
+    def _fitting(self, topics: Iterable[str]) -> list[str]:
+        """Return those that can begin of the topics that wait and of some more.
+
+        Raises `OutputError` when not even one topic fits.
+        """
+        wanted = list(dict.fromkeys((*self._waiting, *topics)))
+        if not wanted:
+            return []
+        running = self._running()
+        connections = [len(archiver.consumer.connections) for archiver in running]
+        self._cost = max(self._cost, *connections, 1)
+        still_to_come = sum(self._cost - count for count in connections)
+        room = max(0, (free_descriptors() - still_to_come) // self._cost)
+        if not room and not running:
+            raise _too_few_files("archive even one topic")
+        self._waiting = wanted[room:]
+        if self._waiting:
+            what = f"{len(self._waiting)} topics wait, as the limit of open files is reached"
+            names = ", ".join(self._waiting)
+            self._troubles.has(OPEN_FILES, f"{what} (raise ulimit -n): {names}")
+        else:
+            self._troubles.over(OPEN_FILES)
+        return wanted[:room]
+
+    def _options_of_each(self, topics: int) -> ClientOptions:
+        """Return the options of each consumer, when there are so many; a poll interval that a user
+        chose is kept."""
+        options = self._source.options
+        share = max(LEAST_BYTES, FLEET_BYTES // topics)
+        options = replace(
+            options, max_in_flight_bytes=min(options.max_in_flight_bytes, share) or share
+        )
+        is_chosen = "lookupd_poll_interval" in self._source.connection.options
+        if self._discovery is None or is_chosen:
+            return options
+        wanted_s = min(topics * FLEET_POLL_S, LONGEST_POLL_S)
+        interval_s = max(options.lookupd_poll_interval_s, wanted_s)
+        return replace(options, lookupd_poll_interval_s=interval_s)
 
     def _begin(self, topic: str, journals: Mapping[str, list[str]], *, fail_fast: bool) -> None:
-        source, work = self._source, self._settings.directories.work
-        now = self._settings.moment(time.time())
-        self._settings.naming.stem(topic, now, now)  # a topic may be called ".."
-        try:
-            lock = TopicLock(self._folder_locks, work, topic, source.channel)
-        except OSError as exc:
-            raise _unusable(exc) from exc
-        try:
-            archiver = self._made(topic, lock, journals)
-        except BaseException:
-            lock.release()
-            raise
+        source, settings = self._source, self._settings
+        directories = settings.directories
+        now = settings.moment(time.time())
+        settings.naming.stem(topic, now, now)  # a topic may be called ".."
+        with _using(), ExitStack() as undo:
+            lock = TopicLock(self._folder_locks, directories.work, topic, source.channel)
+            undo.callback(lock.release)
+            journal = Journal(
+                directories.work,
+                topic,
+                source.channel,
+                earlier=journals.get(stem_of(topic, source.channel), ()),
+                run=f"{time.time_ns():x}",  # a topic may end, and begin again
+                size=max(2 * source.options.max_in_flight, 1000),
+                is_durable=directories.have_member,
+                now_s=time.time(),
+            )
+            archiver = TopicArchiver(
+                topic,
+                functools.partial(self._consumer, topic),
+                self._options.max_in_flight,
+                TopicWriter(topic, settings, journal, self._on_finished, self._folder_locks, lock),
+                settings.flush,
+                self._quota,
+                self._turns,
+                self._changed.set,
+            )
+            undo.pop_all()
         self._archivers[topic] = archiver
         archiver.start(fail_fast=fail_fast)
         if self._is_paused:
             archiver.pause()
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
-    def _made(
-        self, topic: str, lock: TopicLock, journals: Mapping[str, list[str]]
-    ) -> TopicArchiver:
-        source, settings = self._source, self._settings
-        try:
-            journal = Journal(
-                settings.directories.work,
-                topic,
-                source.channel,
-                earlier=journals.get(stem_of(topic, source.channel), ()),
-                run=f"{time.time_ns():x}",  # a topic may end, and begin again
-                size=max(2 * source.options.max_in_flight, 1000),
-                is_durable=settings.directories.have_member,
-                now_s=time.time(),
-            )
-        except OSError as exc:
-            raise _unusable(exc) from exc
-        writer = TopicWriter(topic, settings, journal, self._on_finished, self._folder_locks, lock)
-        archiver = TopicArchiver(
+    def _consumer(self, topic: str, backlog: Backlog) -> Consumer:
+        connection = self._source.connection
+        return Consumer(
             topic,
-            self._consumers.make,
-            source.options.max_in_flight,
-            writer,
-            settings.flush,
-            self._quota,
-            self._turns,
-            self._changed.set,
+            self._source.channel,
+            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=connection.lookupd_http_addresses,
+            options=self._options,
+            address_map=connection.address_map,
+            on_error=lambda error: self._deletions.suspect(topic),
+            _backlog=backlog,
+            _looked_up=self._looked_up.get(topic, ()),
         )
-        quiet_since_s = self._waiting.quiet_since_s
-        archiver.last_message_s = quiet_since_s.get(topic, archiver.last_message_s)
-        return archiver
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -309,9 +361,8 @@ class Archiver:
             self._reap()
             if now >= retry_at:
                 retry_at = now + min(self._refresh_s, RETRY_S)
-                if self._absent:
-                    self._begin_all(sorted(self._deletions.found_again(self._absent)))
-                self._share_descriptors()
+                there = self._deletions.found_again(self._absent) if self._absent else ()
+                self._begin_all(sorted(there))
             if end := self._end(began, now):
                 return end
             self._on_tick()
@@ -320,14 +371,14 @@ class Archiver:
 
     def _end(self, began: float, now: float) -> End | None:
         limits = self._limits
-        is_any = self._archivers or self._absent or self._waiting.topics or self._discovery
+        is_any = self._archivers or self._absent or self._waiting or self._discovery
         if self._is_stopping or not is_any:
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
         if limits.for_s is not None and now - began >= limits.for_s:
             return End.TIME
-        if limits.idle_s is not None and not self._waiting.unseen:
+        if limits.idle_s is not None:
             running = self._running()
             cut_off = {each.topic for each in running if not each.consumer.connections}
             unlisted = self._unlisted.among(cut_off)
@@ -349,20 +400,14 @@ class Archiver:
         self._has_discovered = True
         for topic in known.spread & self._archivers.keys():
             self._archivers[topic].consumer.look_up_soon()
-        others = {*self._archivers, *self._topics, *self._waiting.topics}
-        self._consumers.looked_up = known.nsqd
-        self._begin_all(sorted(known.names - others))
-        self._consumers.looked_up = {}  # later they may be elsewhere
         if known.is_complete:
-            self._waiting.forget(self._waiting.topics - known.names - set(self._topics))
-            for topic in set(self._archivers) - known.names - set(self._topics):
+            wanted = {*known.names, *self._topics}
+            self._waiting = [topic for topic in self._waiting if topic in wanted]
+            for topic in self._archivers.keys() - wanted:
                 self._deletions.suspect(topic)
-
-    def _share_descriptors(self) -> None:
-        """Begin with topics that waited, and let quiet ones wait in their place."""
-        for archiver in self._waiting.to_rest(self._running()):
-            archiver.stop()
-        self._begin_all(self._waiting.take())
+        self._looked_up = known.nsqd
+        self._begin_all(sorted(known.names - {*self._archivers, *self._topics}))
+        self._looked_up = {}  # later they may be elsewhere
 
     def _let_deleted_go(self) -> None:
         """Let go of topics that lost their connections and that no nsqd has."""
@@ -387,8 +432,6 @@ class Archiver:
                 continue
             topic, failure = archiver.topic, archiver.failure
             self._forget(topic)
-            if self._waiting.has_rested(topic):
-                continue
             if failure is not None and not isinstance(failure, NsqError | OSError):
                 raise failure
             if failure is not None:
@@ -419,64 +462,19 @@ class Archiver:
             self._ended[topic] = before.plus(archiver.writer.totals)
 
 
-def _unusable(error: OSError) -> OutputError:
-    return OutputError(f"cannot use {error.filename} ({error.strerror})")
+@contextmanager
+def _using() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
 
 
-# -- consumers ----------------------------------------------------------------------------------
-
-
-class Consumers:
-    """Makes them. ``on_lost`` is called with the topic of each connection that fails or is lost.
-
-    With ``is_fleet`` the discovery of topics finds out where they are; a poll interval that a user
-    chose is kept. ``looked_up`` are the nsqd that have just been found, by topic.
-    """
-
-    def __init__(
-        self, source: ArchiveSource, on_lost: Callable[[str], None], *, is_fleet: bool
-    ) -> None:
-        self.looked_up: Mapping[str, Iterable[Address]] = {}
-        self._source = source
-        self._on_lost = on_lost
-        self._is_fleet = is_fleet and "lookupd_poll_interval" not in source.connection.options
-        self._topics = 0
-        self._options: dict[int, ClientOptions] = {}  # checking them takes longer than the rest
-
-    def expect(self, topics: int) -> None:
-        """Note how many topics are archived now."""
-        if topics != self._topics:
-            self._topics = topics
-            self._options.clear()
-
-    def make(self, topic: str, max_in_flight: int, backlog: Backlog) -> Consumer:
-        """Return the consumer of a topic."""
-        connection = self._source.connection
-        return Consumer(
-            topic,
-            self._source.channel,
-            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-            lookupd_http_addresses=connection.lookupd_http_addresses,
-            options=self._options_for(max_in_flight),
-            address_map=connection.address_map,
-            on_error=lambda error: self._on_lost(topic),
-            _backlog=backlog,
-            _looked_up=self.looked_up.get(topic, ()),
-        )
-
-    def _options_for(self, max_in_flight: int) -> ClientOptions:
-        options = self._options.get(max_in_flight)
-        if options is None:
-            options = replace(self._source.options, max_in_flight=max_in_flight)
-            if self._is_fleet:
-                wanted_s = min(self._topics * FLEET_POLL_S, LONGEST_POLL_S)
-                interval_s = max(options.lookupd_poll_interval_s, wanted_s)
-                options = replace(options, lookupd_poll_interval_s=interval_s)
-            self._options[max_in_flight] = options
-        return options
-
-
-# -- topics that do not fit ---------------------------------------------------------------------
+def _too_few_files(what: str) -> OutputError:
+    return OutputError(
+        f"the limit of open files is too low to {what}",
+        hint="Raise it: ulimit -n, or LimitNOFILE= of the systemd unit.",
+    )
 
 
 def free_descriptors() -> int:
@@ -491,94 +489,75 @@ def free_descriptors() -> int:
     return soft - used - RESERVE
 
 
-class Waiting:
-    """The topics that do not fit.
+# -- what is reported ---------------------------------------------------------------------------
 
-    ``direct`` is how many nsqd are given by address. A topic rests after ``rest_after_s`` without
-    a message.
-    """
 
-    def __init__(self, direct: int, rest_after_s: float = 0.0) -> None:
-        self._cost = max(1, direct)  # descriptors of a topic
-        self._rest_after_s = max(REST_AFTER_S, rest_after_s)
-        self._topics: dict[str, None] = {}  # the one that has waited longest first
-        self._resting: set[str] = set()
-        self.quiet_since_s: dict[str, float] = {}  # of those that were archived until then
-        self._reported = 0
+class FileHook:
+    """Runs ``command`` for each path given to `put`. Raises `ConfigurationError` for no command."""
 
-    @property
-    def topics(self) -> Set[str]:
-        return set(self._topics)
+    def __init__(self, command: str) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as exc:
+            raise ConfigurationError(f"the command {command!r} cannot be read: {exc}") from None
+        if not self._words:
+            raise ConfigurationError("the command for finished files is empty")
+        self.failures = 0
+        self._paths: queue.SimpleQueue[Path | str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="nsq-on-file", daemon=True)
+        self._thread.start()
 
-    @property
-    def unseen(self) -> Set[str]:
-        """Those that were not archived yet."""
-        return self._topics.keys() - self.quiet_since_s.keys()
+    def put(self, path: Path | str) -> None:
+        """Have the command run for a file, or the URL of one; returns at once."""
+        self._paths.put(path)
 
-    def fitting(self, topics: Iterable[str], archivers: Sequence[TopicArchiver]) -> list[str]:
-        """Return those of some topics that can begin; the others wait from now on.
+    def close(self) -> None:
+        """Wait for the commands that are due."""
+        self._paths.put(None)
+        self._thread.join()
 
-        Raises `OutputError` when not even one topic fits.
-        """
-        topics = list(topics)
-        if not topics:
-            return []
-        room = max(0, self._room(archivers) // self._cost)
-        if room == 0 and not archivers:
-            raise OutputError(
-                "the limit of open files is too low to archive even one topic",
-                hint="Raise it: ulimit -n, or LimitNOFILE= of the systemd unit.",
+    def _run(self) -> None:
+        while (path := self._paths.get()) is not None:
+            if reason := self._failure([word.replace("{path}", str(path)) for word in self._words]):
+                self.failures += 1
+                log.error("the command for %s failed (%s)", path, reason)
+
+    @staticmethod
+    def _failure(words: Sequence[str]) -> str:
+        import subprocess
+
+        try:
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                check=False,
             )
-        self._topics.update(dict.fromkeys(topics[room:]))
-        if len(self._topics) > self._reported:
-            log.error(
-                "%d topics wait until others are quiet, as the limit of open files is reached "
-                "(raise ulimit -n): %s",
-                len(self._topics),
-                ", ".join(self._topics),
-            )
-        self._reported = len(self._topics)
-        return topics[:room]
+        except OSError as exc:
+            return f"{words[0]}: {exc.strerror}"
+        last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
+        return " ".join([f"status {done.returncode}", *last]) if done.returncode else ""
 
-    def take(self) -> list[str]:
-        """Return all that wait, in their order; `fitting` has them wait again."""
-        topics = list(self._topics)
-        self._topics.clear()
-        return topics
 
-    def forget(self, topics: Iterable[str]) -> None:
-        """These are gone."""
-        for topic in topics:
-            self._topics.pop(topic, None)
-
-    def to_rest(self, archivers: Sequence[TopicArchiver]) -> list[TopicArchiver]:
-        """Return those to be stopped for the benefit of those that wait."""
-        surplus = -(self._room(archivers) // self._cost) if archivers else 0
-        wanted = max(surplus, min(len(self._topics), -(-len(archivers) // REST_SHARE)))
-        if wanted <= 0:
-            return []
-        now = time.monotonic()
-        quiet = [
-            (since, archiver)
-            for archiver in archivers
-            if (since := archiver.is_idle_since_s) is not None and now - since >= self._rest_after_s
-        ]
-        quiet.sort(key=lambda each: each[0])
-        for since, archiver in quiet[:wanted]:
-            self._resting.add(archiver.topic)
-            self.quiet_since_s[archiver.topic] = since
-        return [archiver for _, archiver in quiet[:wanted]]
-
-    def has_rested(self, topic: str) -> bool:
-        """A topic has ended: return whether it was to rest; then it waits for its next turn."""
-        if topic not in self._resting:
-            return False
-        self._resting.discard(topic)
-        self._topics[topic] = None
-        return True
-
-    def _room(self, archivers: Sequence[TopicArchiver]) -> int:
-        """How many descriptors are free, less those of connections that are still to be made."""
-        connections = [len(archiver.consumer.connections) for archiver in archivers]
-        self._cost = max(self._cost, *connections, 1)
-        return free_descriptors() - sum(self._cost - count for count in connections)
+# name, type, help, what
+METRICS: tuple[tuple[str, str, str, Callable[[TopicState], int]], ...] = (
+    ("messages_total", "counter", "Messages written.", lambda state: state.totals.messages),
+    ("bytes_total", "counter", "Bytes of text written.", lambda state: state.totals.bytes),
+    ("files_total", "counter", "Files finished.", lambda state: state.totals.files),
+    (
+        "already_written_total",
+        "counter",
+        "Messages delivered again, not written twice.",
+        lambda state: state.totals.already_written,
+    ),
+    ("write_failures_total", "counter", "Failures to write.", lambda state: state.totals.failures),
+    (
+        "ambiguous_bodies_total",
+        "counter",
+        "Bodies that contain the delimiter.",
+        lambda state: state.totals.ambiguous,
+    ),
+    ("held_messages", "gauge", "Messages not on disk yet.", lambda state: state.held),
+    ("failing", "gauge", "1 while writing fails.", lambda state: int(state.is_failing)),
+)

@@ -7,25 +7,29 @@ files are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nsqtools.archive.delta import DeltaCatalog, Partition, is_table
 from nsqtools.archive.finding import (
     PARQUET_MAGIC,
     ArchiveFile,
+    Wanted,
+    all_of,
+    files_of_table,
     find_archives,
     is_of_others,
     parquet_entries,
 )
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
+from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing
+from nsqtools.archive.storage import Entry, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
@@ -160,49 +164,39 @@ class Source:
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
 
 
-Wanted = Callable[[Partition], bool]
-"""Says whether a file in a partition has to be looked at."""
-
-
-def all_of(_: Partition) -> bool:
-    """Want every file."""
-    return True
-
-
 def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
     """Return all finished files of some places, each once. Raises `NsqError`."""
-    found = list(archive_sources(inputs.archives, wanted))
-    for place in inputs.parquet:
-        found += parquet_sources(place, wanted)
-    for place in inputs.delta:
-        found += delta_sources(DeltaCatalog(str(place)), wanted)
+    found = list(_archive_sources(inputs.archives, wanted))
+    found += table_sources((*inputs.parquet, *inputs.delta), wanted)
     return list({(source.key, source.topic): source for source in reversed(found)}.values())[::-1]
 
 
-def archive_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterator[Source]:
-    """Iterate over the finished archives at some places. Raises `NsqError`."""
+def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
     for archive in find_archives([str(place) for place in places]):
         if archive.is_in_progress or not wanted(_topic_of(archive.name)):
             continue
         if archive.table is not None:
-            yield from _parquet_source(archive.storage, archive.name, archive.table.bytes)
+            yield from _table_source(archive)
             continue
         scan = look_at(archive)
-        size = scan.size
-        known = replace(archive, members=scan.members)
         head = archive.head
-        key = f"{head.writer} {head.number}" if head else archive.shown
         source = Source(
-            archive.storage, archive.name, key, size, None, (), (), True, known, scan.damage
+            archive.storage,
+            archive.name,
+            f"{head.writer} {head.number}" if head else archive.shown,
+            scan.size,
+            None,
+            tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members),
+            archive=replace(archive, members=scan.members),
+            damage=scan.damage,
         )
-        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
-        if wrong := sorted(topic for topic in scan.topics if not is_valid_name(topic)):
+        wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
+        if wrong:
             problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
-            source = replace(source, damage=source.damage or problem)
+            source = replace(source, damage=source.damage or problem, spans=())
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
-        topics = topics or ([] if wrong else [None])
-        for topic in topics:
-            yield replace(source, topic=topic, spans=spans, is_timed=topic is not None)
+        for topic in topics or ([] if wrong else [None]):
+            yield replace(source, topic=topic, is_timed=topic is not None)
 
 
 def _topic_of(name: str) -> Partition:
@@ -210,49 +204,46 @@ def _topic_of(name: str) -> Partition:
     return {key: value for key, value in partition_of(name).items() if key == "topic"}
 
 
-def parquet_sources(place: Location, wanted: Wanted = all_of) -> Iterator[Source]:
-    """Iterate over the Parquet files at a place that count. Raises `NsqError`."""
-    storage, names = _parquet_names(place)
-    with failing("read", place):
-        for name, size in names.items():
-            if wanted(partition_of(name)):
-                yield from _parquet_source(storage, name, size)
+def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterator[Source]:
+    """Iterate over the files that count of Parquet and Delta tables. Raises `NsqError`."""
+    for place in map(str, places):
+        storage = open_storage(place)
+        with failing("read", place):
+            is_folder = any(storage.list())
+            found = files_of_table(storage, wanted) if is_folder else find_archives([place])
+        for archive in found:
+            if archive.table is not None:
+                yield from _table_source(archive)
 
 
-def _parquet_names(place: Location) -> tuple[Storage, dict[str, int]]:
-    if isinstance(place, Path) and place.is_file():
-        return LocalStorage(place.parent), {place.name: place.stat().st_size}
-    storage = open_storage(str(place))
-    with failing("list", place):
-        entries = parquet_entries(storage, list(storage.list()))
-    return storage, {each.name: each.size for each in entries}
-
-
-def _parquet_source(storage: Storage, name: str, size: int) -> Iterator[Source]:
-    """Read the footer of a file, and as much more as it does not say."""
-    from pyarrow import ArrowException, parquet
-
-    shown = storage.where(name)
-    try:
-        with storage.open(name) as opened, parquet.ParquetFile(opened) as file:
-            names, rows = file.schema_arrow.names, file.metadata.num_rows
-            if missing := [each for each in NEEDED if each not in names]:
-                raise without_columns(shown, missing)
-            low, high, untimed = _times_of(file)
-            partition = partition_of(name)
-            topics = [partition.get("topic")]
-            if "topic" in names and "topic" not in partition:
-                topics = sorted(file.read(["topic"])["topic"].unique().to_pylist(), key=str)
-    except ArrowException as exc:
-        topic, problem = partition_of(name).get("topic"), f"it is not whole Parquet ({exc})"
-        damage = problem.splitlines()[0]
-        yield Source(storage, name, shown, size, topic, (), is_timed=False, damage=damage)
+def _table_source(archive: ArchiveFile) -> Iterator[Source]:
+    """A file by what its log or its manifest says, or else its footer."""
+    table, shown = archive.table, archive.shown
+    assert table is not None
+    topic = table.partition.get("topic")
+    others = tuple((name, at) for name, at in table.partition.items() if name not in PARTITIONS)
+    source = Source(archive.storage, archive.name, shown, table.bytes, topic, (), others)
+    if topic is not None and None not in (table.rows, table.min_ts_ns, table.max_ts_ns):
+        span = Span(table.min_ts_ns or 0, table.max_ts_ns or 0, table.rows or 0, table.bytes)
+        yield replace(source, spans=(span,))
         return
-    damage = "it has messages with and without a time" if 0 < untimed < rows else ""
-    span = Span(low, high, rows, size)
-    for topic in topics if rows else ():
-        others, is_timed = _others(partition), not untimed and topic is not None
-        yield Source(storage, name, shown, size, topic, (span,), others, is_timed, damage=damage)
+    from nsqtools.archive.parquet import contents_of
+
+    try:
+        with failing("read", shown), archive.storage.open(archive.name) as file:
+            found = contents_of(file)
+    except CorruptError as exc:
+        yield replace(source, is_timed=False, damage=str(exc))
+        return
+    if missing := [each for each in NEEDED if each not in found.columns]:
+        raise without_columns(shown, missing)
+    is_mixed = 0 < found.untimed < found.rows
+    damage = "it has messages with and without a time" if is_mixed else ""
+    span = Span(found.min_ts_ns or 0, found.max_ts_ns or 0, found.rows, table.bytes)
+    topics = [topic] if topic is not None else found.topics or [None]
+    for each in topics if found.rows else ():
+        is_timed = not found.untimed and each is not None
+        yield replace(source, topic=each, spans=(span,), is_timed=is_timed, damage=damage)
 
 
 def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:
@@ -261,39 +252,6 @@ def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:
         f"{shown} is Parquet without the columns {', '.join(missing)}",
         hint="What nsq to-file, nsq archive compact and nsq spark ingest write has them.",
     )
-
-
-def _times_of(file: Any) -> tuple[int, int, int]:
-    """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
-    from pyarrow import compute
-
-    column = file.schema_arrow.names.index("ts_ns")
-    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-    found = [group.column(column).statistics for group in groups]
-    if all(each is not None and each.has_min_max and each.has_null_count for each in found):
-        untimed = sum(each.null_count for each in found)
-        times = [(each.min, each.max) for each in found]
-        return min((t[0] for t in times), default=0), max((t[1] for t in times), default=0), untimed
-    values = file.read(["ts_ns"])["ts_ns"]
-    bounds = compute.min_max(values).as_py()
-    return bounds["min"] or 0, bounds["max"] or 0, values.null_count
-
-
-def _others(partition: Partition) -> tuple[tuple[str, str | None], ...]:
-    return tuple((name, value) for name, value in partition.items() if name not in PARTITIONS)
-
-
-def delta_sources(table: DeltaCatalog, wanted: Wanted = all_of) -> Iterator[Source]:
-    """Iterate over the files of a table, by its log. Raises `NsqError`."""
-    for file in table.files(wanted=wanted):
-        topic = file.partition.get("topic")
-        if file.min_ts_ns is None or file.max_ts_ns is None or file.rows is None or topic is None:
-            yield from _parquet_source(table.storage, file.path, file.bytes)
-            continue
-        span = Span(file.min_ts_ns, file.max_ts_ns, file.rows, file.bytes)
-        shown = table.storage.where(file.path)
-        others = _others(file.partition)
-        yield Source(table.storage, file.path, shown, file.bytes, topic, (span,), others)
 
 
 def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Location, list[str]]:
@@ -311,11 +269,11 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
             continue
         storage = open_storage(str(root))
         with failing("read", place):
-            is_delta = is_table(storage)
-        if is_delta:
-            files = [each.path for each in DeltaCatalog(str(root)).files(wanted=wanted)]
-        else:
-            files = [each for each in _parquet_names(root)[1] if wanted(partition_of(each))]
+            if is_table(storage):
+                files = [each.path for each in DeltaCatalog(str(root)).files(wanted=wanted)]
+            else:
+                entries = parquet_entries(storage, list(storage.list()))
+                files = [each.name for each in entries if wanted(partition_of(each.name))]
         folder = f"{inside}/" if inside else ""
         names += [name for name in files if name.startswith(folder)]
     return found

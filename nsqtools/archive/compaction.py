@@ -44,9 +44,8 @@ from nsqtools.archive.catalog import (
     Inputs,
     Source,
     begin_ns,
-    delta_sources,
-    parquet_sources,
     sources_of,
+    table_sources,
 )
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
@@ -58,6 +57,7 @@ from nsqtools.archive.slices import (
     STAGING,
     Done,
     Job,
+    Settings,
     Slice,
     Slot,
     body_kind,
@@ -72,7 +72,6 @@ from nsqtools.archive.storage import failing, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 
-TARGET_BYTES = 256 << 20
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 400_000
 SLICE_TEXT = 128 << 20
@@ -112,19 +111,6 @@ class Selection:
         if slot.day is None or self.open_days:
             return False
         return now_s < begin_ns(slot.day + timedelta(days=1)) / 10**9 + self.grace_s
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How files are made."""
-
-    target_bytes: int = TARGET_BYTES
-    parallel: int = 1
-    delimiter: bytes = b"\n"
-    skips_damaged: bool = False
-    body: BodyKind = BodyKind.string
-    fields: Mapping[str, Any] | None = None
-    """The JSON Schema of bodies; None for no columns of theirs."""
 
 
 def jobs_of(
@@ -264,9 +250,9 @@ class Compaction:
 
     def _check(self, has_table: bool, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
-        names = [entry.name for entry in self.storage.children("")[0]]
-        folders = [each.rpartition("/")[2] for each in self.storage.children("")[1]]
-        shown = [name for name in (*names, *folders) if not name.startswith(".")]
+        entries, folders = self.storage.children("")
+        names = [*(entry.name for entry in entries), *(each.rpartition("/")[2] for each in folders)]
+        shown = [name for name in names if not name.startswith(".")]
         if has_table and not is_delta:
             raise ConfigurationError(f"{self.output} is a Delta table", hint="Add --format delta.")
         if is_delta and not has_table and any(name.startswith("topic=") for name in shown):
@@ -308,19 +294,10 @@ class Compaction:
         self._kind = self._kind_of_bodies(present)
         self.others = self._other_columns(work, present)
         total = sum(source.size for each in work for source in each.sources)
+        settings = replace(self.settings, body=self._kind)
         share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
         for partition in work:
-            job = Job(
-                str(self.output),
-                partition.slot,
-                (),
-                (),
-                self._kind,
-                self.settings.delimiter,
-                self.settings.skips_damaged,
-                self.others,
-                self.settings.fields,
-            )
+            job = Job(str(self.output), partition.slot, (), (), settings, self.others)
             there = present.get(partition.slot, [])
             size = min(self.settings.target_bytes, share)
             size = self.settings.target_bytes if self.is_within else size
@@ -409,12 +386,8 @@ class Compaction:
         def is_wanted(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
-        if self.table is None:
-            place = self.output
-            exists = isinstance(place, StoredPlace) or place.exists()
-            found: Iterable[Source] = parquet_sources(place, is_wanted) if exists else ()
-        else:
-            found = delta_sources(self.table, is_wanted) if self.table.exists() else ()
+        is_there = self.table.exists() if self.table is not None else any(self.storage.list())
+        found: Iterable[Source] = table_sources([self.output], is_wanted) if is_there else ()
         present: dict[Slot, list[Source]] = {}
         for source in found:
             for day in source.slot_days:

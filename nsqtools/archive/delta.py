@@ -109,22 +109,15 @@ class DeltaCatalog:
         return pyarrow.schema(self._table().schema().to_arrow())
 
     @property
-    def version(self) -> int:
-        """The newest version."""
-        return int(self._table().version())
-
-    @property
     def partition_columns(self) -> list[str]:
         return list(self._table().metadata().partition_columns)
 
-    def files(
-        self, *, version: int | None = None, wanted: Callable[[Partition], bool] = lambda at: True
-    ) -> list[TableFile]:
-        """Return the files of the newest version, or of another one, with their statistics.
+    def files(self, *, wanted: Callable[[Partition], bool] = lambda at: True) -> list[TableFile]:
+        """Return the files of the newest version, with their statistics.
 
         Those in partitions that are not ``wanted`` take no memory.
         """
-        return list(_files_of(self._table(version), wanted))
+        return list(_files_of(self._table(), wanted))
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
@@ -243,12 +236,12 @@ class DeltaCatalog:
                 options["aws_session_token"] = token
         return given | options | {"aws_conditional_put": "etag"}
 
-    def _table(self, version: int | None = None) -> DeltaTable:
+    def _table(self) -> DeltaTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            return DeltaTable(self._uri, version=version, storage_options=self._options())
+            return DeltaTable(self._uri, storage_options=self._options())
         except TableNotFoundError:
             raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
         except (DeltaError, OSError) as exc:

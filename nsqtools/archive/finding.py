@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
+from nsqtools.archive.delta import DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
     PART,
     Head,
@@ -138,6 +138,15 @@ class ArchiveFile:
         return self.storage.stat(self.name).size
 
 
+Wanted = Callable[[Partition], bool]
+"""Says whether a file in a partition has to be looked at."""
+
+
+def all_of(_: Partition) -> bool:
+    """Want every file."""
+    return True
+
+
 def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     """Return the files at paths and URLs; of a directory all below it, those in progress last.
 
@@ -184,14 +193,14 @@ def _find(place: str) -> list[ArchiveFile]:
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
     if is_table(storage):
-        return _files_of_table(place, storage)
+        return files_of_table(storage)
     in_progress = [e for e in storage.list() if is_hidden(_base(e), PART)] if is_local else []
     listed = sorted(storage.list(), key=_order)
     if not listed and not is_local:
         folder, _, name = place.rstrip("/").rpartition("/")
         return [_named(open_storage(folder), name)]
     if _is_table(listed):
-        return _files_of_parquet(storage, listed)
+        return files_of_table(storage, listed=listed)
     names = {entry.name for entry in listed}
     files = [*filter(_is_finished, listed), *in_progress]
     if is_local:
@@ -251,21 +260,6 @@ def _with_index(
     return ArchiveFile(storage, entry.name, index.members, index.head, known)
 
 
-def _files_of_table(place: str, storage: Storage) -> list[ArchiveFile]:
-    return [
-        ArchiveFile(storage, each.path, None, table=each)
-        for each in sorted(DeltaCatalog(place).files(), key=lambda each: each.path)
-    ]
-
-
-def _files_of_parquet(storage: Storage, listed: Sequence[Entry]) -> list[ArchiveFile]:
-    names = {entry.name for entry in listed}
-    return [
-        ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
-        for each in parquet_entries(storage, listed)
-    ]
-
-
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
     manifest = str(manifest_of(PurePosixPath(entry.name)))
@@ -297,6 +291,25 @@ _BATCH = re.compile(r"\d+(\.compact)?")
 def is_of_others(name: str) -> bool:
     """Whether a name is none of data: tables of all programs keep theirs below ``_`` and ``.``."""
     return any(part[:1] in "._" for part in name.split("/"))
+
+
+def files_of_table(
+    storage: Storage, wanted: Wanted = all_of, listed: Sequence[Entry] = ()
+) -> list[ArchiveFile]:
+    """Return the files that count of a Delta table, or of a place of Parquet, in order.
+
+    Raises `NsqError` and ``OSError``.
+    """
+    if not listed and is_table(storage):
+        files = sorted(DeltaCatalog(storage.url).files(wanted=wanted), key=lambda each: each.path)
+        return [ArchiveFile(storage, each.path, None, table=each) for each in files]
+    listed = listed or list(storage.list())
+    names = {entry.name for entry in listed}
+    return [
+        ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
+        for each in parquet_entries(storage, listed)
+        if wanted(partition_of(each.name))
+    ]
 
 
 def parquet_entries(storage: Storage, listed: Sequence[Entry]) -> list[Entry]:

@@ -7,8 +7,7 @@ directory's `FolderLocks`, which need one descriptor for all topics.
 <number>``: each file carries its number in the head of its index, so that a reader of the archive
 as a stream can tell files apart by a few bytes, whatever they are called and wherever they are
 moved. The writer is made up at random with the first file: when the count is lost, counting begins
-again under another one. Numbers are never used twice; one may be left out. Versions before 0.2
-locked the count itself, so it is checked whether it is locked.
+again under another one. Numbers are never used twice; one may be left out.
 
 *The journal.* nsqd delivers a message again when its FIN was lost: after a crash, a cut connection,
 or a timeout. What it can deliver again was in flight when that happened, and so was among the last
@@ -48,7 +47,6 @@ from nsqtools.files.opening import (
     open_to_append,
     open_to_read,
     open_to_write,
-    try_lock,
 )
 
 log = logging.getLogger("nsqtools")
@@ -79,54 +77,53 @@ class TopicLock:
         self._path = folder / f".{topic}@{channel}.lock"
         self._locks = locks
         self._name = f"{topic}@{channel}"
-        self._last: Head | None = None
-        is_free = locks.take(self._name)
+        if not locks.take(self._name):
+            raise ConfigurationError(
+                f"{self._holder()} archives channel {channel} of topic {topic} in {folder} already",
+                hint="One archiver does for a channel; give another one its own --work-dir.",
+            )
         try:
-            if not is_free or self._is_locked_by_an_early_version():
-                raise ConfigurationError(
-                    f"{self._holder()} archives channel {channel} of topic {topic} in {folder} "
-                    "already",
-                    hint="One archiver does for a channel; give another one its own --work-dir.",
-                )
+            self._last = self._read()
         except BaseException:
-            if is_free:
-                self.release()
+            self.release()
             raise
 
     def next_head(self) -> Head:
         """Return the head of a new file; its number is durable. Raises ``OSError``."""
+        last = self._last or Head(uuid.uuid4().hex, 0)
+        # one may be left out when this fails, and none is given twice
+        head = self._last = Head(last.writer, last.number + 1)
+        is_first = head.number == 1
         descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
         try:
             with blaming(self._path):
-                last = self._last or _read_count(descriptor)
-                is_new = last is None
-                last = last or Head(uuid.uuid4().hex, 0)
-                head = Head(last.writer, last.number + 1)
-                if is_new:
+                if is_first:
                     os.ftruncate(descriptor, 0)
                 line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
                 os.pwrite(descriptor, line.encode(), 0)
                 os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-        if self._last is None:
+        if is_first:
             sync_folder(self._path.parent)
-        self._last = head
         return head
 
     def release(self) -> None:
         """Unlock it."""
         self._locks.release(self._name)
 
-    def _is_locked_by_an_early_version(self) -> bool:
+    def _read(self) -> Head | None:
+        """Return the last head, None without one: also to refuse a file that others planted."""
         try:
             descriptor = open_to_write(self._path, os.O_RDWR)
         except FileNotFoundError:
-            return False
+            return None
         try:
-            return not try_lock(descriptor)
+            found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
         finally:
             os.close(descriptor)
+        match = _COUNT_PATTERN.fullmatch(found)
+        return Head(match[2], int(match[3])) if match else None
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
@@ -138,11 +135,6 @@ class TopicLock:
         except OSError:
             pass
         return "another process"
-
-
-def _read_count(descriptor: int) -> Head | None:
-    match = _COUNT_PATTERN.fullmatch(os.pread(descriptor, 200, 0).decode("ascii", "replace"))
-    return Head(match[2], int(match[3])) if match else None
 
 
 IsDurable = Callable[[str, Head | None, int, int], bool]

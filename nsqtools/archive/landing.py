@@ -15,9 +15,9 @@ place; commit; note beside each log that it has landed; remove it. The commit is
 So a kill at any point loses nothing and doubles nothing. A log that is damaged does not land.
 
 *In another process* (`Lander` is what it runs): decoding and compressing take a core, which
-consuming needs. It reads paths from its standard input, answers a line for each batch, and ends
-with its input, so it never outlives the archiver by more than the batch under way. One process at
-a time lands what is in a directory.
+consuming needs. It reads paths from its standard input, answers each batch, and ends with its
+input, so it never outlives the archiver by more than the batch under way. One process at a time
+lands what is in a directory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ import errno
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from nsqtools.archive.body_columns import fields_of, json_schema
@@ -52,7 +53,7 @@ from nsqtools.archive.upload import (
 )
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import open_to_write, try_lock
+from nsqtools.files.opening import locked, open_to_write
 from nsqtools.records.prometheus import Metric
 
 log = logging.getLogger("nsqtools")
@@ -62,7 +63,14 @@ DRAFTS = ".nsq-landing"
 STATE = "state.json"
 LOGS_AT_ONCE = 64
 BYTES_AT_ONCE = 2 << 30
-LOCK_PAUSE_S = 0.1
+
+
+class Landed(NamedTuple):
+    """The new files of the table, why some logs cannot land, and how many bodies did not fit."""
+
+    files: list[TableFile]
+    refused: dict[Path, str]
+    misfits: int
 
 
 class Lander:
@@ -73,23 +81,21 @@ class Lander:
         self._plan = plan
         self._directory = directory
         self._drafts = directory / DRAFTS
-        self.misfits = 0
 
-    def land(self, paths: Sequence[Path]) -> tuple[list[TableFile], dict[str, str]]:
-        """Land logs; return their files, and the logs that cannot land with the reason.
+    def land(self, paths: Sequence[Path]) -> Landed:
+        """Land logs.
 
         Raises ``OSError`` and `NsqError` when it does not work now: try again later.
         """
         self._drafts.mkdir(0o750, exist_ok=True)
-        descriptor = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
+        lock = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
         try:
-            while not try_lock(descriptor):  # the child of a killed archiver ends its batch
-                time.sleep(LOCK_PAUSE_S)
-            return self._land(paths)
+            with locked(lock):  # the child of a killed archiver ends its batch
+                return self._land(paths)
         finally:
-            os.close(descriptor)
+            os.close(lock)
 
-    def _land(self, paths: Sequence[Path]) -> tuple[list[TableFile], dict[str, str]]:
+    def _land(self, paths: Sequence[Path]) -> Landed:
         state = self._state()
         landed = self._finish(state)
         self._clear()
@@ -101,7 +107,6 @@ class Lander:
             if not drafts or self.table.make_ready(writer.schema):
                 break
             self._clear()  # another writer gave a column another type meanwhile
-        self.misfits += writer.misfits
         if writer.columns is not None:
             state["fields"] = json_schema(writer.columns.fields)
         if logs:
@@ -111,14 +116,14 @@ class Lander:
             self._save(state)
             landed += self._finish(state)
         self._clear()
-        return landed, refused
+        return Landed(landed, refused, writer.misfits)
 
     def _write(
         self, writer: TableWriter, paths: Iterable[Path]
-    ) -> tuple[list[Draft], list[str], dict[str, str]]:
+    ) -> tuple[list[Draft], list[str], dict[Path, str]]:
         drafts: list[Draft] = []
         logs: list[str] = []
-        refused: dict[str, str] = {}
+        refused: dict[Path, str] = {}
         for path in paths:
             try:
                 index = load_index(index_of(path))
@@ -128,7 +133,7 @@ class Lander:
                 drafts += writer.write(archive, identity_of(archive, self._plan.host))
                 logs.append(str(path))
             except NotUploadable as exc:
-                refused[str(path)] = str(exc.strerror)
+                refused[path] = str(exc.strerror)
         return drafts, logs, refused
 
     def _finish(self, state: dict[str, Any]) -> list[TableFile]:
@@ -175,80 +180,22 @@ class Lander:
 
 
 def main() -> None:
-    """Land what the archiver names: the plan, then a list of paths a line."""
+    """Land what the archiver names, all of it pickled: plan and directory, then lists of paths."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the archiver says when it is over
-    plan = TablePlan.decode(sys.stdin.readline())
-    directory = Path(json.loads(sys.stdin.readline()))
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    plan, directory = pickle.load(asked)
     lander: Lander | None = None
-    for line in sys.stdin:
-        answer: dict[str, Any]
-        try:
-            lander = lander or Lander(plan, directory)
-            misfits = lander.misfits
-            landed, refused = lander.land([Path(each) for each in json.loads(line)])
-            files = [lander.table.storage.where(each.path) for each in landed]
-            answer = {"files": files, "refused": refused, "misfits": lander.misfits - misfits}
-        except (OSError, NsqError) as exc:
-            where = getattr(exc, "filename", None)
-            reason = getattr(exc, "strerror", None) or str(exc)
-            answer = {"error": reason, "where": str(where or plan.url)}
-        try:
-            print(json.dumps(answer), flush=True)
-        except BrokenPipeError:
-            break
-
-
-class LandingProcess:
-    """The other process, begun when it is first asked."""
-
-    def __init__(self, plan: TablePlan, directory: Path) -> None:
-        self._plan = plan
-        self._directory = directory
-        self._process: subprocess.Popen[str] | None = None
-
-    def ask(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """Have logs landed; return the answer. Raises ``OSError`` when that does not work."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(list(map(str, paths))) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self._process = None
-            status = process.wait()
-            raise OSError(errno.ECHILD, f"the landing process ended with {status}", self._plan.url)
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise OSError(errno.EIO, answer["error"], answer["where"])
-        return answer
-
-    def _start(self) -> subprocess.Popen[str]:
-        code = "from nsqtools.archive.landing import main; main()"
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(f"{self._plan.encode()}\n{json.dumps(str(self._directory))}\n")
-        return process
-
-    def close(self) -> None:
-        """Have it end after the batch under way, and wait for that, but not for a hanging store."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            paths = pickle.load(asked)
             try:
-                self._process.wait(HURRIED_S)
-            except subprocess.TimeoutExpired:
-                log.warning("what is landing now goes on in process %d", self._process.pid)
+                lander = lander or Lander(plan, directory)
+                answer: Landed | Exception = lander.land(paths)
+            except (OSError, NsqError) as exc:
+                answer = exc
+            pickle.dump(answer, answers)
+            answers.flush()
 
 
 class Landings(Uploads):
@@ -265,7 +212,8 @@ class Landings(Uploads):
     ) -> None:
         storage = open_storage(plan.url, plan.options)
         super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
-        self._process = LandingProcess(plan, directory)
+        self._table = plan
+        self._process: subprocess.Popen[bytes] | None = None  # begun when it is first asked
         self._on_landed = on_landed
 
     def metrics(self) -> Sequence[Metric]:
@@ -273,33 +221,70 @@ class Landings(Uploads):
         return [*super().metrics(), Metric(name, "counter", help, [({}, self.totals.misfits)])]
 
     def close(self, **arguments: Any) -> int:
+        """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
         left = super().close(**arguments)
-        self._process.close()
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(HURRIED_S)
+            except subprocess.TimeoutExpired:
+                log.warning("what is landing now goes on in process %d", self._process.pid)
         return left
+
+    def _ask(self, paths: Sequence[Path]) -> Landed:
+        """Have logs landed. Raises what it raised there, and ``OSError`` if it was killed."""
+        if self._process is None:
+            code = "from nsqtools.archive.landing import main; main()"
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._tell((self._table, self._plan.directory))
+        process = self._process
+        assert process.stdout is not None
+        try:
+            self._tell(paths)
+            answer: Landed | Exception = pickle.load(process.stdout)
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+            self._process = None
+            what = f"the landing process ended with {process.wait()}"
+            raise OSError(errno.ECHILD, what, self._table.url) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _tell(self, what: object) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        pickle.dump(what, self._process.stdin)
+        self._process.stdin.flush()
 
     def _run(self) -> None:
         if _is_pending(self._plan.directory):  # its logs may be gone already
             try:
-                self._process.ask([])
-            except OSError as exc:
+                self._ask([])
+            except (OSError, NsqError) as exc:
                 log.warning("cannot finish what an earlier run began to land (%s)", exc)
         while True:
             first = self._next()
             others = self._others()
             batch = dict([first, *others])
             try:
-                answer = self._process.ask(list(batch))
-            except OSError as exc:
+                landed = self._ask(list(batch))
+            except (OSError, NsqError) as exc:
                 with self._changed:
                     self._waiting.extendleft(reversed(others))
                 self._failed(*first, exc)
                 continue
-            self.totals.misfits += answer["misfits"]
-            for place in answer["files"]:
+            self.totals.misfits += landed.misfits
+            for place in [self._plan.storage.where(file.path) for file in landed.files]:
                 log.info("landed %s", place)
                 self._on_landed(place)
             for path, size in batch.items():
-                if reason := answer["refused"].get(str(path)):
+                if reason := landed.refused.get(path):
                     log.error("%s does not land: %s; it stays where it is", path, reason)
                     self._ended(path, size, conflicts=1)
                 else:

@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing, failure_of
@@ -86,13 +85,27 @@ LEASE_S = 20.0
 POLL_S = 0.5
 
 
-class Lease:
+class Held:
+    """A place that this run has alone. ``descriptors`` are locked: a child may inherit them."""
+
+    def __init__(self, *descriptors: int) -> None:
+        self.descriptors = descriptors
+
+    def check(self) -> None:
+        """Raise `OutputError` when another run has it: then nothing more may be published."""
+
+    def need(self) -> None:
+        """Raise why the place was lost, if that is known; cheaper than `check`."""
+
+
+class Lease(Held):
     """The right to write to a place, while it is renewed. `check` before anything is published.
 
     Methods raise `OutputError` when another run has it, and as `failure_of` says.
     """
 
     def __init__(self, place: StoredPlace, *, renew_s: float = RENEW_S) -> None:
+        super().__init__()
         self._place = place
         self._numbers = StoredNumbers(place)
         self._holder = {
@@ -121,12 +134,10 @@ class Lease:
         self._write()
 
     def need(self) -> None:
-        """Raise why the lease was lost, if `keep` knows that it was; this asks nobody."""
         if self._lost is not None:
             raise self._lost
 
     def check(self) -> None:
-        """Raise `OutputError` when the lease was lost; else it is ours for a while longer."""
         self.need()
         self.renew()
 
@@ -211,49 +222,21 @@ _mutex = threading.Lock()
 
 
 @contextmanager
-def leased(root: StoredPlace, name: str) -> Iterator[Lease]:
-    """Have a place for the length of a ``with``; its lease is noted below it under ``name``.
-
-    Raises as `Lease` does.
-    """
-    lease = Lease(root / name)
-    lease.take()
-    keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
-    keeper.start()
-    try:
-        yield lease
-    finally:
-        lease.release()
-        keeper.join()
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A place that this run has alone. ``descriptors`` are locked: a child may inherit them."""
-
-    descriptors: tuple[int, ...] = ()
-    lease: Lease | None = None
-
-    def check(self) -> None:
-        """Raise `OutputError` when another run has it: then nothing more may be published."""
-        if self.lease is not None:
-            self.lease.check()
-
-    def need(self) -> None:
-        """Raise why the place was lost, if that is known; cheaper than `check`."""
-        if self.lease is not None:
-            self.lease.need()
-
-
-@contextmanager
 def held(root: Location, name: str) -> Iterator[Held]:
     """Have a place alone: in a directory by a lock on the file ``name``, in a store by a lease.
 
     Raises `OutputError` when another run has it, and as `failure_of` says.
     """
     if isinstance(root, StoredPlace):
-        with leased(root, name) as lease:
-            yield Held(lease=lease)
+        lease = Lease(root / name)
+        lease.take()
+        keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
+        keeper.start()
+        try:
+            yield lease
+        finally:
+            lease.release()
+            keeper.join()
         return
     path = root / name
     with failing("write", path):
@@ -262,6 +245,6 @@ def held(root: Location, name: str) -> Iterator[Held]:
     if descriptor is None:
         raise _taken(root)
     try:
-        yield Held((descriptor,))
+        yield Held(descriptor)
     finally:
         os.close(descriptor)

@@ -17,14 +17,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
-from nsqtools.archive.codecs import CorruptError, crc32
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.members import CorruptError, crc32
 from nsqtools.files.durable import blaming
 
 ROW_GROUP_BYTES = 64 << 20
@@ -235,7 +235,7 @@ def read(
                 BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
             ):
                 if within != EVER and TIME in names:
-                    batch = batch.filter(_within(batch[TIME], within, compute))
+                    batch = batch.filter(_within(batch[TIME], within))
                 yield batch.select(wanted) if asked is not wanted else batch
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)
@@ -248,12 +248,51 @@ def _raise_as_read(exc: Exception) -> NoReturn:
     raise CorruptError(f"it is not whole Parquet ({str(exc).partition(chr(10))[0]})") from exc
 
 
+class Contents(NamedTuple):
+    """What a file holds. Times are None where there are none; ``untimed`` rows are without."""
+
+    columns: list[str]
+    rows: int
+    min_ts_ns: int | None
+    max_ts_ns: int | None
+    untimed: int
+    topics: list[str | None]
+    """Those in the column of topics, if there is one."""
+
+
+def contents_of(source: Path | BinaryIO) -> Contents:
+    """Read the footer of a file, and as much more as it does not say. Raises as `read`."""
+    try:
+        with parquet.ParquetFile(source) as file:
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+            topics: list[str | None] = []
+            if "topic" in names:
+                topics = file.read(["topic"])["topic"].unique().to_pylist()
+            least, most, untimed = _times_of(file) if TIME in names else (None, None, rows)
+    except (ArrowException, OSError) as exc:
+        _raise_as_read(exc)
+    return Contents(names, rows, least, most, untimed, sorted(topics, key=str))
+
+
+def _times_of(file: Any) -> tuple[int | None, int | None, int]:
+    """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
+    column = file.schema_arrow.names.index(TIME)
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    found = [group.column(column).statistics for group in groups]
+    if all(each is not None and each.has_min_max and each.has_null_count for each in found):
+        least, most = (each.min for each in found), (each.max for each in found)
+        return min(least, default=None), max(most, default=None), sum(s.null_count for s in found)
+    values = file.read([TIME])[TIME]
+    low, high = time_span(values)
+    return low, high, values.null_count
+
+
 def time_span(times: Any) -> list[int | None]:
     """Return the lowest and the highest of a column of times; None where there is none."""
     return list(compute.min_max(times).as_py().values())
 
 
-def _within(times: Any, within: TimeRange, compute: Any) -> Any:
+def _within(times: Any, within: TimeRange) -> Any:
     mask = compute.is_valid(times)
     if within.since_ns is not None:
         mask = compute.and_kleene(mask, compute.greater_equal(times, within.since_ns))
@@ -268,6 +307,4 @@ def _may_have(file: Any, number: int, within: TimeRange) -> bool:
     bounds = file.metadata.row_group(number).column(file.schema_arrow.names.index(TIME)).statistics
     if bounds is None or not bounds.has_min_max or bounds.null_count:
         return True
-    return (within.since_ns is None or bounds.max >= within.since_ns) and (
-        within.until_ns is None or bounds.min < within.until_ns
-    )
+    return within.meets(bounds.min, bounds.max)

@@ -30,7 +30,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsqtools.archive.codecs import Compressor, CompressorFactory
 from nsqtools.archive.layout import (
     INDEX,
     LOCKS,
@@ -45,7 +44,7 @@ from nsqtools.archive.layout import (
     part_of,
     total_of,
 )
-from nsqtools.archive.members import scan_members
+from nsqtools.archive.members import Compressor, CompressorFactory, scan_members
 from nsqtools.files.durable import (
     NEW,
     blaming,

@@ -8,31 +8,45 @@ yet.
 
 Files are recognized by what is in them: gzip and zstd by their first bytes, messages (jsonl) by
 their first line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
+
+`verify` says what is wrong with a file, and `repair` makes it whole again: it holds every member
+that is good then, and from a member that is cut off the lines that can still be read; lines that
+are no messages are left out, where the others are. It gets a new index. The damaged file stays
+beside it as ``.NAME.damaged``.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from nsqtools.archive.codecs import Codec, CorruptError, unpacker
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import EVER, Member, TimeRange
+from nsqtools.archive.layout import EVER, Index, Member, TimeRange, index_of, manifest_of
 from nsqtools.archive.members import (
+    Codec,
+    CorruptError,
     DamagedError,
     Scan,
     codec_at,
+    members_of,
     scan_file,
+    scan_members,
     topics_in,
     unpack_members,
+    unpacker,
 )
 from nsqtools.archive.storage import ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
-from nsqtools.files.opening import NotRegularError
+from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
+from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
 
 READ_SIZE = 1 << 18
@@ -158,24 +172,19 @@ def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
     table = archive.table
     assert table is not None
     scan.size = table.bytes
-    topic = table.partition.get("topic")
-    count, times = table.rows, [table.min_ts_ns, table.max_ts_ns]
+    topic, count = table.partition.get("topic"), table.rows
+    least, most = table.min_ts_ns, table.max_ts_ns
     with failing("read", archive.shown):
         try:
             if topic is None or count is None:
-                count = 0
                 with closing(archive.open()) as file:
-                    for batch in parquet.read(file, ("topic", "ts_ns")):
-                        count += batch.num_rows
-                        if "topic" in batch.schema.names:
-                            scan.topics.update(filter(None, batch["topic"].unique().to_pylist()))
-                        if "ts_ns" in batch.schema.names:
-                            times += parquet.time_span(batch["ts_ns"])
+                    found = parquet.contents_of(file)
+                count, least, most = found.rows, found.min_ts_ns, found.max_ts_ns
+                scan.topics.update(filter(None, found.topics))
         except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
             scan.damage = _why_unread(exc)
     scan.topics |= {topic} if topic is not None else set()
-    known = [time for time in times if time is not None]
-    scan.members = [Member(0, scan.size, count or 0, min(known, default=0), max(known, default=0))]
+    scan.members = [Member(0, scan.size, count or 0, least or 0, most or 0)]
     return scan
 
 
@@ -284,3 +293,123 @@ def is_message(line: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+DAMAGED = ".damaged"
+TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found in a file; without ``problems`` it is good."""
+
+    path: str
+    """Or its URL."""
+    messages: int
+    problems: tuple[str, ...]
+
+
+def verify(archive: ArchiveFile) -> Verification:
+    """Read a whole file and compare it with its index. Raises `OutputError`."""
+    problems: list[str] = []
+
+    def note(path: str, problem: str) -> None:
+        problems.append(problem)
+
+    messages = sum(1 for _ in read_messages(archive, note))
+    try:
+        if not problems and not archive.is_in_progress and archive.members is not None:
+            size = archive.size()
+            end = archive.members[-1].end if archive.members else 0
+            if end != size:
+                problems.append(f"its index ends at byte {end} of {size}")
+        if archive.table is not None:
+            if not problems and archive.messages not in (None, messages):
+                problems.append(f"it has {messages} messages, and {archive.messages} in its table")
+        elif archive.is_remote:
+            problems += _differences_from_manifest(archive)
+    except OSError as exc:
+        problems.append(f"{exc.filename}: {exc.strerror}")
+    return Verification(archive.shown, messages, tuple(problems))
+
+
+def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
+    """Say where a stored file is not what its manifest says; without a manifest, nothing.
+
+    Raises ``OSError``, for an index that is not there too.
+    """
+    path = PurePosixPath(archive.name)
+    try:
+        manifest = json.loads(archive.storage.read(str(manifest_of(path))))
+        size, digest = manifest["size"], manifest["index_sha256"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        yield "its manifest cannot be read"
+        return
+    if archive.size() != size:
+        yield f"its manifest says that it has {size} bytes"
+    index = archive.storage.read(str(index_of(path)))
+    if hashlib.sha256(index).hexdigest() != digest:
+        yield "its index is not the one that was uploaded"
+
+
+def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
+    """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
+    if archive.table is not None:
+        raise OutputError(
+            f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
+        )
+    path = archive.path
+    beside = copy_of(path)
+    try:
+        with open_to_read(path) as file:
+            begin_member = members_of(codec_at(file))
+        count = 0
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
+            os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
+            for text in _readable(_whole_lines(archive, delimiter), delimiter):
+                compressor = begin_member()
+                copy.write(compressor.compress(text) + compressor.flush())
+                count += text.count(delimiter)
+            copy.flush()
+            os.fsync(copy.fileno())
+        members = scan_members(beside).members
+        replace_file(index_of(path), Index(archive.head, members).encode())
+        path.rename(path.with_name(f".{path.name}{DAMAGED}"))
+        beside.rename(path)
+        sync_folder(path.parent)
+    except OSError as exc:
+        raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
+    return count
+
+
+def _readable(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+    """Leave out what is no message, where the first line is one."""
+    is_jsonl: bool | None = None
+    for text in texts:
+        lines = split_lines(text, delimiter)
+        if is_jsonl is None:
+            is_jsonl = is_message(lines[0])
+        if not is_jsonl:
+            yield text
+        elif good := [line for line in lines if _is_whole(line)]:
+            yield delimiter.join([*good, b""])
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _whole_lines(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
+    """The text that can be read, cut at line ends; a last line without its end is left out."""
+    rest = b""
+    for text in read_text(archive, lambda path, problem: None):
+        whole, found, rest = (rest + text).rpartition(delimiter)
+        if found:
+            yield whole + found

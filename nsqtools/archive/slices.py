@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -27,16 +28,17 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.codecs import CorruptError
 from nsqtools.archive.columns import BodyKind, columns_of_bodies, message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
+from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 
+KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
 
@@ -72,6 +74,19 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """How files are made."""
+
+    target_bytes: int = 256 << 20
+    parallel: int = 1
+    delimiter: bytes = b"\n"
+    skips_damaged: bool = False
+    body: BodyKind = BodyKind.string
+    fields: Mapping[str, Any] | None = None
+    """The JSON Schema by which bodies of archives have columns; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What becomes one file. ``present`` are files of the output with messages of its times."""
 
@@ -79,13 +94,9 @@ class Job:
     slot: Slot
     slices: tuple[Slice, ...]
     present: tuple[Source, ...] = ()
-    body: BodyKind = BodyKind.string
-    delimiter: bytes = b"\n"
-    skips_damaged: bool = False
+    settings: Settings = Settings()
     others: pyarrow.Schema | None = None
     """The columns of the output beside those of a message."""
-    fields: Mapping[str, Any] | None = None
-    """The JSON Schema by which bodies of archives have columns; None for none."""
 
     @property
     def name(self) -> str:
@@ -180,11 +191,11 @@ class _Reading:
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
         of_folders = job.slot.values
-        some = [*message_schema(job.body), *(job.others or ())]
+        some = [*message_schema(job.settings.body), *(job.others or ())]
         self.schema = pyarrow.schema([each for each in some if each.name not in of_folders])
         self._columns = None
-        if job.fields is not None:
-            self._columns = BodyColumns(fields_of(job.fields), evolves=False)
+        if job.settings.fields is not None:
+            self._columns = BodyColumns(fields_of(job.settings.fields), evolves=False)
 
     def table(self, part: Slice) -> pyarrow.Table:
         return pyarrow.Table.from_batches(self.batches(part), self.schema).combine_chunks()
@@ -206,8 +217,8 @@ class _Reading:
             found = read_batches(
                 source.archive,
                 lambda _, problem, source=source: self._on_damage(source, problem),  # type: ignore[misc]
-                kind=self._job.body,
-                delimiter=self._job.delimiter,
+                kind=self._job.settings.body,
+                delimiter=self._job.settings.delimiter,
                 within=within,
                 on_rows=counted.append,
             )
@@ -232,12 +243,12 @@ class _Reading:
         return batch if compute.all(mask).as_py() else batch.filter(mask)
 
     def _on_damage(self, source: Source, problem: str) -> None:
-        if not self._job.skips_damaged:
+        if not self._job.settings.skips_damaged:
             raise unreadable(source, problem)
         self.damages.append((source.shown, problem))
 
     def _fitted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        return fitted(batch, self.schema, self._job.body)
+        return fitted(batch, self.schema, self._job.settings.body)
 
     def identities(self, part: Slice) -> pyarrow.Table:
         """Return the identities of what the output has of the times of a slice."""
@@ -247,7 +258,7 @@ class _Reading:
             if source.between(part.since_ns, part.until_ns):
                 try:
                     with source.storage.open(source.name) as file:
-                        found += read(file, ["ts_ns", "nsqd", "id"], within)
+                        found += read(file, KEY, within)
                 except CorruptError as exc:
                     raise OutputError(
                         f"cannot read {source.shown}: {exc}",
@@ -391,30 +402,16 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     no = pyarrow.array([False])
     run = compute.or_(pyarrow.concat_arrays([no, same]), pyarrow.concat_arrays([same, no]))
     places = compute.indices_nonzero(run)
-    best: dict[tuple[int, str, str], tuple[int, int]] = {}
-    drop: set[int] = set()
-    some = rows.select(["ts_ns", "nsqd", "id", "attempts"]).take(places)
-    columns = (some[name].to_pylist() for name in some.column_names)
-    for at, ts_ns, nsqd, identity, attempts in zip(places.to_pylist(), *columns, strict=True):
-        if identity is None:
-            continue
-        key, mine = (ts_ns, nsqd, identity), (attempts or 0, at)
-        other = best.get(key)
-        if other is None or mine < other:
-            best[key] = mine
-        if other is not None:
-            drop.add(max(mine, other)[1])
-    return _dropping(rows, drop)
+    some = rows.select([*KEY, "attempts"]).take(places).append_column("at", places)
+    some = some.sort_by([(name, "ascending") for name in some.column_names])
+    before, after = some[:-1], some[1:]
+    repeats = [compute.equal(before[name], after[name]) for name in KEY]  # null for one without id
+    return _dropping(rows, after["at"].filter(reduce(compute.and_kleene, repeats)))
 
 
-def _dropping(rows: pyarrow.Table, drop: set[int]) -> pyarrow.Table:
-    if not drop:
-        return rows
-    keep = bytearray(b"\1") * rows.num_rows
-    for at in drop:
-        keep[at] = 0
-    numbers = pyarrow.Array.from_buffers(pyarrow.int8(), len(keep), [None, pyarrow.py_buffer(keep)])
-    return rows.filter(numbers.cast(pyarrow.bool_()))
+def _dropping(rows: pyarrow.Table, drop: Any) -> pyarrow.Table:
+    numbers = pyarrow.array(range(rows.num_rows), pyarrow.uint64())
+    return rows.filter(compute.invert(compute.is_in(numbers, value_set=drop)))
 
 
 def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
@@ -423,9 +420,8 @@ def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
         return rows
     known = compute.unique(present["ts_ns"])
     places = compute.indices_nonzero(compute.is_in(rows["ts_ns"], value_set=known))
-    names = ["ts_ns", "nsqd", "id"]
-    some = rows.select(names).take(places)
-    there = set(zip(*(present[name].to_pylist() for name in names), strict=True))
-    keys = zip(*(some[name].to_pylist() for name in names), strict=True)
-    found = zip(places.to_pylist(), keys, strict=True)
-    return _dropping(rows, {at for at, key in found if key[2] is not None and key in there})
+    some = rows.select(KEY).take(places)
+    there = set(zip(*(present[name].to_pylist() for name in KEY), strict=True))
+    keys = zip(*(some[name].to_pylist() for name in KEY), strict=True)
+    drop = [key[2] is not None and key in there for key in keys]
+    return _dropping(rows, places.filter(pyarrow.array(drop, pyarrow.bool_())))

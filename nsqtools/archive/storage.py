@@ -17,14 +17,12 @@ directory named ``s3n:``, and what was verified there would justify deleting the
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
@@ -38,13 +36,13 @@ from nsqtools.errors import (
     RefusedError,
 )
 from nsqtools.files.durable import (
-    NEW,
     TEMPORARY,
     blaming,
+    copy_file,
+    copy_of,
     make_folders,
     replace_file,
     sync_folder,
-    temporary_beside,
     written_beside,
 )
 from nsqtools.files.opening import open_to_read
@@ -147,10 +145,6 @@ class Storage(ABC):
     @abstractmethod
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is fine."""
-
-    @abstractmethod
-    def remove_drafts(self, name: str) -> None:
-        """Remove what killed writers of an object left. No other process may be writing it."""
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare an object with the file that it should be; raise `ChangedError` if it differs.
@@ -326,13 +320,10 @@ class LocalStorage(Storage):
 
     def put_file(self, name: str, path: Path) -> str:
         target = self._make_room(name)
-        beside = temporary_beside(target)
+        beside = copy_of(target)  # what a killed writer left there goes
         try:
-            with open_to_read(path) as source, blaming(target):
-                with os.fdopen(os.open(beside, NEW | os.O_WRONLY, FILE_MODE), "wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
-                    copy.flush()
-                    os.fsync(copy.fileno())
+            with blaming(target):
+                copy_file(path, beside, FILE_MODE)
                 beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
@@ -357,12 +348,6 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return
         sync_folder(path.parent)
-
-    def remove_drafts(self, name: str) -> None:
-        path = self._path(name)
-        for found in path.parent.glob(f"{glob.escape(f'.{path.name}.')}{16 * '[0-9a-f]'}.tmp"):
-            with suppress(OSError):  # it belongs to another user, say; the object does not need it
-                found.unlink()
 
     def _make_room(self, name: str) -> Path:
         """Return the path for a new object, with its folder."""

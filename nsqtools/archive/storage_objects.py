@@ -29,7 +29,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +56,7 @@ _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
 PART_SIZE = 8 << 20
 MOST_PARTS = 9000  # S3 allows 10,000
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 2  # of each file, in memory
 LIST_SIZE = 1000
 FIRST_SIZE = 256 << 10
 LARGEST_SIZE = 8 << 20
@@ -64,7 +64,8 @@ LARGEST_SIZE = 8 << 20
 # Retries are short: a user at a terminal learns soon what is wrong, and the uploader has
 # patience of its own.
 RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
-CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m"}
+# http is for an endpoint that the user gave so: none of the stores has such a one
+CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m", "allow_http": True}
 
 
 def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
@@ -179,9 +180,6 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             pass
 
-    def remove_drafts(self, name: str) -> None:
-        """Do nothing: parts are removed by a lifecycle rule of the bucket."""
-
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.
 
@@ -286,8 +284,6 @@ def _open_store(storage: ObjectStorage) -> Any:
     try:
         if storage.scheme in S3_SCHEMES:
             settings = s3_settings(options)
-            if settings.endpoint.startswith("http://"):
-                client["allow_http"] = True
             if settings.ca_file:
                 client["root_certificate"] = Path(settings.ca_file).read_bytes()
             return stores.S3Store(
@@ -299,8 +295,6 @@ def _open_store(storage: ObjectStorage) -> Any:
                 credential_provider=settings.credential_provider,
             )
         kind: Any = stores.GCSStore if storage.scheme == "gs" else stores.AzureStore
-        if _endpoint_of(storage).startswith("http://"):
-            client["allow_http"] = True
         container, _, account = storage.bucket.partition("@")
         if account:
             options.setdefault("account_name", account.partition(".")[0])
@@ -308,17 +302,6 @@ def _open_store(storage: ObjectStorage) -> Any:
         return kind(container, prefix=prefix, client_options=client, retry_config=RETRY, **config)
     except (BaseError, OSError) as exc:
         raise ConfigurationError(f"cannot use {storage.url} ({reason_of(exc)})") from None
-
-
-def _endpoint_of(storage: ObjectStorage) -> str:
-    """Return the endpoint that the user gave of a store that is not S3, "" for the usual one."""
-    name, *variables = (
-        ("base_url", "GOOGLE_BASE_URL")
-        if storage.scheme == "gs"
-        else ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    )
-    found = (storage.options.get(name), *map(os.environ.get, variables))
-    return next(filter(None, found), "")
 
 
 def _entry(meta: Any) -> Entry:
@@ -378,14 +361,10 @@ class S3Settings:
     endpoint: str = ""
     region: str = DEFAULT_REGION
     key_id: str = ""
-    secret: str = ""
-    token: str = ""
+    secret: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
     ca_file: str = ""
-    credential_provider: Any = None
-
-    def __repr__(self) -> str:
-        """Show no secret."""
-        return f"S3Settings({self.endpoint!r}, {self.region!r}, {self.key_id!r})"
+    credential_provider: Any = field(default=None, repr=False)
 
     def for_obstore(self) -> dict[str, str]:
         """Return them as settings of obstore's S3Store."""
@@ -399,13 +378,12 @@ class S3Settings:
         return {name: value for name, value in named.items() if value}
 
 
-def credential_files(environ: Mapping[str, str] | None = None) -> list[str]:
+def credential_files() -> list[str]:
     """Return the files that credentials of any store are read from, there or not.
 
     Those that obstore reads itself, and again when it needs to, are not among them.
     """
-    environ = os.environ if environ is None else environ
-    home = Path(environ.get("HOME") or "/nonexistent")
+    home = Path(os.environ.get("HOME") or "/nonexistent")
     gcloud = home / ".config/gcloud/application_default_credentials.json"
     defaults = {
         "AWS_CONFIG_FILE": home / ".aws/config",
@@ -414,7 +392,7 @@ def credential_files(environ: Mapping[str, str] | None = None) -> list[str]:
         "GOOGLE_APPLICATION_CREDENTIALS": gcloud,
         "GOOGLE_SERVICE_ACCOUNT": "",
     }
-    found = (environ.get(variable) or str(path) for variable, path in defaults.items())
+    found = (os.environ.get(variable) or str(path) for variable, path in defaults.items())
     return [path for path in found if path]
 
 

@@ -18,7 +18,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -61,17 +61,6 @@ class TablePlan:
     fields: Mapping[str, Any] | None = None
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-
-    def encode(self) -> str:
-        """Return it as a line, for the process that lands."""
-        return json.dumps(asdict(self) | {"body": self.body.value})
-
-    @classmethod
-    def decode(cls, line: str) -> TablePlan:
-        fields = json.loads(line)
-        kind = BodyKind(fields.pop("body"))
-        partition_by = tuple(fields.pop("partition_by"))
-        return cls(**fields, body=kind, partition_by=partition_by)
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -13,9 +13,6 @@ heap, and those with nothing to wait for not even that.
 When writing fails the messages go back to nsqd, whose backoff - no messages, then a single one, and
 again - finds out when writing works again.
 
-NSQ limits what is in flight by count, not by bytes: 2500 messages of 200 bytes are nothing, 2500 of
-a megabyte are more than many machines have. A topic begins with few, and is allowed as many as fit
-into its share of memory at the size of the last ones.
 """
 
 from __future__ import annotations
@@ -40,11 +37,7 @@ log = logging.getLogger("nsqtools")
 SLICE_S = 0.05
 RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
-FIRST_COUNT = 64  # in flight, before a message was seen
-MEMORY_BYTES = 32 << 20  # of one topic
-FLEET_BYTES = 128 << 20  # of all topics together
-LEAST_BYTES = 1 << 20
-SETTLED_S = 3.0
+SETTLED_S = 3.0  # a disk that is nearly full takes a little now and then
 MAX_THREADS = 3
 
 # put in the backlog among the messages
@@ -76,56 +69,6 @@ class Quota:
                 self._left += count
 
 
-def share_of_memory(topics: int) -> int:
-    """Return how many bytes each of ``topics`` topics may hold."""
-    return max(LEAST_BYTES, min(MEMORY_BYTES, FLEET_BYTES // max(1, topics)))
-
-
-def fitting_in_flight(now_allowed: int, most: int, memory_bytes: int, count: int, size: int) -> int:
-    """Return how many messages may be in flight, going by ``count`` that took ``size`` bytes.
-
-    What is allowed now changes when it is wrong by half: a small difference does not resend RDY.
-    """
-    fitting = min(most, max(1, memory_bytes * count // max(1, size)))
-    is_near = now_allowed <= fitting * 2 and fitting <= now_allowed * 2
-    return now_allowed if is_near and fitting != most else fitting
-
-
-class WriteTrouble:
-    """Whether writing fails, as it is reported.
-
-    A disk that is nearly full takes a little now and then: it works again when nothing has failed
-    for a while. Times are readings of the monotonic clock.
-    """
-
-    def __init__(self) -> None:
-        self._reason = ""
-        self._is_failing = False
-        self._failed_at = 0.0
-
-    def failed(self, reason: str, now: float) -> bool:
-        """Return whether that is to be reported."""
-        is_new = reason != self._reason
-        self._reason, self._is_failing, self._failed_at = reason, True, now
-        return is_new
-
-    def worked(self) -> None:
-        """Something was written after a failure."""
-        self._is_failing = False
-
-    @property
-    def settles_at(self) -> float | None:
-        """When `is_over` may be so; None while it fails, and without trouble."""
-        return self._failed_at + SETTLED_S if self._reason and not self._is_failing else None
-
-    def is_over(self, now: float) -> bool:
-        """Return, once, whether it is to be reported that writing works again."""
-        if self.settles_at is None or now < self.settles_at:
-            return False
-        self._reason = ""
-        return True
-
-
 class TopicArchiver:
     """Archives until the consumer has stopped. Made, `start`ed, later `stop`ped and `join`ed.
 
@@ -136,8 +79,8 @@ class TopicArchiver:
     def __init__(
         self,
         topic: str,
-        make_consumer: Callable[[str, int, Backlog], Consumer],
-        most_in_flight: int,
+        make_consumer: Callable[[Backlog], Consumer],
+        max_in_flight: int,
         writer: TopicWriter,
         flush: Flush,
         quota: Quota,
@@ -152,20 +95,19 @@ class TopicArchiver:
         self.failure: BaseException | None = None
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
-        self.memory_bytes = MEMORY_BYTES
-        self._most_in_flight = most_in_flight
-        self._in_flight = min(most_in_flight, FIRST_COUNT)
+        self._max_in_flight = max_in_flight
         self._turns = turns.add(self._turn)
         self._backlog = Backlog(on_entry=self._turns.soon)
-        self.consumer = make_consumer(topic, self._in_flight, self._backlog)
-        self.consumer.gather(0, most_in_flight)  # all that there is room for is finished together
+        self.consumer = make_consumer(self._backlog)
+        self.consumer.gather(0, max_in_flight)  # all that there is room for is finished together
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
         self._held_since_s = self._touched_at_s = 0.0
         self._check_at_s: float | None = None
         self._retry_at_s = 0.0
-        self._trouble = WriteTrouble()
+        self._reported = ""  # why writing fails
+        self._failed_at_s = 0.0
         self._late = 0
         self._retries = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
         self._ended = threading.Event()
@@ -252,7 +194,8 @@ class TopicArchiver:
         if self._check_at_s is not None and now >= max(self._check_at_s, self._retry_at_s):
             self._check_at_s = None
             self._attempt(lambda: self.writer.rotate(time.time()))
-        if self._trouble.is_over(now):
+        if self._settles_at_s is not None and now >= self._settles_at_s:
+            self._reported = ""
             log.warning("topic %s: writing works again", self.topic)
         return True
 
@@ -264,7 +207,7 @@ class TopicArchiver:
         elif delivery is PAUSE or delivery is RESUME:
             self._is_paused = delivery is PAUSE
             self.last_message_s = time.monotonic()
-            self.consumer.set_max_in_flight(0 if self._is_paused else self._in_flight)
+            self.consumer.set_max_in_flight(0 if self._is_paused else self._max_in_flight)
 
     def _take(self, batch: Batch) -> None:
         self.last_message_s = time.monotonic()
@@ -283,7 +226,6 @@ class TopicArchiver:
         if not self.writer.held_count:
             return
         if self._is_time_to_flush(now):
-            self._adapt()
             self._attempt(self.writer.flush)
         elif now - self._touched_at_s >= self._touch_interval_s():
             self.writer.touch()
@@ -295,19 +237,8 @@ class TopicArchiver:
             return True
         if now - self._held_since_s >= flush.interval_s:
             return True
-        is_enough = held >= self._in_flight // 2 or self.consumer.is_starved
+        is_enough = held >= self._max_in_flight // 2 or self.consumer.is_starved
         return is_enough and self._backlog.is_empty
-
-    def _adapt(self) -> None:
-        """Have as many messages in flight as fit into memory, going by those that are held."""
-        held, size = self.writer.held_count, self.writer.held_bytes
-        fitting = fitting_in_flight(
-            self._in_flight, self._most_in_flight, self.memory_bytes, held, size
-        )
-        if fitting != self._in_flight:
-            self._in_flight = fitting
-            if not self._is_paused:
-                self.consumer.set_max_in_flight(fitting)
 
     def _touch_interval_s(self) -> float:
         """Half of the shortest timeout of what is held."""
@@ -325,21 +256,25 @@ class TopicArchiver:
             write()
         except WriteFailed as exc:
             now = time.monotonic()
-            if self._trouble.failed(exc.reason, now):
+            if exc.reason != self._reported:
+                self._reported = exc.reason
                 log.error("topic %s: %s; trying again", self.topic, exc)
-            self.last_error = exc
+            self.last_error, self._failed_at_s = exc, now
             self._retry_at_s = now + self._retries.next_delay_s()
         else:
             if self.last_error and self.writer.progress != progress:
                 self.last_error = None
-                self._trouble.worked()
                 self._retries.reset()
         self._quota.give_back(granted - (self.writer.taken - taken))
 
+    @property
+    def _settles_at_s(self) -> float | None:
+        """When it is to be said that writing works again, if nothing fails until then."""
+        is_over = self._reported and self.last_error is None
+        return self._failed_at_s + SETTLED_S if is_over else None
+
     def _next_turn_s(self, now: float) -> float | None:
-        times = []
-        if (settles_at := self._trouble.settles_at) is not None:
-            times.append(settles_at)
+        times = [] if self._settles_at_s is None else [self._settles_at_s]
         if self.writer.held_count:
             times.append(self._held_since_s + self._flush.interval_s)
             times.append(self._touched_at_s + self._touch_interval_s())

@@ -15,6 +15,7 @@ while messages come for them.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import operator
 import time
@@ -23,9 +24,9 @@ from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
-from nsqtools.archive.codecs import CompressorFactory, Plain
 from nsqtools.archive.journal import Journal, TopicLock
-from nsqtools.archive.layout import Member, index_of, part_of
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.message import Answers, Batch, Message
@@ -48,6 +49,7 @@ REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved 
 
 THROUGHPUT = {
     "max_in_flight": 2500,  # as much as an nsqd allows: it bounds what a flush can hold
+    "max_in_flight_bytes": 32 << 20,
     "output_buffer_timeout_s": 0.025,
     "max_backoff_duration_s": 30.0,
     "reconnect_base_s": 2.0,
@@ -125,23 +127,6 @@ class OpenFile:
     is_dirty: bool = False
     """A flush failed: it must be rolled back before it is used."""
 
-    def hold(self, batch: Batch, text: bytes) -> None:
-        """Put messages into the member."""
-        self.part.append(text)
-        self.batches.append(batch)
-
-    def end_member(self) -> Member:
-        """Return the member that all of it makes."""
-        times = [message.timestamp_ns for batch in self.batches for message in batch]
-        return self.part.end_member(len(times), min(times), max(times))
-
-    def ids_by_nsqd(self) -> dict[str, list[bytes]]:
-        """Return the identities of what is held."""
-        ids: dict[str, list[bytes]] = {}
-        for batch in self.batches:
-            ids.setdefault(batch.nsqd, []).extend([message.id for message in batch])
-        return ids
-
     def release(self) -> list[Batch]:
         """Hand over what is held: it is to be answered."""
         released = self.batches + self.adopted
@@ -158,31 +143,25 @@ class FileSet:
         settings: ArchiveSettings,
         on_finished: Callable[[Path], None],
         locks: FolderLocks,
-        lock: TopicLock | None,
+        lock: TopicLock,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._on_finished = on_finished
         self._locks = locks
         self._lock = lock
+        self._stems = functools.lru_cache(REMEMBERED_STEMS)(self._make_stem)
         self._files: dict[str, OpenFile] = {}
         self._ending: list[OpenFile] = []  # full or over, and still to be published
         self._revs: dict[str, int] = {}  # the next number of each stem that was used
-        self._stems: dict[int, str] = {}  # by the second of the partition
-        self._stems_of_s = -1
 
     def stem(self, now_s: float, partition_s: float) -> str:
         """Return the name but for its rev. Those of a second are remembered: each read asks."""
-        if int(now_s) != self._stems_of_s:
-            self._stems_of_s = int(now_s)
-            self._stems.clear()
-        second = int(partition_s)
-        stem = self._stems.get(second)
-        if stem is None:
-            moment = self._settings.moment
-            stem = self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
-            self._stems[second] = stem
-        return stem
+        return self._stems(int(now_s), int(partition_s))
+
+    def _make_stem(self, now_s: int, partition_s: int) -> str:
+        moment = self._settings.moment
+        return self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
 
     def holding(self) -> list[OpenFile]:
         """Return the files with something held."""
@@ -218,32 +197,24 @@ class FileSet:
             path = directories.work / with_rev(stem, rev)
             rev += 1
             taken = (directories.final(path), part_of(path), index_of(path))
-            if any(map(Path.exists, taken)) or not self._locks.take(directories.name_of(path)):
+            if any(map(Path.exists, taken)):
                 continue
-            part = None
+            make_folders(directories.work, path.parent, directories.folder_mode)
+            if not self._locks.take(directories.name_of(path)):
+                continue
             try:
-                part = self._make(path, now_s)
-            finally:
-                if part is None:
-                    self._locks.release(directories.name_of(path))
-            if part is None:
-                continue
+                mode, compressor = directories.file_mode, self._settings.compressor
+                part = PartFile(path, mode, compressor, now_s, self._lock.next_head())
+            except OSError as exc:
+                self._locks.release(directories.name_of(path))
+                if isinstance(exc, FileExistsError):  # another process has just made it
+                    continue
+                raise
             self._revs[stem] = rev
             if len(self._revs) > REMEMBERED_STEMS:
                 del self._revs[next(iter(self._revs))]
             log.info("writing %s", path)
             return part
-
-    def _make(self, path: Path, now_s: float) -> PartFile | None:
-        """Make a file; None when another process has just made one of this name."""
-        directories = self._settings.directories
-        make_folders(directories.work, path.parent, directories.folder_mode)
-        head = self._lock.next_head() if self._lock is not None else None
-        compressor = self._settings.compressor
-        try:
-            return PartFile(path, directories.file_mode, compressor, now_s, head)
-        except FileExistsError:
-            return None
 
     # -- after a failure ------------------------------------------------------------------------
 
@@ -375,7 +346,7 @@ class TopicWriter:
     """Writes one topic. ``on_finished`` gets the path of each file that is complete.
 
     ``locks`` are those of the work directory. The ``lock`` of the topic, released in the end,
-    numbers the files; without it they are known by their names only.
+    numbers the files.
     """
 
     def __init__(
@@ -385,7 +356,7 @@ class TopicWriter:
         journal: Journal,
         on_finished: Callable[[Path], None],
         locks: FolderLocks,
-        lock: TopicLock | None = None,
+        lock: TopicLock,
     ) -> None:
         self.totals = ArchiveTotals()
         self.held_count = 0
@@ -422,7 +393,8 @@ class TopicWriter:
 
     def _hold(self, file: OpenFile, batch: Batch) -> None:
         text = self._encode(batch)
-        file.hold(batch, text)
+        file.part.append(text)
+        file.batches.append(batch)
         self._journal.add(batch.nsqd, [message.id for message in batch])
         self.held_count += len(batch)
         self.held_bytes += len(text)
@@ -503,9 +475,12 @@ class TopicWriter:
 
     def _flush(self) -> None:
         for file in self._files.holding():
-            member = file.end_member()
-            name, ids = self._files.name_of(file), file.ids_by_nsqd()
-            self._journal.record(name, file.part.head, member, ids)
+            ids: dict[str, list[bytes]] = {}
+            for batch in file.batches:
+                ids.setdefault(batch.nsqd, []).extend([message.id for message in batch])
+            times = [message.timestamp_ns for batch in file.batches for message in batch]
+            member = file.part.end_member(len(times), min(times), max(times))
+            self._journal.record(self._files.name_of(file), file.part.head, member, ids)
             file.part.flush(member)
             self._journal.confirm()
             self.totals.messages += member.messages
@@ -547,8 +522,7 @@ class TopicWriter:
         recovered at the next start."""
         self._files.close()
         self._journal.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def _finished(self, path: Path) -> None:
         self.totals.files += 1

@@ -58,7 +58,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import NotRegularError, open_to_read, open_to_write, try_lock
+from nsqtools.files.opening import lock_file
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric
@@ -74,8 +74,6 @@ WRITER_DIGITS = 16
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
-LARGE = 8 << 20  # bytes; such a file has several parts of that size in memory
-LARGE_AT_ONCE = 3
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 RESUME_SHARE = 0.9  # of the limit: or consumption would pause and resume with every file
 SAY_AGAIN_S = 300.0
@@ -118,44 +116,6 @@ def uploaded_of(path: Path) -> Path:
     return path.with_name(f".{path.name}{UPLOADED}")
 
 
-class UploadLock:
-    """The locked record of one file. Raises ``OSError``; `taken` is None when another has it."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-
-    @classmethod
-    def take(cls, path: Path) -> UploadLock | None:
-        """Lock a file's upload; None when another process uploads it or has just done so."""
-        descriptor = open_to_write(uploading_of(path), os.O_RDWR | os.O_CREAT)
-        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
-            return cls(path, descriptor)
-        os.close(descriptor)
-        return None
-
-    def read(self) -> UploadRecord | None:
-        """Return what an earlier attempt wrote down."""
-        return decode_record(os.pread(self._descriptor, 1 << 16, 0))
-
-    def write(self, record: UploadRecord) -> None:
-        """Write the record down, durably."""
-        with blaming(uploading_of(self._path)):
-            os.ftruncate(self._descriptor, 0)
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            write_all(self._descriptor, record.encode())
-            os.fsync(self._descriptor)
-        sync_folder(self._path.parent)
-
-    def done(self, record: UploadRecord) -> None:
-        """Note that the object is there, whole and verified."""
-        replace_file(uploaded_of(self._path), record.encode())
-
-    def release(self) -> None:
-        """Unlock it; the record stays."""
-        os.close(self._descriptor)
-
-
 def files_to_upload(directory: Path) -> Iterator[Path]:
     """Iterate over the finished files below a directory that have an index and are not uploaded,
     or not all that comes after it is done.
@@ -183,15 +143,6 @@ def remove_old_records(directory: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def was_uploaded(path: Path) -> UploadRecord | None:
-    """Return where a file is stored, if it is. Raises ``OSError``."""
-    try:
-        with open_to_read(uploaded_of(path)) as file:
-            return decode_record(file.read(1 << 16))
-    except (FileNotFoundError, NotRegularError):
-        return None
-
-
 # -- one file -----------------------------------------------------------------------------------
 
 
@@ -215,42 +166,43 @@ def upload(path: Path, plan: UploadPlan) -> int:
 
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
-    if was_uploaded(path) is not None:
+    if uploaded_of(path).exists():
         _clear_up(path, plan)
         return 0
-    lock = UploadLock.take(path)
-    if lock is None:
+    record = lock_file(uploading_of(path))
+    if record is None:
         return 0
     try:
-        if uploaded_of(path).exists() or not path.exists():  # by another process meanwhile
-            return 0
-        return _upload(path, plan, lock)
+        is_over = not os.fstat(record).st_nlink or uploaded_of(path).exists() or not path.exists()
+        return 0 if is_over else _upload(path, plan, record)  # over by another process meanwhile
     finally:
-        lock.release()
+        os.close(record)
 
 
-def _upload(path: Path, plan: UploadPlan, lock: UploadLock) -> int:
+def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
+    """Upload a file whose record, open with ``descriptor``, is locked."""
     index = load_index(index_of(path))
     if index is None:
         raise NotUploadable(errno.ENOENT, "it has no index", str(path))
     storage, size = plan.storage, path.stat().st_size
-    record = lock.read()
+    record = decode_record(os.pread(descriptor, 1 << 16, 0))
     is_new = record is None or record.url != storage.url
     if record is None or is_new:
         record = UploadRecord(storage.url, object_name(path, index, plan))
-        lock.write(record)
+        with blaming(uploading_of(path)):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            write_all(descriptor, record.encode())
+            os.fsync(descriptor)
+        sync_folder(path.parent)
     manifest = make_manifest(path, size, index, record.name)
     has_index = is_new and _put_new_index(storage, path, record.name)
     if has_index or not _is_stored(storage, record.name, manifest):
-        if not is_new:
-            storage.remove_drafts(record.name)
-            for beside in (index_of, manifest_of):
-                storage.remove_drafts(str(beside(PurePosixPath(record.name))))
         if not has_index:
-            _put_index(storage, path, record.name)
+            _put_index(storage, path, record.name, storage.put)
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
-    lock.done(record)
+    replace_file(uploaded_of(path), record.encode())
     _clear_up(path, plan)
     return size
 
@@ -302,23 +254,16 @@ def _put_new_index(storage: Storage, path: Path, name: str) -> bool:
 
     Then the file is not stored yet, and nothing has to be checked before it is.
     """
-    there, data = _index(path, name)
     try:
-        version = storage.put_if_absent(there, data)
+        _put_index(storage, path, name, storage.put_if_absent)
     except FileExistsError:
         return False
-    storage.verify_data(there, data, version)
     return True
 
 
-def _put_index(storage: Storage, path: Path, name: str) -> None:
-    there, data = _index(path, name)
-    storage.verify_data(there, data, storage.put(there, data))
-
-
-def _index(path: Path, name: str) -> tuple[str, bytes]:
-    with open_to_read(index_of(path)) as file:
-        return str(index_of(PurePosixPath(name))), file.read()
+def _put_index(storage: Storage, path: Path, name: str, put: Callable[[str, bytes], str]) -> None:
+    there, data = str(index_of(PurePosixPath(name))), index_of(path).read_bytes()
+    storage.verify_data(there, data, put(there, data))
 
 
 def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
@@ -389,7 +334,6 @@ class Uploads:
         self._retry_at = 0.0
         self._said_at = 0.0
         self._is_pausing = False
-        self._large = 0  # files that are being uploaded
         self._threads: list[threading.Thread] = []
 
     # -- what the archiver calls ----------------------------------------------------------------
@@ -521,28 +465,17 @@ class Uploads:
         with self._changed:
             while True:
                 pause_s = self._retry_at - time.monotonic()
-                at = self._first_that_fits()
-                if at is not None and pause_s <= 0:
+                if self._waiting and pause_s <= 0:
                     if self._failing_since is not None:  # one tries whether it works again
                         self._retry_at = time.monotonic() + self._retry_s
-                    path, size = self._waiting[at]
-                    del self._waiting[at]
-                    self._large += size > LARGE
-                    return path, size
-                self._changed.wait(max(pause_s, 0.01) if at is not None else None)
-
-    def _first_that_fits(self) -> int | None:
-        if self._large < LARGE_AT_ONCE:
-            return 0 if self._waiting else None
-        small = (at for at, (_, size) in enumerate(self._waiting) if size <= LARGE)
-        return next(small, None)
+                    return self._waiting.popleft()
+                self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
 
     def _ended(
         self, path: Path, size: int, *, files: int = 0, uploaded: int = 0, conflicts: int = 0
     ) -> None:
         with self._changed:
             self._known.discard(path)
-            self._large -= size > LARGE
             self.totals.files += files
             self.totals.bytes += uploaded
             self.totals.conflicts += conflicts
@@ -558,7 +491,6 @@ class Uploads:
         now = time.monotonic()
         with self._changed:
             self._waiting.appendleft((path, size))
-            self._large -= size > LARGE
             self.totals.failures += 1
             is_new = str(exc) != str(self.last_error) or self._failing_since is None
             self.last_error = exc

@@ -17,12 +17,16 @@ from others; a user's topic is never deleted.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+# for the workers: where it is missing, the command is to say so, as of all extras
+import ddsketch  # noqa: F401
 
 from nsqtools.bench.bench_plan import (
     BACKLOG,
@@ -31,8 +35,9 @@ from nsqtools.bench.bench_plan import (
     BenchMode,
     BenchPlan,
     BenchReport,
-    Latencies,
     WorkerResult,
+    latency_figures,
+    limits,
 )
 from nsqtools.bench.crew import UNKNOWN, Crew, SharedCounts
 from nsqtools.client.connection import require_one
@@ -77,15 +82,12 @@ class Bench:
 
     def run(self) -> BenchReport:
         """Measure. Raises what keeps workers from their work: `NsqError` with its category."""
-        run = {
-            BenchMode.PUB: self._run_pub,
-            BenchMode.SUB: self._run_sub,
-            BenchMode.E2E: self._run_e2e,
-        }
         try:
-            return run[self._plan.mode]()
+            if self._plan.mode is BenchMode.PUB:
+                return self._run_pub()
+            return self._run_sub() if self._plan.mode is BenchMode.SUB else self._run_e2e()
         finally:
-            self._counters.close()
+            os.close(self._counters.fileno)
 
     def stop(self) -> None:
         """Ask `run` to end early."""
@@ -161,36 +163,56 @@ class Bench:
         after = _processor_ticks()
         machine_cpu = None
         if ticks_before is not None and after is not None and after[1] > ticks_before[1]:
-            machine_cpu = (after[0] - ticks_before[0]) / (after[1] - ticks_before[1])
-        plan = self._plan
+            busy = (after[0] - ticks_before[0]) / (after[1] - ticks_before[1])
+            machine_cpu = round(busy, 3)
+        plan, is_e2e = self._plan, self._plan.mode is BenchMode.E2E
         out = sum(result.messages for result in published)
         back = None if consumed is None else sum(result.messages for result in consumed)
+        missing = out - back if back is not None else 0
         ended_early = plan.mode is BenchMode.SUB and plan.for_s is not None
-        is_intact = back is None or back == out or (ended_early and back < out)
-        if plan.mode is BenchMode.E2E:
+        is_intact = missing == 0 or (ended_early and missing > 0)
+        if is_e2e:
             sums = {sum(r.checksum for r in rs) % (1 << 64) for rs in (published, consumed or ())}
             is_intact = is_intact and len(sums) == 1
         measured = published if consumed is None else consumed
         # Publishers that filled a topic beforehand are not measured.
-        clients = [measured, published] if plan.mode is BenchMode.E2E else [measured]
+        clients = [measured, published] if is_e2e else [measured]
+        client_cpu = max(result.cpu_share for results in clients for result in results)
         messages = sum(result.measured for result in measured)
-        ended = max(result.ended_at for result in measured)
+        size = sum(result.measured_bytes for result in measured)
+        seconds = max(result.ended_at for result in measured) - began if messages else 0.0
+        per_s = messages / seconds if seconds > 0 else 0.0
+        latencies = [result.latencies for result in measured]
         return BenchReport(
-            plan=plan,
+            mode=plan.mode,
+            nsqds=list(plan.nsqd_tcp_addresses),
             topic=self.topic,
-            seconds=max(0.0, ended - began) if messages else 0.0,
+            connections=plan.connections,
+            size={"min": plan.size[0], "max": plan.size[1]},
+            batch=plan.batch,
+            window=plan.producer_options.max_outstanding,
+            max_in_flight=plan.consumer_options.max_in_flight,
+            rate=plan.rate or None,
+            warm_up_s=plan.warm_up_s,
+            transport=plan.transport,
+            seconds=round(max(0.0, seconds), 6),
             messages=messages,
-            bytes=sum(result.measured_bytes for result in measured),
-            latencies=None
+            bytes=size,
+            messages_per_s=round(per_s, 1),
+            bytes_per_s=round(size / seconds, 1) if seconds > 0 else 0.0,
+            latency_ms=None
             if plan.mode is BenchMode.SUB
-            else Latencies(result.latencies for result in measured),
+            else latency_figures(latencies, "message" if is_e2e else "batch"),
             published=out,
             consumed=back,
             redelivered=sum(result.redelivered for result in measured),
-            is_intact=is_intact,
-            cpu_us_per_message=sum(map(_cpu_us_per_message, clients)),
-            client_cpu=max(result.cpu_share for results in clients for result in results),
+            missing=max(0, missing),
+            repeated=max(0, -missing),
+            intact=is_intact,
+            cpu_us_per_message=round(sum(map(_cpu_us_per_message, clients)), 3),
+            client_cpu=round(client_cpu, 3),
             machine_cpu=machine_cpu,
+            limits=limits(client_cpu, machine_cpu, per_s, 0.0 if self._interrupted else plan.rate),
             interrupted=self._interrupted,
         )
 
@@ -204,14 +226,14 @@ class Bench:
     def _look(self) -> None:
         """Tell how far it is, and end what will not go on."""
         counters = self._counters
-        consumed, now = counters.consumed, time.monotonic()
+        consumed, now = sum(counters.consumed), time.monotonic()
         consumes = self._plan.mode is not BenchMode.PUB and self._phase != "filling the topic"
-        self._show(self._phase, consumed if consumes else counters.published)
+        self._show(self._phase, consumed if consumes else sum(counters.published))
         progress = self._phase, consumed
         if progress != self._progress[0] or not consumes:
             self._progress = progress, now
-        elif now - self._progress[1] > STALLED_S and counters.published - consumed > 0:
-            if counters.published - consumed >= BACKLOG:
+        elif now - self._progress[1] > STALLED_S and counters.on_the_way > 0:
+            if counters.on_the_way >= BACKLOG:
                 counters.stop_publishing()
             if counters.target != UNKNOWN:
                 counters.stop_consuming()

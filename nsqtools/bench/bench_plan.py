@@ -16,81 +16,61 @@ import random
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple
-
-from ddsketch import DDSketch
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import parse_address
+
+if TYPE_CHECKING:
+    from ddsketch import DDSketch
 
 HEAD = struct.Struct("=QQ")
 HEAD_SIZE = HEAD.size
 MAX_TAG = 0xFFFF
 
 POOL_SIZE = 1 << 20
-KEPT_BATCHES = 32
-KEPT_TAILS = 1024
+KEPT = 4096  # bodies; fewer where they are large
+KEPT_BYTES = 64 << 20
 
-_WORDS = [
-    "GET",
-    "POST",
-    "200",
-    "304",
-    "/",
-    "/pricing",
-    "/docs/install",
-    "/cart",
-    "HTTP/1.1",
-    "user",
-    "session",
-    "Firefox/145.0",
-    "Chrome/142.0",
-    "latency_ms",
-    "region",
-    "eu-west",
-    "us-east",
-]
+LOG_WORDS = (
+    "GET POST 200 304 / /pricing /docs/install /cart HTTP/1.1 user session Firefox/145.0 "
+    "Chrome/142.0 latency_ms region eu-west us-east"
+)
 
 
 class BodyMaker:
-    """Makes bodies of ``low`` to ``high`` bytes, the same ones for the same ``seed``."""
+    """Makes bodies of ``low`` to ``high`` bytes, the same ones for the same ``seed``; they repeat,
+    so that making them is not measured. Each begins with ``head`` bytes for a stamp, left out here.
+    """
 
-    def __init__(self, size: tuple[int, int], seed: int) -> None:
-        self._low, self._high = size
+    def __init__(self, size: tuple[int, int], seed: int, head: int = 0) -> None:
+        self._size = size
+        self._head = head
         self._rng = random.Random(seed)
-        self._pool = _text(self._rng, max(POOL_SIZE, 2 * self._high))
-        self._batches: list[list[bytes]] = []
-        self._tails: list[bytes] = []
-        self._turn = 0
+        self._pool = _text(self._rng, max(POOL_SIZE, 2 * size[1]))
+        self._kept: list[bytes] = []
+        self._begin = 0
 
     def batch(self, count: int) -> list[bytes]:
-        """``count`` bodies without a stamp. They repeat: making them is not measured."""
-        if not self._batches or len(self._batches[0]) < count:
-            self._batches = [
-                [self._cut(self._size()) for _ in range(count)] for _ in range(KEPT_BATCHES)
-            ]
-        self._turn += 1
-        bodies = self._batches[self._turn % KEPT_BATCHES]
-        return bodies if len(bodies) == count else bodies[:count]
+        """The next ``count`` bodies."""
+        if self._begin + count > len(self._kept):
+            self._begin = 0
+        if count > len(self._kept):
+            most = max(count, min(KEPT, KEPT_BYTES // self._size[1]))
+            self._kept = [self._cut(self._rng.randint(*self._size)) for _ in range(most)]
+        begin, self._begin = self._begin, self._begin + count
+        return self._kept[begin : begin + count]
 
     def stamped(self, count: int, time_ns: int, first_word: int) -> list[bytes]:
         """``count`` bodies with the same time and words that count up from ``first_word``."""
-        if not self._tails:
-            self._tails = [self._cut(self._size() - HEAD_SIZE) for _ in range(KEPT_TAILS)]
-        start, tails, pack = self._turn, self._tails, HEAD.pack
-        self._turn += count
-        return [
-            pack(time_ns, first_word + i) + tails[(start + i) % KEPT_TAILS] for i in range(count)
-        ]
-
-    def _size(self) -> int:
-        return self._rng.randint(self._low, self._high)
+        pack = HEAD.pack
+        return [pack(time_ns, first_word + n) + tail for n, tail in enumerate(self.batch(count))]
 
     def _cut(self, size: int) -> bytes:
         start = self._rng.randrange(len(self._pool) - size)
-        return self._pool[start : start + size]
+        return self._pool[start : start + size - self._head]
 
 
 def first_word(tag: int, publisher: int) -> int:
@@ -110,12 +90,10 @@ def has_stamp(body: bytes, tag: int) -> bool:
 
 
 def _text(rng: random.Random, size: int) -> bytes:
-    words: list[str] = []
-    length = 0
+    known, words, length = LOG_WORDS.split(), [], 0
     while length < size:
-        word = rng.choice(_WORDS) if rng.random() < 0.75 else str(rng.randrange(10**6))
-        words.append(word)
-        length += len(word) + 1
+        words.append(rng.choice(known) if rng.random() < 0.75 else str(rng.randrange(10**6)))
+        length += len(words[-1]) + 1
     return " ".join(words).encode()[:size]
 
 
@@ -126,7 +104,7 @@ that grows, and an ephemeral channel discards what exceeds nsqd's memory queue (
 MAX_CONNECTIONS = 256
 
 
-class BenchMode(Enum):
+class BenchMode(StrEnum):
     """What is measured."""
 
     PUB = "pub"
@@ -170,24 +148,12 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
-        if high > self.producer_options.publish_max_msg_size:
-            raise ConfigurationError(
-                f"messages of {high} bytes are above nsqd's usual limit",
-                hint=f"Where nsqd takes them: --producer-opt publish_max_msg_size={high}.",
-            )
-        if self.batch * (4 + high) + 4 > self.producer_options.publish_max_body_size:
-            raise ConfigurationError(
-                f"{self.batch} messages of {high} bytes are above nsqd's usual limit for a batch",
-                hint="Take a smaller --batch.",
-            )
         if not len(self.nsqd_tcp_addresses) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
                 f"{self.connections} connections cannot be spread over "
                 f"{len(self.nsqd_tcp_addresses)} nsqd",
                 hint=f"At least one for each, and at most {MAX_CONNECTIONS}.",
             )
-        if self.count is None and self.for_s is None:
-            raise ConfigurationError("a measurement needs a count of messages or a time")
 
     def share(self, number: int) -> int | None:
         """How many of the messages the connection ``number`` takes."""
@@ -228,45 +194,55 @@ class BenchJob(NamedTuple):
 
 
 RELATIVE_ACCURACY = 0.01
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 CLIENT_IS_BUSY = 0.9
 """Of a processor: a Python process does not take much more than one, whatever there are."""
 
 BEHIND_SCHEDULE = 0.95
 
+LatencyFigures = TypedDict(
+    "LatencyFigures",
+    {
+        "of": Literal["batch", "message"],
+        "count": int,
+        "min": float,
+        "mean": float,
+        "p50": float,
+        "p90": float,
+        "p99": float,
+        "p99.9": float,
+        "max": float,
+    },
+)
 
-class Latencies:
-    """Values in milliseconds. Plain data, which processes send to each other."""
 
-    def __init__(self, parts: Iterable[Latencies] = ()) -> None:
-        self._sketch = DDSketch(RELATIVE_ACCURACY)
-        self.count = 0
-        self.min_ms = float("inf")
-        self.max_ms = 0.0
-        for part in parts:
-            self._sketch.merge(part._sketch)
-            self.count += part.count
-            self.min_ms = min(self.min_ms, part.min_ms)
-            self.max_ms = max(self.max_ms, part.max_ms)
+def new_sketch() -> DDSketch:
+    """What collects latencies in ms; processes send it to each other."""
+    from ddsketch import DDSketch
 
-    def add(self, value_ms: float, count: int = 1) -> None:
-        """Enter a value, once or several times."""
-        value_ms = max(0.0, value_ms)
-        self._sketch.add(value_ms, count)
-        self.count += count
-        self.min_ms = min(self.min_ms, value_ms)
-        self.max_ms = max(self.max_ms, value_ms)
+    return DDSketch(RELATIVE_ACCURACY)
 
-    def figures_ms(self) -> dict[str, float]:
-        """The figures that are reported, by name; all are 0 without values."""
-        if not self.count:
-            return dict.fromkeys(("min", "mean", *PERCENTILES, "max"), 0.0)
-        figures = {"min": self.min_ms, "mean": float(self._sketch.avg)}
-        for name, quantile in PERCENTILES.items():
-            value = float(self._sketch.get_quantile_value(quantile) or 0.0)
-            figures[name] = min(max(value, self.min_ms), self.max_ms)
-        return {**figures, "max": self.max_ms}
+
+def latency_figures(parts: Iterable[DDSketch], of: Literal["batch", "message"]) -> LatencyFigures:
+    """The figures of latencies in ms; all are 0 without any."""
+    whole = new_sketch()
+    for part in parts:
+        whole.merge(part)
+
+    def at(quantile: float) -> float:
+        return round(float(whole.get_quantile_value(quantile) or 0.0), 4)
+
+    return {
+        "of": of,
+        "count": int(whole.count),
+        "min": at(0),
+        "mean": round(float(whole.avg), 4) if whole.count else 0.0,
+        "p50": at(0.5),
+        "p90": at(0.9),
+        "p99": at(0.99),
+        "p99.9": at(0.999),
+        "max": at(1),
+    }
 
 
 @dataclass(slots=True)
@@ -289,110 +265,69 @@ class WorkerResult:
     cpu_s: float = 0.0
     cpu_messages: int = 0
     cpu_share: float = 0.0
-    latencies: Latencies = field(default_factory=Latencies)
+    latencies: DDSketch = field(default_factory=new_sketch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchReport:
-    """One measurement. ``published`` and ``consumed`` include the warm-up; the rest does not.
+class Size(TypedDict):
+    """Bytes of a message."""
 
-    ``client_cpu`` is the processor time of the busiest of our processes over the time that passed,
-    and ``machine_cpu`` that of everything on this machine, 1.0 being all processors (None where it
-    is not known). ``cpu_us_per_message`` is what a message cost all of our processes, in
-    microseconds of processor time.
+    min: int
+    max: int
+
+
+class BenchReport(NamedTuple):
+    """What came of a measurement, as ``--json`` prints it. Times are seconds, but for latencies.
+
+    ``published`` and ``consumed`` include the warm-up; the rest does not. ``client_cpu`` is the
+    processor time of the busiest of our processes over the time that passed, and ``machine_cpu``
+    that of everything on this machine, 1.0 being all processors (None where it is not known).
+    ``cpu_us_per_message`` is what a message cost all of our processes, in microseconds of processor
+    time. ``limits`` says what held the figures down, as far as it can be seen from here.
     """
 
-    plan: BenchPlan
+    mode: BenchMode
+    nsqds: list[str]
     topic: str
+    connections: int
+    size: Size
+    batch: int
+    window: int
+    max_in_flight: int
+    rate: float | None
+    warm_up_s: float
+    transport: list[str]
     seconds: float
     messages: int
     bytes: int
-    latencies: Latencies | None
+    messages_per_s: float
+    bytes_per_s: float
+    latency_ms: LatencyFigures | None
     published: int
     consumed: int | None
     redelivered: int
-    is_intact: bool
+    missing: int
+    repeated: int
+    intact: bool
     cpu_us_per_message: float
     client_cpu: float
     machine_cpu: float | None
+    limits: list[str]
     interrupted: bool
 
-    @property
-    def messages_per_s(self) -> float:
-        return self.messages / self.seconds if self.seconds else 0.0
 
-    @property
-    def bytes_per_s(self) -> float:
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-    @property
-    def missing(self) -> int:
-        """Messages that were published and not consumed."""
-        return 0 if self.consumed is None else max(0, self.published - self.consumed)
-
-    @property
-    def repeated(self) -> int:
-        """Messages that were consumed more than once."""
-        return 0 if self.consumed is None else max(0, self.consumed - self.published)
-
-    @property
-    def latency_of(self) -> str:
-        """What a latency is that of."""
-        return "message" if self.plan.mode is BenchMode.E2E else "batch"
-
-    @property
-    def limits(self) -> list[str]:
-        """What held the figures down, as far as it can be seen from here, in a line each."""
-        lines = []
-        if self.client_cpu >= CLIENT_IS_BUSY:
-            lines.append(
-                f"the client was the limit: its busiest process used {self.client_cpu:.0%} of a "
-                "processor; add --connections"
-            )
-        if self.machine_cpu is not None and self.machine_cpu >= CLIENT_IS_BUSY:
-            lines.append(
-                f"this machine was the limit: its processors were {self.machine_cpu:.0%} busy; "
-                "nsqd on another machine would show more"
-            )
-        asked = self.plan.rate
-        if asked and self.messages_per_s < BEHIND_SCHEDULE * asked and not self.interrupted:
-            lines.append(f"the rate of {asked:,.0f} messages/s was not reached")
-        return lines
-
-    def document(self) -> dict[str, Any]:
-        """The report as JSON; times are seconds, but for latencies."""
-        plan = self.plan
-        latency: dict[str, Any] | None = None
-        if self.latencies is not None:
-            latency = {"of": self.latency_of, "count": self.latencies.count}
-            latency |= {key: round(ms, 4) for key, ms in self.latencies.figures_ms().items()}
-        return {
-            "mode": plan.mode.value,
-            "nsqds": list(plan.nsqd_tcp_addresses),
-            "topic": self.topic,
-            "connections": plan.connections,
-            "size": {"min": plan.size[0], "max": plan.size[1]},
-            "batch": plan.batch,
-            "window": plan.producer_options.max_outstanding,
-            "max_in_flight": plan.consumer_options.max_in_flight,
-            "rate": plan.rate or None,
-            "warm_up_s": plan.warm_up_s,
-            "transport": plan.transport,
-            "seconds": round(self.seconds, 6),
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "messages_per_s": round(self.messages_per_s, 1),
-            "bytes_per_s": round(self.bytes_per_s, 1),
-            "latency_ms": latency,
-            "published": self.published,
-            "consumed": self.consumed,
-            "redelivered": self.redelivered,
-            "missing": self.missing,
-            "repeated": self.repeated,
-            "intact": self.is_intact,
-            "cpu_us_per_message": round(self.cpu_us_per_message, 3),
-            "client_cpu": round(self.client_cpu, 3),
-            "machine_cpu": None if self.machine_cpu is None else round(self.machine_cpu, 3),
-            "limits": self.limits,
-            "interrupted": self.interrupted,
-        }
+def limits(client_cpu: float, machine_cpu: float | None, per_s: float, rate: float) -> list[str]:
+    """What held the figures down, in a line each; ``rate`` is what was asked for, or 0."""
+    lines = []
+    if client_cpu >= CLIENT_IS_BUSY:
+        lines.append(
+            f"the client was the limit: its busiest process used {client_cpu:.0%} of a processor; "
+            "add --connections"
+        )
+    if machine_cpu is not None and machine_cpu >= CLIENT_IS_BUSY:
+        lines.append(
+            f"this machine was the limit: its processors were {machine_cpu:.0%} busy; "
+            "nsqd on another machine would show more"
+        )
+    if per_s < BEHIND_SCHEDULE * rate:
+        lines.append(f"the rate of {rate:,.0f} messages/s was not reached")
+    return lines

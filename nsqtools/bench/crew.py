@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from nsqtools.bench.bench_plan import BenchJob
 from nsqtools.errors import NsqError
@@ -27,8 +27,6 @@ BEGIN_AFTER_S = 0.02
 WORKER = (sys.executable, "-P", "-c", "from nsqtools.bench.worker import main; main()")
 UNKNOWN = (1 << 64) - 1
 
-_STOP_PUBLISHING, _STOP_CONSUMING, _TARGET, _FIRST = range(4)
-
 
 class SharedCounts:
     """What publishers have published and consumers consumed, when to stop, and what to reach.
@@ -36,92 +34,55 @@ class SharedCounts:
     They are in memory that the processes share: ``fileno`` is what another one makes its own view
     from. Each worker writes only its own number, so nothing is locked: a reader gets an old value
     or the new one. (A number of eight bytes at a multiple of eight is written at once.)
+
+    ``published`` counts what was sent, confirmed or not, by the number of the publisher, and
+    ``consumed`` what was taken. ``target`` is how many there are to consume, `UNKNOWN` until the
+    publishers are done.
     """
 
     def __init__(self, connections: int, fileno: int | None = None) -> None:
-        size = 8 * (_FIRST + 2 * connections)
-        self._consumers = _FIRST + connections
+        size = 8 * (3 + 2 * connections)
         is_first = fileno is None
         if fileno is None:
             with tempfile.TemporaryFile(prefix="nsq-bench-") as file:
                 file.truncate(size)
                 fileno = os.dup(file.fileno())
         self.fileno = fileno
-        self._map = mmap.mmap(fileno, size)
-        self._cells = memoryview(self._map).cast("Q")
+        # the target, whether to stop publishing and consuming, and the counts
+        self._cells = memoryview(mmap.mmap(fileno, size)).cast("Q")
+        self.published = self._cells[3 : 3 + connections]
+        self.consumed = self._cells[3 + connections :]
         if is_first:
             self.target = UNKNOWN
 
-    def close(self) -> None:
-        """Give the memory back."""
-        self._cells.release()
-        self._map.close()
-        os.close(self.fileno)
-
-    def publishes(self, number: int, count: int) -> None:
-        """The publisher ``number`` has sent ``count`` more messages."""
-        self._cells[_FIRST + number] += count
-
-    def consumes(self, number: int, count: int) -> None:
-        """The consumer ``number`` has taken ``count`` more messages."""
-        self._cells[self._consumers + number] += count
-
-    @property
-    def published(self) -> int:
-        """Messages sent by all, confirmed or not."""
-        return sum(self._cells[_FIRST : self._consumers])
-
-    @property
-    def consumed(self) -> int:
-        """Messages consumed by all."""
-        return sum(self._cells[self._consumers :])
-
     @property
     def target(self) -> int:
-        """How many messages there are to consume; `UNKNOWN` until the publishers are done."""
-        return self._cells[_TARGET]
+        return self._cells[0]
 
     @target.setter
     def target(self, count: int) -> None:
-        self._cells[_TARGET] = count
-
-    def stop_publishing(self) -> None:
-        """Ask the publishers to end. (From any thread, also when all is over.)"""
-        self._raise_flag(_STOP_PUBLISHING)
-
-    def stop_consuming(self) -> None:
-        """Ask the consumers to end, whatever is missing. (From any thread.)"""
-        self._raise_flag(_STOP_CONSUMING)
-
-    def _raise_flag(self, cell: int) -> None:
-        try:
-            self._cells[cell] = 1
-        except ValueError:
-            pass  # closed: there is no worker left to ask
+        self._cells[0] = count
 
     @property
     def may_publish(self) -> bool:
-        return not self._cells[_STOP_PUBLISHING]
+        return not self._cells[1]
 
     @property
     def may_consume(self) -> bool:
-        return not self._cells[_STOP_CONSUMING]
+        return not self._cells[2]
 
+    def stop_publishing(self) -> None:
+        """Ask the publishers to end. (From any thread, also when all is over.)"""
+        self._cells[1] = 1
 
-class WorkerError(NamedTuple):
-    """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
+    def stop_consuming(self) -> None:
+        """Ask the consumers to end, whatever is missing. (From any thread.)"""
+        self._cells[2] = 1
 
-    category: str
-    message: str
-    hint: str
-
-
-class WorkerFailed(NsqError):
-    """A worker could not do its job; says and advises what its error did."""
-
-    def __init__(self, failure: WorkerError) -> None:
-        super().__init__(failure.message, hint=failure.hint)
-        self.category = failure.category
+    @property
+    def on_the_way(self) -> int:
+        """Messages that were sent and not consumed."""
+        return sum(self.published) - sum(self.consumed)
 
 
 class Crew:
@@ -164,7 +125,7 @@ class Crew:
         return at
 
     def results(self) -> list[Any]:
-        """Wait for the next answer of each and return them. Raises `WorkerFailed`."""
+        """Wait for the next answer of each and return them. Raises the error that one has sent."""
         answers: list[Any] = []
         waited_for = list(self._processes)
         while waited_for:
@@ -182,9 +143,9 @@ class Crew:
             answer = connection.recv()
         except (EOFError, OSError):
             status = self._processes[connection].wait()
-            answer = WorkerError("failed", f"a worker process ended with status {status}", "")
-        if isinstance(answer, WorkerError):
-            raise WorkerFailed(answer)
+            answer = NsqError(f"a worker process ended with status {status}")
+        if isinstance(answer, NsqError):
+            raise answer
         return answer
 
     def __enter__(self) -> Self:

@@ -25,6 +25,7 @@ from typing import Any
 
 from nsqtools.bench.bench_plan import (
     BACKLOG,
+    HEAD_SIZE,
     BenchJob,
     BodyMaker,
     WorkerResult,
@@ -32,7 +33,7 @@ from nsqtools.bench.bench_plan import (
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.crew import SharedCounts, WorkerError
+from nsqtools.bench.crew import SharedCounts
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch
 from nsqtools.client.producer import Producer
@@ -62,9 +63,11 @@ def main() -> None:
     except (EOFError, ConnectionError):
         os._exit(1)  # no parent waits for us
     except NsqError as error:
-        connection.send(WorkerError(error.category, str(error), error.hint))
+        plain = NsqError(str(error), hint=error.hint)  # others are not made to be pickled
+        plain.category = error.category
+        connection.send(plain)
     except Exception:
-        connection.send(WorkerError("failed", traceback.format_exc(), "This is a bug."))
+        connection.send(NsqError(traceback.format_exc(), hint="This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer
 
 
@@ -81,7 +84,8 @@ class LoadPublisher:
         self._job = job
         self._plan = job.plan
         self._counters = counters
-        self._bodies = BodyMaker(job.plan.size, seed=job.number)
+        head = HEAD_SIZE if job.is_stamped else 0
+        self._bodies = BodyMaker(job.plan.size, job.number, head)
         self._producer = Producer(job.nsqd_tcp_address, job.plan.producer_options)
         self._word = first_word(job.tag, job.number)
         self._rate = job.plan.rate / job.plan.connections
@@ -132,7 +136,7 @@ class LoadPublisher:
             bodies = self._bodies.batch(size)
         settled = partial(self._on_settled, due, self._word)
         self._word += size
-        self._counters.publishes(self._job.number, size)
+        self._counters.published[self._job.number] += size
         try:
             self._producer.submit(self._job.topic, bodies, on_settled=settled)
         except NsqError as error:
@@ -151,13 +155,13 @@ class LoadPublisher:
             result.measured += count
             result.measured_bytes += sum(map(len, publication.bodies))
             began = due if self._rate else publication.submitted_at
-            result.latencies.add((now - began) * 1000)
+            result.latencies.add(max(0.0, now - began) * 1000)
             result.ended_at = now
 
     def _wait_for_consumers(self, ends_at: float | None) -> None:
         """Wait until the consumers are near enough, or publishing has to end."""
         counters = self._counters
-        while counters.published - counters.consumed >= BACKLOG:
+        while counters.on_the_way >= BACKLOG:
             if not counters.may_publish or self._error is not None:
                 return
             if ends_at is not None and time.monotonic() >= ends_at:
@@ -198,7 +202,7 @@ class LoadSubscriber:
         limit_s = None if self._job.is_stamped else plan.for_s
         cpu_s = time.process_time()
         self._consumer.set_max_in_flight(plan.consumer_options.max_in_flight)
-        while counters.may_consume and counters.consumed < counters.target:
+        while counters.may_consume and sum(counters.consumed) < counters.target:
             if limit_s is not None and time.monotonic() >= measured_from + limit_s:
                 break
             batch = self._consumer.next_batch(LOOK_S)
@@ -219,7 +223,7 @@ class LoadSubscriber:
         if job.is_stamped and job.plan.topic is not None:  # others may publish there
             bodies = [body for body in bodies if has_stamp(body, job.tag)]
         result.messages += len(bodies)
-        self._counters.consumes(job.number, len(bodies))
+        self._counters.consumed[job.number] += len(bodies)
         measured = len(bodies) if now >= measured_from else 0
         if job.is_stamped:
             times_ns, words = read_stamps(bodies)
@@ -228,7 +232,7 @@ class LoadSubscriber:
             measured = 0
             for time_ns, count in Counter(times_ns).items():
                 if time_ns >= from_ns:
-                    result.latencies.add((now_ns - time_ns) / 1e6, count)
+                    result.latencies.add(max(0, now_ns - time_ns) / 1e6, count)
                     measured += count
         if measured:
             result.began_at = result.began_at or now

@@ -69,8 +69,6 @@ class Backlog:
 
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
-        # set where who takes messages also drives the I/O loop: takes a turn, of so many seconds
-        self.drive: Callable[[float], bool] | None = None
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
         self._asking: set[int] = set()  # threads that wait in `get`
@@ -117,18 +115,15 @@ class Backlog:
     ) -> object:
         """Like `get`, but return a list: of a batch, or of ``several`` of one consumer, ``most``
         messages together."""
-        thread, drive = threading.get_ident(), self.drive
+        thread = threading.get_ident()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._asking.add(thread)
             try:
-                sleep_s = min(left_s, MAX_SLEEP_S)
-                if drive is not None and drive(sleep_s if self._tokens.empty() else 0.0):
-                    sleep_s = 0.0
-                self._tokens.get(timeout=sleep_s)
+                self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
             except queue.Empty:
-                if left_s > MAX_SLEEP_S or (left_s and drive is not None):
+                if left_s > MAX_SLEEP_S:
                     continue
                 return None
             finally:
@@ -302,7 +297,7 @@ class Delivery:
         self._attempts = Attempts(giving_up.max_attempts, keeps=giving_up.keeps)
         self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
         self._apart_since: float | None = None
-        self._limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
+        self.in_flight_limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
         self._max_bytes = options.max_in_flight_bytes or math.inf
         self._sources: dict[Answers, None] = {}
         self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
@@ -343,7 +338,7 @@ class Delivery:
             size, count = self._arrived_bytes, self._arrived_count
         self._arrived_bytes = self._arrived_count = 0
         if count:
-            self._limit.weighed(size, count)
+            self.in_flight_limit.weighed(size, count)
             self._apply_limit()
 
     def _hand_over(self) -> None:
@@ -387,7 +382,7 @@ class Delivery:
         if self._apart_since is None:
             return
         self._forget_withdrawn()
-        if self._loop.now() - self._apart_since > APART_SHARE * self._limit.msg_timeout_s:
+        if self._loop.now() - self._apart_since > APART_SHARE * self.in_flight_limit.msg_timeout_s:
             self.end_suspicion()
         elif self._in_flight() <= len(self._suspects):
             if self._suspects:
@@ -420,7 +415,7 @@ class Delivery:
     def lost(self, source: Answers) -> None:
         """Drop what waits of a connection: nsqd will deliver it again."""
         self._sources.pop(source, None)
-        self._limit.connections -= 1
+        self.in_flight_limit.connections -= 1
         self.stats.expired += len(self._backlog.discard(self, source))
         self.do_not_count(source, list(source.in_flight))
         self._apply_limit()
@@ -441,16 +436,12 @@ class Delivery:
         for message_id in ids:
             self._attempts.does_not_count((source.topic, source.nsqd, message_id))
 
-    def withdraw(self) -> list[Batch]:
-        """Take everything back that no handler has seen."""
-        return self._backlog.withdraw(self)
-
     # -- limits, on the I/O thread --------------------------------------------------------------
 
     def connected(self, source: Answers) -> None:
         """There is another connection."""
         self._sources[source] = None
-        limit = self._limit
+        limit = self.in_flight_limit
         limit.connections += 1
         limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)  # of all connections
         self._tick_s = min(MAX_TICK_S, limit.msg_timeout_s / TICKS)
@@ -462,24 +453,16 @@ class Delivery:
 
     def timed_out(self) -> None:
         """Messages timed out in the hands of handlers."""
-        self._limit.timed_out(self._in_flight(), self._loop.now())
+        self.in_flight_limit.timed_out(self._in_flight(), self._loop.now())
         self._apply_limit()
 
     def passed(self, now: float) -> None:
         """What is in flight is about to change."""
-        self._limit.passed(now, self._in_flight())
-
-    def fully_used(self) -> None:
-        """A connection has all that it may have in flight."""
-        self._limit.is_used = True
-
-    def answered(self, count: int) -> None:
-        """Handlers answered messages; `adapt` comes when all that have come are noted."""
-        self._limit.answered(count)
+        self.in_flight_limit.passed(now, self._in_flight())
 
     def adapt(self) -> None:
         """Fit the limit to the answers."""
-        self._limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
+        self.in_flight_limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
         self._hand_out_suspects()
         self._apply_limit()
 
@@ -489,37 +472,32 @@ class Delivery:
 
     def gather(self, count: int) -> None:
         """Handlers answer ``count`` messages together."""
-        self._limit.gathered = count
+        self.in_flight_limit.gathered = count
         self._apply_limit()
 
     def gather_more(self) -> bool:
         """Messages that are answered together do not fit in the limit: raise it. Return False
         where max_in_flight or the bytes allow no more."""
-        limit = self._limit
+        limit = self.in_flight_limit
         if self._apart_since is not None or limit.is_by_bytes or limit.current >= limit.maximum:
             return False
         self.gather(2 * limit.current)
         return True
 
-    @property
-    def maximum(self) -> int:
-        """How many messages may ever be in flight."""
-        return self._limit.maximum
-
     def set_maximum(self, count: int) -> None:
         """Change max_in_flight."""
-        self._limit.maximum = count
+        self.in_flight_limit.maximum = count
         self._apply_limit()
 
     @property
     def limit(self) -> int:
         """How many messages may be in flight."""
-        return 0 if self._apart_since is not None else self._limit.current
+        return 0 if self._apart_since is not None else self.in_flight_limit.current
 
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
-        if self._limit.is_by_bytes:
+        if self.in_flight_limit.is_by_bytes:
             self._weigh()  # smaller ones may follow
         now, in_flight = self._loop.now(), self._in_flight()
         if in_flight:
@@ -528,7 +506,7 @@ class Delivery:
         if self.on_tick is not None:
             self.on_tick(now)
         self.passed(now)
-        self._limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)
+        self.in_flight_limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)
         self.adapt()
         if is_idle and self._ticks is not None:
             self._ticks.cancel()
@@ -537,7 +515,7 @@ class Delivery:
 
     def _set_busy(self, is_busy: bool) -> None:
         self._busy_at = self._loop.now()
-        self._limit.is_busy = is_busy
+        self.in_flight_limit.is_busy = is_busy
         self._apply_limit()
 
     def _return_expired(self) -> None:
@@ -549,7 +527,7 @@ class Delivery:
             self.stats.expired += give_back(batch, in_time=batch[0].deadline > now)
 
     def _apply_limit(self) -> None:
-        self._limit.takers = len(self._backlog.takers)
+        self.in_flight_limit.takers = len(self._backlog.takers)
         self._on_limit(self.limit)
 
     # -- from handlers' threads -----------------------------------------------------------------
@@ -560,6 +538,5 @@ class Delivery:
     def catch_up(self) -> None:
         until = self._loop.now() + CATCH_UP_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
-            if not self._loop.drive(0):
-                self._loop.wake()
-                time.sleep(0.001)
+            self._loop.wake()
+            time.sleep(0.001)

@@ -231,12 +231,8 @@ class Dialer:
             else:
                 self._connecting += 1
                 self._open(address, self._subscribe, self._connected)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        next_due = self._known.next_due()
-        if next_due is not None:
-            self._timer = self._loop.call_later(next_due - now, self.begin)
+        if (next_due := self._known.next_due()) is not None:
+            self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
 
     def _open(
         self,
@@ -248,11 +244,7 @@ class Dialer:
             self._loop.call_soon(lambda: use(address, result))
 
         open_in_background(
-            address,
-            self._options,
-            subscribe,
-            done,
-            is_announced=not self._known.is_direct(address),
+            address, self._options, subscribe, done, is_announced=not self._known.is_direct(address)
         )
 
     def listed(self, addresses: Iterable[Address]) -> None:

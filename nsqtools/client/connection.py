@@ -28,6 +28,7 @@ ceiling, but one heartbeat must have had time to come). And a peer that takes no
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,12 +49,7 @@ from nsqtools.errors import (
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol import commands
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
-from nsqtools.protocol.commands import (
-    DISABLED,
-    IdentifyReply,
-    IdentifyRequest,
-    decode_identify_reply,
-)
+from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 from nsqtools.protocol.frames import (
     ERROR,
     HEARTBEAT,
@@ -130,11 +126,11 @@ class Connection:
         self._is_shut_down = False
         self._is_inflating = False  # a call is due that expands more of what was read
 
-    def attach(self, loop: LoopMember, user: ConnectionUser, buffer: memoryview) -> None:
-        """Serve ``user`` on the I/O thread. ``buffer`` is scratch space of that thread."""
+    def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
+        """Serve ``user`` on the I/O thread."""
         self._loop = loop
         self._user = user
-        self._buffer = buffer
+        self._buffer = loop.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)
 
@@ -420,24 +416,35 @@ def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
         raise failures[0]
 
 
-def identify_request(options: ClientOptions) -> IdentifyRequest:
-    """Return the IDENTIFY that the options ask for."""
-    return IdentifyRequest(
-        client_id=options.reported_client_id,
-        hostname=options.reported_hostname,
-        user_agent=options.user_agent,
-        heartbeat_interval_ms=_milliseconds(options.heartbeat_interval_s),
-        output_buffer_size=options.output_buffer_size,
-        output_buffer_timeout_ms=_milliseconds(options.output_buffer_timeout_s),
-        sample_rate=options.sample_rate or None,
-        msg_timeout_ms=_milliseconds(options.msg_timeout_s) or None,
-        tls_v1=options.tls_v1,
-        snappy=options.snappy,
-        deflate=options.deflate,
-        deflate_level=options.deflate_level,
-        topology_region=options.topology_region,
-        topology_zone=options.topology_zone,
-    )
+def identify_body(options: ClientOptions) -> bytes:
+    """Return the JSON of the IDENTIFY that the options ask for.
+
+    nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (only ``deflate_level`` is
+    clamped), so what nsqd should decide is left out. nsqd before 0.2.22 reads ``long_id`` and
+    ``short_id``.
+    """
+    name, host = options.reported_client_id, options.reported_hostname
+    wire: dict[str, object] = {
+        "client_id": name,
+        "short_id": name,
+        "hostname": host,
+        "long_id": host,
+        "user_agent": options.user_agent,
+        "feature_negotiation": True,
+        "heartbeat_interval": _milliseconds(options.heartbeat_interval_s),
+        "output_buffer_size": options.output_buffer_size,
+        "output_buffer_timeout": _milliseconds(options.output_buffer_timeout_s),
+        "sample_rate": options.sample_rate or None,
+        "msg_timeout": _milliseconds(options.msg_timeout_s) or None,
+        "tls_v1": options.tls_v1,
+        "snappy": options.snappy,
+        "deflate": options.deflate,
+        "deflate_level": options.deflate_level if options.deflate else None,
+        "topology_region": options.topology_region,
+        "topology_zone": options.topology_zone,
+    }
+    sent = {key: value for key, value in wire.items() if value is not None and value != ""}
+    return json.dumps(sent, separators=(",", ":")).encode()
 
 
 _exposed_to: list[Address] = []  # the first one
@@ -455,7 +462,7 @@ def _warn_of_plain_text(address: Address) -> None:
 
 
 def _milliseconds(seconds: float) -> int:
-    return DISABLED if seconds < 0 else round(seconds * 1000)
+    return -1 if seconds < 0 else round(seconds * 1000)  # -1: disabled
 
 
 class _Handshake:
@@ -472,7 +479,7 @@ class _Handshake:
         self._max_inflated = options.max_inflated_read
 
     def run(self, tls: ssl.SSLContext | None, subscribe: bytes | None) -> Connection:
-        request = commands.identify(identify_request(self._options).encode())
+        request = commands.identify(identify_body(self._options))
         self._send(commands.MAGIC_V2 + request)
         reply = decode_identify_reply(self._answer())
         self._upgrade_to_tls(tls, reply)

@@ -26,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple, Self
 
@@ -34,14 +35,7 @@ from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import (
-    ABORT_S,
-    Handling,
-    OnHandled,
-    StopSignals,
-    check_count,
-    check_is_sync,
-)
+from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
@@ -75,42 +69,22 @@ class ConsumerHealth:
 class Stopped(NamedTuple):
     """Put in the backlog when a consumer will deliver no more."""
 
-    consumer: Consumer
+    consumer: CommonConsumer
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
 GATHER_SHARE = 0.25  # of msg_timeout, to gather a batch in
 GATHER_LOOK_S = 0.02  # between looks whether more can come
+ABORT_S = 2.0  # for nsqd to get back what handlers hold, at the second signal
 EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
-class Consumer:
-    """A channel of one or several topics, on all nsqd that have them.
+class CommonConsumer:
+    """What consumers for threads and for asyncio have in common: all but waiting."""
 
-    ``topic`` is a name or a sequence of them. Each message and batch has its own (`Message.topic`);
-    max_in_flight, backoff and `stop` are for all topics together.
-
-    Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
-
-    ``on_error`` is called with the error of every connection that fails or is lost (on the I/O
-    thread; it must not block).
-
-    A message that handlers requeue comes again, however often, unless there is something better to
-    do with it after max_attempts deliveries:
-
-    - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
-      has confirmed that,
-    - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
-      has taken the message, which is finished; otherwise the message is requeued with backoff.
-    - with ``giving_up="finish"`` it is finished, which loses it.
-
-    A message is given up only after a handler of this process has requeued it. Deliveries do not
-    count that ended here without that: because they waited too long, because their connection
-    broke, or because a handler, or a pool behind it, did not answer in time. One that may kill its
-    process is handled alone first, and given up, where it is kept, after max_attempts + 2 deaths.
-
-    Raises `ConfigurationError` for bad names, addresses or options.
-    """
+    _new_backlog: type[Backlog] = Backlog
+    topics: list[str]
+    channel: str = ""
 
     def __init__(
         self,
@@ -145,7 +119,7 @@ class Consumer:
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
-        self.backlog = _backlog if _backlog is not None else Backlog()
+        self.backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         self._io = ConsumerIO(
             {
@@ -167,7 +141,7 @@ class Consumer:
         self._process = os.getpid()
         self._is_started = False
         self._is_stopping = False
-        self._is_delivered = False  # all that will ever be
+        self.is_delivered = False  # all that will ever be
         self._drains = True  # until a stop says otherwise
         # by the threads that iterate or run handlers
         self._handled: dict[int, Sequence[Message]] = {}
@@ -178,43 +152,23 @@ class Consumer:
 
     # -- life -----------------------------------------------------------------------------------
 
-    def start(self, *, fail_fast: bool = False, wait_s: float = math.inf) -> None:
-        """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
-        of them led to a connection; otherwise failures are logged and tried again. The wait ends
-        after ``wait_s`` seconds, or the time that one try may take.
-
-        A consumer is started once: after a stop this does nothing.
-        """
+    def _begin(self, *, fail_fast: bool, wait_s: float = math.inf) -> None:
         self._check_process()
         with self._life:
             if self._is_started or self._is_stopping:
                 return
-            self._start(quietly=fail_fast)
+            self._io.start(quietly=fail_fast)
+            self._is_started = True
+            _started.add(self)
+            call_at_end_of_child(_stop_all)
         if fail_fast:
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
-                self.stop()
+                self.begin_stop()
+                self.wait_for_end()
                 raise self._io.first_errors[0]
             for error in self._io.first_errors:
                 log.warning("%s; trying again", error)
-
-    def _start(self, *, quietly: bool = False, inline: bool = False) -> None:
-        self._io.start(quietly=quietly, inline=inline)
-        self._is_started = True
-        _started.add(self)
-        call_at_end_of_child(_stop_all)
-
-    def _start_inline(self) -> None:
-        self._check_process()
-        with self._life:
-            if self._is_started:
-                raise ConfigurationError(
-                    "inline needs a consumer that has not been started",
-                    hint="Call run without a with block and without start: it starts the consumer.",
-                )
-            if not self._is_stopping:
-                self.backlog.drive = self._io.loop.drive
-                self._start(inline=True)
 
     def begin_stop(self, *, drain: bool = False) -> None:
         """Start to stop and return at once; safe in a signal handler and in a message handler.
@@ -230,18 +184,14 @@ class Consumer:
             if self._is_started:
                 self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
 
-    def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
-        """Stop and wait for it: until everything delivered is answered, and the answers sent.
+    def _stop_signals(self, wanted: bool | None) -> StopSignals:
+        return StopSignals(
+            wanted, stop=partial(self.begin_stop, drain=True), end=self._abort_and_wait
+        )
 
-        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
-        when called inside a handler or a loop over messages, which is what would be waited for.
-        Messages without an answer are requeued after drain_timeout. May be called again.
-        """
-        self.begin_stop(drain=drain)
-        handled = self._handled.get(threading.get_ident(), ())
-        if any(not message.is_answered for message in handled):
-            return False
-        return self.wait_for_end(timeout_s)
+    def _abort_and_wait(self) -> None:
+        self.abort()
+        self.wait_for_end(ABORT_S)
 
     def wait_for_end(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of a stop that has begun; return whether it has come."""
@@ -264,46 +214,19 @@ class Consumer:
         if self._is_started:
             self._io.loop.call_soon(self._io.abort)
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
-        which waits for handlers: `stop`, `begin_stop`."""
-        if kind is not None or not self._is_stopping:
-            self.abort()
-        self.wait_for_end()
-
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
         if not self._drains:
-            self._requeue_undelivered()
+            for batch in self.backlog.withdraw(self._io.delivery):
+                give_back(batch)
         self._io.delivery.end_suspicion()
-        self._is_delivered = True
+        self.is_delivered = True
         self.backlog.put(Stopped(self))
-
-    def _requeue_undelivered(self) -> None:
-        """Requeue our messages that were not taken."""
-        for batch in self._io.delivery.withdraw():
-            give_back(batch)
 
     # -- messages -------------------------------------------------------------------------------
 
-    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch. None when ``timeout_s`` passed or the consumer has stopped.
-
-        Every message must be answered, on any thread: `Batch.finish` finishes what is left.
-        """
-        batches = self._take(timeout_s)
-        return batches[0] if batches else None
-
     def _take(
-        self,
-        timeout_s: float | None = None,
-        most: int | None = None,
-        *,
-        several: bool = False,
+        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
     ) -> list[Batch] | None:
         """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
@@ -326,91 +249,12 @@ class Consumer:
             for batch in entry:
                 give_back(batch)
 
-    def batches(
-        self,
-        timeout_s: float | None = None,
-        *,
-        size: int | None = None,
-        within_s: float = 1.0,
-    ) -> Iterator[Batch]:
-        """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
-
-        A batch is what arrived together, or with ``size`` so many messages, of all nsqd: fewer
-        where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
-
-        Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
-        `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
-        """
-        if size is not None:
-            self.check_size(size, within_s)
-        return self._batches(timeout_s, size, within_s)
-
-    def _batches(
-        self, timeout_s: float | None, size: int | None, within_s: float
-    ) -> Iterator[Batch]:
-        self.start()
-        thread = threading.get_ident()
-        who = object()  # not the thread, which may do this twice
-        if size is not None:
-            self.gather(who, size)
-        try:
-            while True:
-                if size is None:
-                    batch = self.next_batch(timeout_s)
-                else:
-                    batch = self._next_gathered(timeout_s, size, within_s)
-                if batch is None:
-                    return
-                self._handled[thread] = batch
-                if batch:
-                    yield batch
-        finally:
-            self._handled.pop(thread, None)
-            if size is not None:
-                self.gather(who, 0)
-
-    def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
-        parts = self._take(timeout_s, size, several=True)
-        if parts is None:
-            return None
-        until = gather_until(parts, within_s)
-        room = size - sum(map(len, parts))
-        is_full: list[bool] | None = None
-        while room and (left_s := until - time.monotonic()) > 0:
-            is_last = bool(is_full and is_full[0])  # read before the backlog
-            more = self._take(0.0 if is_last else min(left_s, GATHER_LOOK_S), room, several=True)
-            if more is not None:
-                parts += more
-                room -= sum(map(len, more))
-                is_full = None
-            elif self._is_delivered or (is_last and self.backlog.is_empty):
-                break
-            elif is_full is None or is_full:
-                is_full = self.ask_if_full(within_s)
-        return Gathered(parts)
-
-    def ask_if_full(self, idle_s: float) -> list[bool]:
-        """Ask whether no more can come before an answer, but from nsqd that brought nothing in
-        ``idle_s``. The list gets the reply, once all that came until then is in the backlog.
-
-        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way
-        to the backlog, and a limit may be seen that is about to rise.
-        """
-        is_full: list[bool] = []
-        io = self._io
-
-        def reply() -> None:
-            is_full.append(io.is_full(idle_s))
-
-        io.loop.call_soon(lambda: io.loop.after_flush(reply))
-        return is_full
-
-    def check_size(self, size: int, within_s: float) -> None:
+    def _check_size(self, size: int, within_s: float) -> None:
         """Raise `ConfigurationError` for batches that cannot be."""
         check_count("size", size)
         if not within_s > 0:
             raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
-        most = max(self.options.max_in_flight, self._io.delivery.maximum)
+        most = max(self.options.max_in_flight, self._io.delivery.in_flight_limit.maximum)
         if size > most:
             raise ConfigurationError(
                 f"batches of {size} messages need a max_in_flight of as many; it is {most}",
@@ -425,136 +269,9 @@ class Consumer:
         count = sum(self._gathers.values())
         self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
 
-    def __iter__(self) -> Iterator[Message]:
-        """Iterate over messages until the consumer stops. Each must be answered.
-
-        Threads that iterate at the same time share the messages: each takes about as many at a
-        time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
-        """
-        thread, now, io = threading.get_ident(), time.monotonic, self._io
-        self.backlog.takers.add(thread)
-        self.start()
-        most = 1
-        try:
-            while (batches := self._take(most=most, several=True)) is not None:
-                messages = batches[0] if len(batches) == 1 else list(chain(*batches))
-                self._handled[thread] = messages
-                reached = 0
-                began_at = now()
-                until = began_at + 2 * SHARE_S
-                count = len(messages)
-                io.has_more_in_hand = count > 1
-                try:
-                    for message in messages:
-                        if not self._drains or (now() > until and reached):
-                            break
-                        reached += 1
-                        if reached == count:
-                            io.has_more_in_hand = False
-                        if not message.is_answered:
-                            yield message
-                except GeneratorExit:
-                    for batch in batches_after(batches, reached):
-                        give_back(batch)
-                    raise
-                if reached < count:
-                    self.put_back(batches_after(batches, reached))
-                took_s = now() - began_at
-                most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
-        finally:
-            io.has_more_in_hand = False
-            self._handled.pop(thread, None)
-            self.backlog.takers.discard(thread)
-
-    def put_back(self, batches: list[Batch]) -> None:
+    def _put_back(self, batches: list[Batch]) -> None:
         """Return to the backlog what was taken and not reached."""
         self.backlog.put(Arrival(self._io.delivery, batches), is_first=True)
-
-    def run(
-        self,
-        handler: Callable[[Message], object],
-        *,
-        workers: int = 1,
-        inline: bool = False,
-        signals: bool | None = None,
-        auto_answer: bool = True,
-        auto_touch: bool = False,
-        on_handled: OnHandled | None = None,
-    ) -> None:
-        """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
-
-        With ``inline`` this thread also does what the I/O thread does otherwise, between messages:
-        no message changes threads, which may suit handlers of microseconds. Other consumers and
-        producers keep the I/O thread. While the handler runs, nothing is read and no heartbeat of
-        this consumer is answered: nsqd closes its connections after two heartbeat intervals (60 s
-        unless set). `Message.touch` in a handler takes care of that too; other answers leave when
-        the handler returns.
-
-        A message that the handler has not answered itself is finished when it returns, requeued
-        with backoff when it returns False or raises (the exception is logged), and requeued without
-        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
-        handler returns is answered later, by the program. With ``auto_touch`` messages are touched
-        while their handler runs. ``on_handled`` is for metrics.
-
-        On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
-        is handled, and `run` returns when nsqd has the answers. The second requeues what handlers
-        hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
-        itself is left to it, unless ``signals`` is True; with False both are.
-
-        Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
-        1, for ``inline`` with several workers, with ``auto_touch`` or with a consumer that was
-        started before, and for a handler that is a coroutine function or returns an awaitable:
-        nothing is finished for it then.
-        """
-        check_is_sync(handler)
-        check_count("workers", workers)
-        if inline and (workers > 1 or auto_touch):
-            raise ConfigurationError(
-                "inline means one worker and no auto_touch, as its thread does the I/O",
-                hint="Call message.touch() in the handler, or leave inline away.",
-            )
-        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
-        defer = self._io.loop.between_turns if inline else None
-        with StopSignals(self, signals, defer) as stop_signals:
-            if inline:
-                self._start_inline()
-            else:
-                self.start()
-            if auto_touch:
-                self._io.delivery.on_tick = handling.touch
-            threads = [
-                threading.Thread(
-                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
-                )
-                for n in range(workers - 1)
-            ]
-            for thread in threads:
-                thread.start()
-            try:
-                self._work(handling)
-            except BaseException:
-                self.begin_stop()  # or the other threads would go on
-                raise
-            finally:
-                if inline:
-                    self._io.loop.leave()
-                    self.backlog.drive = None
-                    if stop_signals.ends_now:
-                        self.wait_for_end(ABORT_S)
-                for thread in threads:
-                    if not stop_signals.ends_now:
-                        thread.join()
-            if stop_signals:
-                self.wait_for_end()
-        if handling.misuse is not None:
-            raise handling.misuse
-
-    def _work(self, handling: Handling) -> None:
-        for message in self:
-            handling.handle(message)
-            if handling.misuse is not None:
-                self.begin_stop()
-                return
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -602,16 +319,288 @@ class Consumer:
         return self._io.stats
 
 
-def gather_until(parts: list[Batch], within_s: float) -> float:
-    """Return when a batch is complete that began with these messages."""
-    first, source = parts[0][0], parts[0].source
-    in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
-    return min(time.monotonic() + within_s, in_time)
+class Gathering:
+    """A batch of messages of several nsqd and reads, from the first to come until it has ``size``,
+    no more can come, or the first has waited for ``within_s`` or a part of msg_timeout.
+
+    Who gathers takes ``room`` messages at most, waits ``wait_s`` for them, and tells `add`.
+    """
+
+    def __init__(
+        self, consumer: CommonConsumer, size: int, within_s: float, first_s: float | None
+    ) -> None:
+        self.parts: list[Batch] = []
+        self.room = size
+        self.wait_s = first_s
+        self._consumer = consumer
+        self._within_s = within_s
+        self._until = math.inf
+        self._is_full: list[bool] | None = None  # what was asked; empty until there is a reply
+        self._is_last = False
+
+    def add(self, more: list[Batch] | None) -> bool:
+        """Add what was taken, if anything; return whether to take again."""
+        now, consumer = time.monotonic(), self._consumer
+        is_last = self._is_last and consumer.backlog.is_empty
+        if more:
+            first, source = more[0][0], more[0].source
+            in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
+            self._until = min(self._until, now + self._within_s, in_time)
+            self.parts += more
+            self.room -= sum(map(len, more))
+            self._is_full = None
+        elif not self.parts or consumer.is_delivered or is_last:
+            return False
+        elif self._is_full is None or self._is_full:
+            self._is_full = self._ask_if_full()
+        left_s = self._until - now
+        self._is_last = bool(self._is_full and self._is_full[0])  # read before the backlog
+        self.wait_s = 0.0 if self._is_last else min(left_s, GATHER_LOOK_S)
+        return self.room > 0 and left_s > 0
+
+    def _ask_if_full(self) -> list[bool]:
+        """Ask whether no more can come before an answer, but from nsqd that brought nothing in
+        ``within_s``. The list gets the reply, once all that came until then is in the backlog.
+
+        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way
+        to the backlog, and a limit may be seen that is about to rise.
+        """
+        is_full: list[bool] = []
+        io = self._consumer._io
+
+        def reply() -> None:
+            is_full.append(io.is_full(self._within_s))
+
+        io.loop.call_soon(lambda: io.loop.after_flush(reply))
+        return is_full
+
+
+class Consumer(CommonConsumer):
+    """A channel of one or several topics, on all nsqd that have them.
+
+    ``topic`` is a name or a sequence of them. Each message and batch has its own (`Message.topic`);
+    max_in_flight, backoff and `stop` are for all topics together.
+
+    Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
+
+    ``on_error`` is called with the error of every connection that fails or is lost (on the I/O
+    thread; it must not block).
+
+    A message that handlers requeue comes again, however often, unless there is something better to
+    do with it after max_attempts deliveries:
+
+    - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
+      has confirmed that,
+    - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
+      has taken the message, which is finished; otherwise the message is requeued with backoff.
+    - with ``giving_up="finish"`` it is finished, which loses it.
+
+    A message is given up only after a handler of this process has requeued it. Deliveries do not
+    count that ended here without that: because they waited too long, because their connection
+    broke, or because a handler, or a pool behind it, did not answer in time. One that may kill its
+    process is handled alone first, and given up, where it is kept, after max_attempts + 2 deaths.
+
+    Raises `ConfigurationError` for bad names, addresses or options.
+    """
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def start(self, *, fail_fast: bool = False, wait_s: float = math.inf) -> None:
+        """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
+        of them led to a connection; otherwise failures are logged and tried again. The wait ends
+        after ``wait_s`` seconds, or the time that one try may take.
+
+        A consumer is started once: after a stop this does nothing.
+        """
+        self._begin(fail_fast=fail_fast, wait_s=wait_s)
+
+    def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
+        """Stop and wait for it: until everything delivered is answered, and the answers sent.
+
+        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
+        when called inside a handler or a loop over messages, which is what would be waited for.
+        Messages without an answer are requeued after drain_timeout. May be called again.
+        """
+        self.begin_stop(drain=drain)
+        handled = self._handled.get(threading.get_ident(), ())
+        if any(not message.is_answered for message in handled):
+            return False
+        return self.wait_for_end(timeout_s)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
+        which waits for handlers: `stop`, `begin_stop`."""
+        if kind is not None or not self._is_stopping:
+            self.abort()
+        self.wait_for_end()
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """Wait for the next batch. None when ``timeout_s`` passed or the consumer has stopped.
+
+        Every message must be answered, on any thread: `Batch.finish` finishes what is left.
+        """
+        batches = self._take(timeout_s)
+        return batches[0] if batches else None
+
+    def batches(
+        self, timeout_s: float | None = None, *, size: int | None = None, within_s: float = 1.0
+    ) -> Iterator[Batch]:
+        """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
+
+        A batch is what arrived together, or with ``size`` so many messages, of all nsqd: fewer
+        where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
+
+        Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
+        `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
+        """
+        if size is not None:
+            self._check_size(size, within_s)
+        return self._batches(timeout_s, size, within_s)
+
+    def _batches(
+        self, timeout_s: float | None, size: int | None, within_s: float
+    ) -> Iterator[Batch]:
+        self.start()
+        thread = threading.get_ident()
+        who = object()  # not the thread, which may do this twice
+        if size is not None:
+            self.gather(who, size)
+        try:
+            while True:
+                if size is None:
+                    batch = self.next_batch(timeout_s)
+                else:
+                    batch = self._next_gathered(timeout_s, size, within_s)
+                if batch is None:
+                    return
+                self._handled[thread] = batch
+                if batch:
+                    yield batch
+        finally:
+            self._handled.pop(thread, None)
+            if size is not None:
+                self.gather(who, 0)
+
+    def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
+        gathering = Gathering(self, size, within_s, timeout_s)
+        while gathering.add(self._take(gathering.wait_s, gathering.room, several=True)):
+            pass
+        return Gathered(gathering.parts) if gathering.parts else None
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over messages until the consumer stops. Each must be answered.
+
+        Threads that iterate at the same time share the messages: each takes about as many at a
+        time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
+        """
+        thread, now, io = threading.get_ident(), time.monotonic, self._io
+        self.backlog.takers.add(thread)
+        self.start()
+        most = 1
+        try:
+            while (batches := self._take(most=most, several=True)) is not None:
+                messages = batches[0] if len(batches) == 1 else list(chain(*batches))
+                self._handled[thread] = messages
+                reached = 0
+                began_at = now()
+                until = began_at + 2 * SHARE_S
+                count = len(messages)
+                io.has_more_in_hand = count > 1
+                try:
+                    for message in messages:
+                        if not self._drains or (now() > until and reached):
+                            break
+                        reached += 1
+                        if reached == count:
+                            io.has_more_in_hand = False
+                        if not message.is_answered:
+                            yield message
+                except GeneratorExit:
+                    for batch in batches_after(batches, reached):
+                        give_back(batch)
+                    raise
+                if reached < count:
+                    self._put_back(batches_after(batches, reached))
+                took_s = now() - began_at
+                most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
+        finally:
+            io.has_more_in_hand = False
+            self._handled.pop(thread, None)
+            self.backlog.takers.discard(thread)
+
+    def run(
+        self,
+        handler: Callable[[Message], object],
+        *,
+        workers: int = 1,
+        signals: bool | None = None,
+        auto_answer: bool = True,
+        auto_touch: bool = False,
+        on_handled: OnHandled | None = None,
+    ) -> None:
+        """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
+
+        A message that the handler has not answered itself is finished when it returns, requeued
+        with backoff when it returns False or raises (the exception is logged), and requeued without
+        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
+        handler returns is answered later, by the program. With ``auto_touch`` messages are touched
+        while their handler runs. ``on_handled`` is for metrics.
+
+        On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
+        is handled, and `run` returns when nsqd has the answers. The second requeues what handlers
+        hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
+        itself is left to it, unless ``signals`` is True; with False both are.
+
+        Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
+        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
+        finished for it then.
+        """
+        check_is_sync(handler)
+        check_count("workers", workers)
+        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
+        with self._stop_signals(signals) as stop_signals:
+            self.start()
+            if auto_touch:
+                self._io.delivery.on_tick = handling.touch
+            threads = [
+                threading.Thread(
+                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
+                )
+                for n in range(workers - 1)
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                self._work(handling)
+            except BaseException:
+                self.begin_stop()  # or the other threads would go on
+                raise
+            finally:
+                for thread in threads:
+                    if not stop_signals.ends_now:
+                        thread.join()
+            if stop_signals:
+                self.wait_for_end()
+        if handling.misuse is not None:
+            raise handling.misuse
+
+    def _work(self, handling: Handling) -> None:
+        for message in self:
+            handling.handle(message)
+            if handling.misuse is not None:
+                self.begin_stop()
+                return
 
 
 # -- the process ----------------------------------------------------------------------------------
 
-_started: weakref.WeakSet[Consumer] = weakref.WeakSet()
+_started: weakref.WeakSet[CommonConsumer] = weakref.WeakSet()
 
 
 def _stop_all() -> None:

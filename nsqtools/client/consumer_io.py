@@ -40,7 +40,7 @@ from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import PROBE_S, Backoff, ReadyControl, Resume, Wait, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -129,24 +129,18 @@ class Subscription:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         command = commands.requeue(message_id, delay_ms)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
-        self._note()
+        self._queue(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
 
     def requeue_late(self, message_id: bytes) -> None:
         """A handler requeues a delivery that a newer one has superseded: nothing is sent."""
-        self._answers.append(QueuedAnswer(message_id, b"", is_late=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, b"", is_late=True))
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(QueuedAnswer(message_id, commands.touch(message_id)))
-        self._note()
-        self._user.loop.drive(0)  # by a handler that is inline, whose return may be far
+        self._queue(QueuedAnswer(message_id, commands.touch(message_id)))
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
-        command = commands.finish(message_id)
-        self._answers.append(QueuedAnswer(message_id, command, is_final=True))
-        self._note()
+        self._queue(QueuedAnswer(message_id, commands.finish(message_id), is_final=True))
 
     def give_back(self, ids: list[bytes], in_time: bool) -> None:
         """Return messages to nsqd that no handler has got.
@@ -155,7 +149,10 @@ class Subscription:
         """
         for message_id in ids:
             command = commands.requeue(message_id, 0) if in_time else b""
-            self._answers.append(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+            self._queue(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
+
+    def _queue(self, answer: QueuedAnswer) -> None:
+        self._answers.append(answer)
         self._note()
 
     def _note(self) -> None:
@@ -373,7 +370,6 @@ class ConsumerIO:
         self._discoveries = {name: each for name, each in topics.items() if each is not None}
         self._expected = set(self._discoveries)  # topics whose first lookup has not ended
         self._is_quiet = False
-        self._backoff_timer: Timer | None = None
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
@@ -400,15 +396,11 @@ class ConsumerIO:
             full_jitter=options.backoff_strategy == "full_jitter",
         )
 
-    def start(self, *, quietly: bool = False, inline: bool = False) -> None:
-        """Begin, from any thread. ``quietly``: the caller reports first errors. ``inline``: on a
-        loop that the caller drives."""
+    def start(self, *, quietly: bool = False) -> None:
+        """Begin, from any thread. ``quietly``: the caller reports first errors."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
-        if inline:
-            self.loop.start_own()
-        else:
-            self.loop.start()
+        self.loop.start()
 
     def _begin(self) -> None:
         for dialer in self._dialers.values():
@@ -439,18 +431,15 @@ class ConsumerIO:
         self._settle()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
-        reply, options, now = connection.reply, self._options, self.loop.now()
+        reply, options = connection.reply, self._options
         subscription = Subscription(self, topic, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
         # first: who sees the subscription and forks relies on its socket being registered
-        connection.attach(self.loop, subscription, self.loop.buffer)
+        connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
-        resend = options.rdy_resend == "always" or (
-            options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
-        )
-        self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
+        self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
@@ -503,7 +492,7 @@ class ConsumerIO:
             self._has_received = True
             self.delivery.passed(now)
         if self.rdy.received(subscription, len(batch), now) and not replaced:
-            self.delivery.fully_used()
+            self.delivery.in_flight_limit.is_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
@@ -520,7 +509,7 @@ class ConsumerIO:
             if answer.is_unseen:
                 self.delivery.do_not_count(subscription, [answer.message_id])
             elif answer.is_final:
-                self.delivery.answered(1)
+                self.delivery.in_flight_limit.answered(1)
             if answer.is_late or answer.failure is not None:
                 self.delivery.tried(subscription, answer.message_id, late=answer.is_late)
             if answer.failure is not None:
@@ -564,22 +553,24 @@ class ConsumerIO:
             and not self.delivery.gather_more()
         )
 
-    def _apply(self, action: Wait | Resume | None) -> None:
-        if action is None or self._stopping:
+    def _apply(self, delay_s: float | None) -> None:
+        if delay_s is None or self._stopping:
             return
-        if isinstance(action, Resume):
+        if self.backoff.mode is BackoffMode.NORMAL:
             log.info("backoff is over")
             self.rdy.resume(self.loop.now())
             return
-        log.warning("backing off for %.2f s (level %d)", action.delay_s, self.backoff.level)
+        log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
         self.rdy.hold(self.loop.now())
-        self._backoff_timer = self.loop.call_later(action.delay_s, self._test)
+        self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
+        if self._stopping:
+            return
         if self.rdy.test(self.loop.now()):
             self.backoff.expire()
         else:
-            self._backoff_timer = self.loop.call_later(BACKOFF_RETRY_S, self._test)
+            self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
     # -- every turn, and by the clock -----------------------------------------------------------
 
@@ -597,7 +588,7 @@ class ConsumerIO:
                 collected.append(subscription)
         if collected:
             if finished:
-                self.delivery.answered(finished)
+                self.delivery.in_flight_limit.answered(finished)
             self.delivery.adapt()
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
@@ -643,8 +634,6 @@ class ConsumerIO:
         now = self.loop.now()
         self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
         self._leave_others()
-        if self._backoff_timer is not None:
-            self._backoff_timer.cancel()
         self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
@@ -697,9 +686,9 @@ class ConsumerIO:
         if not self.subscriptions:
             self.loop.stop()
         elif (at := stopping.next_change(now)) is not None:
-            if self._stop_timer is not None:
-                self._stop_timer.cancel()
-            self._stop_timer = self.loop.call_later(at - now, self.loop.wake)
+            self._stop_timer = self.loop.call_later(
+                at - now, self.loop.wake, instead_of=self._stop_timer
+            )
 
     def _announce_stop(self) -> None:
         if not self._is_announced:

@@ -7,19 +7,16 @@ error costs no connection; it is logged and the next round tries again.
 Rounds are ``lookupd_poll_interval`` plus a random share of it apart, drawn for each round, so that
 a fleet of clients spreads out. A lost connection asks for an earlier round.
 
-Requests run on the threads of `connecting`. What polls with the same options shares one HTTP client
-for each nsqlookupd, or a thousand topics would keep a thousand connections to it.
+Requests run on the threads of `connecting`, each on a connection of its own: kept ones would be a
+thousand where a thousand topics are polled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsqtools.client.connecting import run_in_background
@@ -95,8 +92,6 @@ class Discovery:
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._round is not None and self._round.timer is not None:
-            self._round.timer.cancel()
 
     def ask_soon(self) -> None:
         """Bring the next round forward: a connection was lost."""
@@ -111,10 +106,10 @@ class Discovery:
         return self._options.lookupd_poll_interval_s * (1 + jitter)
 
     def _set_next(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self._next_at = at
-        self._timer = self._loop.call_later(at - self._loop.now(), self._begin_round)
+        self._timer = self._loop.call_later(
+            at - self._loop.now(), self._begin_round, instead_of=self._timer
+        )
 
     def _begin_round(self) -> None:
         self._set_next(self._loop.now() + self.next_delay_s())
@@ -139,8 +134,7 @@ class Discovery:
         self._loop.call_soon(functools.partial(self._begun, round_))
         answer: Lookup | NsqError
         try:
-            access = _renewed(self._access, self._options)
-            with _shared_client(access, self._options, url) as client:
+            with _renewed(self._access, self._options).nsqlookupd(url) as client:
                 topic = self._topic
                 answer = client.lookup(topic) if topic is not None else _registered(client)
         except NsqError as exc:
@@ -155,9 +149,10 @@ class Discovery:
 
     def _begun(self, round_: _Round) -> None:
         """The time of a round is counted from here: it may have waited for a thread."""
-        if round_.timer is None and not self._is_stopped:
+        if not round_.has_begun and not self._is_stopped:
+            round_.has_begun = True
             limit_s = self._options.lookupd_poll_timeout_s + MARGIN_S
-            round_.timer = self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
+            self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
 
     def _answered(self, url: str, round_: _Round, answer: Lookup | NsqError) -> None:
         self._asked.discard(url)
@@ -176,6 +171,8 @@ class Discovery:
             self._end_round(round_)
 
     def _give_up(self, round_: _Round) -> None:
+        if round_ is not self._round or self._is_stopped:
+            return
         late = DeadlineExceeded(
             f"{round_.missing} of {len(self._urls)} nsqlookupd did not answer in time"
         )
@@ -185,8 +182,6 @@ class Discovery:
 
     def _end_round(self, round_: _Round) -> None:
         self._round = None
-        if round_.timer is not None:
-            round_.timer.cancel()
         self._on_round(round_.found, [] if round_.has_answer else round_.errors)
 
     def _note_unknown(self, url: str, is_known: bool) -> None:
@@ -220,8 +215,8 @@ class _Round:
     missing: int
     found: set[Address] = field(default_factory=set)
     errors: list[NsqError] = field(default_factory=list)
+    has_begun: bool = False
     has_answer: bool = False
-    timer: Timer | None = None
 
 
 def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
@@ -231,38 +226,3 @@ def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
         tls=access.tls and client_tls(options).get(),
         bearer=access.bearer and current_secret(options),
     )
-
-
-# -- clients that are shared while they are in use ------------------------------------------------
-
-_clients: dict[tuple[str, ClientOptions], tuple[NsqlookupdHTTPClient, int]] = {}
-_clients_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _shared_client(
-    access: HTTPAccess, options: ClientOptions, url: str
-) -> Iterator[NsqlookupdHTTPClient]:
-    key = url, options
-    with _clients_lock:
-        client, users = _clients.get(key) or (access.nsqlookupd(url), 0)
-        _clients[key] = client, users + 1
-    try:
-        yield client
-    finally:
-        with _clients_lock:
-            client, users = _clients.pop(key)
-            if users > 1:
-                _clients[key] = client, users - 1
-        if users == 1:
-            client.close()
-
-
-def _forget_clients() -> None:
-    """In a forked child: the connections are the parent's."""
-    global _clients_lock
-    _clients.clear()
-    _clients_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_clients)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType, FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from nsqtools.client.message import Answered, Message
 from nsqtools.client.options import check_times
@@ -23,8 +23,6 @@ from nsqtools.errors import ConfigurationError
 log = logging.getLogger("nsqtools")
 
 TOUCH_SHARE = 0.5  # of msg_timeout
-ABORT_S = 2.0  # for nsqd to get back what handlers hold, at the second signal
-
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -165,52 +163,31 @@ def check_count(name: str, count: int) -> None:
         raise ConfigurationError(f"{name} must be a whole number >= 1, not {count!r}")
 
 
-class Stoppable(Protocol):
-    def begin_stop(self, *, drain: bool = False) -> None: ...
-    def abort(self) -> None: ...
-    def wait_for_end(self, timeout_s: float | None = None) -> bool: ...
-
-
 class StopSignals:
-    """Within the block: drain on the first SIGTERM or SIGINT, end at once on the second.
+    """Within the block: ``stop`` on the first SIGTERM or SIGINT, ``end`` on the second.
 
     ``wanted`` None: those that the program does not handle itself, and none outside the main
     thread, which alone gets signals. Raises `ConfigurationError` there for True.
-
-    ``defer`` makes a call when that may raise: where this thread also does what would be left
-    undone, what the program's own handlers of these signals do waits for that as well.
     """
 
     def __init__(
-        self,
-        consumer: Stoppable,
-        wanted: bool | None,
-        defer: Callable[[Callable[[], object]], object] | None = None,
+        self, wanted: bool | None, *, stop: Callable[[], object], end: Callable[[], object]
     ) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         if wanted and not is_main:
             raise ConfigurationError("signals=True works on the main thread only")
-        self._consumer = consumer
+        self._begin_stop, self._end = stop, end
         self._numbers = [
             number
             for number in (signal.SIGTERM, signal.SIGINT)
             if wanted or (wanted is None and is_main and _is_unhandled(number))
         ]
-        handlers: dict[int, _SignalHandler] = dict.fromkeys(self._numbers, self._stop)
-        if defer is not None and is_main:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                handler = handlers.get(number, signal.getsignal(number))
-                if callable(handler):
-                    handlers[number] = partial(_call_later, defer, handler)
-        self._handlers = handlers
         self._before: dict[int, _SignalHandler] = {}
         self._is_first = True
         self.ends_now = False
 
     def __enter__(self) -> Self:
-        self._before = {
-            number: signal.signal(number, each) for number, each in self._handlers.items()
-        }
+        self._before = {number: signal.signal(number, self._stop) for number in self._numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,23 +201,13 @@ class StopSignals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._is_first:
             self._is_first = False
-            self._consumer.begin_stop(drain=True)
+            self._begin_stop()
             return
         for each in self._numbers:  # a third one ends a program that catches even what is raised
             signal.signal(each, signal.SIG_DFL)
         self.ends_now = True
-        self._consumer.abort()
-        self._consumer.wait_for_end(ABORT_S)
+        self._end()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _call_later(
-    defer: Callable[[Callable[[], object]], object],
-    handler: Callable[[int, FrameType | None], object],
-    number: int,
-    frame: FrameType | None,
-) -> None:
-    defer(partial(handler, number, frame))
 
 
 def _is_unhandled(number: signal.Signals) -> bool:

@@ -10,10 +10,6 @@ A turn costs what there is to do in it: only members to which something happened
 periodic work of all members falls into the same turn (`LoopMember.call_each`). A member that fails
 ends alone.
 
-A consumer may have a loop of its own, without a thread (`LoopMember.start_own`): the thread of
-its handler drives it, turn by turn, and a turn is small, so that nsqd and handler work at the same
-time.
-
 A fork leaves the child without the thread: it closes its copies of the descriptors, and its first
 member starts a loop of its own.
 
@@ -32,7 +28,6 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,7 +37,6 @@ from nsqtools.transport.stream import READ_SIZE
 log = logging.getLogger("nsqtools")
 
 MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
-SLICE = 16  # connections that a turn reads at most, where handlers run between turns
 
 
 class Watched(Protocol):
@@ -104,31 +98,6 @@ class LoopMember:
         self._thread = _join(self)
         self.wake()
 
-    def start_own(self) -> None:
-        """Be alone on a loop that this thread drives: with `drive`, until `leave`."""
-        self._thread = thread = IOThread(is_driven=True)
-        _driven.add(thread)
-        thread.admit(self)
-        self.wake()
-
-    def drive(self, longest_s: float) -> bool:
-        """Take a turn of the loop that this thread drives; sleep ``longest_s`` in it at most.
-        Return whether there is such a loop, and this is not in the midst of one of its turns."""
-        return self._thread is not None and self._thread.drive(longest_s)
-
-    def between_turns(self, call: Callable[[], object]) -> None:
-        """Make a call that may raise, for a signal: now, or after the turn that it came in."""
-        if self._thread is None or not self._thread.is_turning:
-            call()
-        else:
-            self._thread.between_turns.append(call)
-            self.wake()
-
-    def leave(self) -> None:
-        """Drive the loop no longer: from here on it is a thread."""
-        if self._thread is not None:
-            self._thread.leave()
-
     def call_soon(self, call: Callable[[], object]) -> None:
         """Have a call made on the I/O thread, in the order of these requests.
 
@@ -169,8 +138,12 @@ class LoopMember:
         """End after this turn."""
         self.is_leaving = True
 
-    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
-        """Have a call made after a delay."""
+    def call_later(
+        self, delay_s: float, call: Callable[[], object], *, instead_of: Timer | None = None
+    ) -> Timer:
+        """Have a call made after a delay, and that of another timer not."""
+        if instead_of is not None:
+            instead_of.cancel()
         return self._own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
     def call_each(self, interval_s: float, call: Callable[[], object]) -> Timer:
@@ -264,14 +237,9 @@ class LoopMember:
 class IOThread:
     """Serves members until there are none. What is public is for `LoopMember`."""
 
-    def __init__(self, *, is_driven: bool = False) -> None:
+    def __init__(self) -> None:
         self.bytes_since = 0.0
         self.buffer = memoryview(bytearray(READ_SIZE))
-        self.is_turning = False  # where it is driven
-        self.between_turns: collections.deque[Callable[[], object]] = collections.deque()
-        self._slice = SLICE if is_driven else sys.maxsize
-        self._unread: list[tuple[selectors.SelectorKey, int]] = []  # by earlier turns
-        self._driver = threading.get_ident() if is_driven else 0
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # in this turn
@@ -306,15 +274,6 @@ class IOThread:
             self._close()
             raise
 
-    def leave(self) -> None:
-        """Go on as a thread."""
-        self._driver = 0
-        if not self._is_over:
-            try:
-                self._thread.start()
-            except RuntimeError:  # the interpreter ends, and its members are stopping
-                self._run()
-
     def admit(self, member: LoopMember) -> bool:
         """Serve a member; return False when the thread is ending."""
         with self._joining:
@@ -337,8 +296,6 @@ class IOThread:
 
     @property
     def is_own_thread(self) -> bool:
-        if self._driver:
-            return threading.get_ident() == self._driver
         return threading.current_thread() is self._thread
 
     def close_copies(self) -> None:
@@ -374,37 +331,17 @@ class IOThread:
     def _run(self) -> None:
         try:
             while not self._is_over:
-                self._turn(None)
+                self._turn()
                 if self._ended:
                     self._release_ended()
         except BaseException as exc:
             # a defect of the loop itself: whatever a member does wrong ends that member
             log.exception("the I/O thread failed")
-            self._end_all(exc)
-
-    def drive(self, longest_s: float) -> bool:
-        if self.is_turning or self._is_over or threading.get_ident() != self._driver:
-            return False
-        self.is_turning = True
-        try:
-            self._turn(longest_s)
-            if self._ended:
-                self._release_ended()
-        except BaseException as exc:  # also what a signal raised, in the midst of something
-            self._end_all(exc)
-            raise
-        finally:
-            self.is_turning = False
-        while self.between_turns:
-            self.between_turns.popleft()()
-        return True
-
-    def _end_all(self, failure: BaseException) -> None:
-        with self._joining:
-            self._is_over = True
-        for member in list(self._members):
-            self._end_failed(member, failure)
-        self._release_ended()
+            with self._joining:
+                self._is_over = True
+            for member in list(self._members):
+                self._fail(member, exc)
+            self._release_ended()
 
     def _release_ended(self) -> None:
         """Release threads that wait for a member; if it was the last, close everything before."""
@@ -416,13 +353,11 @@ class IOThread:
         for member in ended:
             member.release()
 
-    def _turn(self, longest_s: float | None) -> None:
-        if not self._unread:
-            self._asleep = True
-            self._unread = self.selector.select(self._sleep_s(longest_s))
-            self._asleep = False  # what comes from here on is due before the work is looked at
-            self._note_poll(any(key.data is not None for key, _ in self._unread))
-        ready, self._unread = self._unread[: self._slice], self._unread[self._slice :]
+    def _turn(self) -> None:
+        self._asleep = True
+        ready = self.selector.select(self._sleep_s())
+        self._asleep = False  # what comes from here on is due before the work is looked at
+        self._note_poll(any(key.data is not None for key, _ in ready))
         for key, events in ready:
             if key.data is None:
                 self._drain_wake_ups()
@@ -486,11 +421,6 @@ class IOThread:
                 self._fail(member, exc)
 
     def _fail(self, member: LoopMember, failure: BaseException) -> None:
-        if self.is_turning and not isinstance(failure, Exception):
-            raise failure  # an interrupt of the thread that drives
-        self._end_failed(member, failure)
-
-    def _end_failed(self, member: LoopMember, failure: BaseException) -> None:
         if not member.has_ended:
             log.error("%s: the I/O thread failed", member.name, exc_info=failure)
             member.failure = failure
@@ -540,14 +470,12 @@ class IOThread:
                     self._fail(member, exc)
                 self._make_due(member)
 
-    def _sleep_s(self, longest_s: float | None) -> float | None:
+    def _sleep_s(self) -> float | None:
         # looked at after _asleep was set: who woke us before is seen here, who comes later sends
         if self._is_woken or self._catches_up or self._due:
             return 0
         # a sleep that is as long as a pause would look like one
-        if self._pause_after_s is not None:
-            half_s = self._pause_after_s / 2
-            longest_s = half_s if longest_s is None else min(longest_s, half_s)
+        longest_s = None if self._pause_after_s is None else self._pause_after_s / 2
         if not self._timers:
             return longest_s
         until_timer_s = max(0.0, self._timers[0][0] - time.monotonic())
@@ -585,7 +513,6 @@ def next_multiple(now: float, interval_s: float) -> float:
 # -- the process ----------------------------------------------------------------------------------
 
 _shared: IOThread | None = None
-_driven: weakref.WeakSet[IOThread] = weakref.WeakSet()
 _sharing = threading.Lock()
 
 
@@ -605,10 +532,8 @@ def _leave_to_parent() -> None:
     """In a forked child, whose copy of the lock may be held by a thread that it does not have."""
     global _shared, _sharing
     thread, _shared, _sharing = _shared, None, threading.Lock()
-    for each in (thread, *_driven):
-        if each is not None:
-            each.close_copies()
-    _driven.clear()
+    if thread is not None:
+        thread.close_copies()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

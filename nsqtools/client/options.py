@@ -1,6 +1,6 @@
 """ClientOptions: everything that can be set on a client, in one frozen dataclass.
 
-The metadata of each field holds go-nsq's name for the option, its bounds and a line of help. The
+The metadata of each field holds its kind, its bounds and a line of help. The
 ``--consumer-opt`` and ``--producer-opt`` flags, ``nsq config show`` and the documents are made from
 it, so an option exists everywhere as soon as it is here. The names and bounds are go-nsq's
 (config.go) where go-nsq has the option; times are seconds here and durations as text.
@@ -31,19 +31,18 @@ Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
 def _option(
     default: Any,
-    kind: Kind,
     help: str,
-    *,
-    name: str = "",
     low: float | None = None,
     high: float | None = None,
+    *,
     choices: tuple[str, ...] = (),
+    kind: Kind | None = None,
     secret: bool = False,
 ) -> Any:
-    """Declare one option. ``name`` is go-nsq's, when it differs from the field's."""
+    """Declare one option; its default tells its ``kind``, and a float is a duration unless said."""
+    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "duration", str: "text"}
     metadata = {
-        "name": name,
-        "kind": kind,
+        "kind": "choice" if choices else kind or kinds[type(default)],
         "help": help,
         "low": low,
         "high": high,
@@ -51,12 +50,6 @@ def _option(
         "secret": secret,
     }
     return field(default=default, metadata=metadata, repr=not secret)
-
-
-def _duration(
-    default_s: float, help: str, low_s: float | None = 0, high_s: float | None = None
-) -> Any:
-    return _option(default_s, "duration", help, low=low_s, high=high_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,189 +65,168 @@ class ClientOptions:
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
 
     # connecting
-    dial_timeout_s: float = _duration(5.0, "time to connect, name resolution included", 0.001)
-    read_timeout_s: float = _duration(
+    dial_timeout_s: float = _option(5.0, "time to connect, name resolution included", 0.001)
+    read_timeout_s: float = _option(
         60.0, "give up a connection that was silent for this long", 0.1, 300
     )
-    write_timeout_s: float = _duration(
+    write_timeout_s: float = _option(
         10.0, "give up a connection whose writes made no progress for this long", 0.1, 300
     )
-    local_addr: str = _option("", "text", "local host:port to connect from")
-    reconnect_base_s: float = _duration(
+    local_addr: str = _option("", "local host:port to connect from")
+    reconnect_base_s: float = _option(
         8.0,
         "first delay before an nsqd given by address is tried again; doubles",
         0.01,
         MAX_DELAY_S,
     )
-    reconnect_max_s: float = _duration(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
+    reconnect_max_s: float = _option(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
 
     # discovery
-    lookupd_poll_interval_s: float = _duration(60.0, "time between lookups", 0.01, 300)
+    lookupd_poll_interval_s: float = _option(60.0, "time between lookups", 0.01, 300)
     lookupd_poll_jitter: float = _option(
-        0.3, "float", "share of the interval added at random to each delay", low=0, high=1
+        0.3, "share of the interval added at random to each delay", 0, 1, kind="float"
     )
-    lookupd_poll_timeout_s: float = _duration(
+    lookupd_poll_timeout_s: float = _option(
         5.0, "time for a daemon to answer over HTTP, connecting included", 0.01
     )
     allow_announced: str = _option(
         "",
-        "text",
         "addresses that nsqlookupd may announce, as patterns of HOST:PORT separated by blanks"
         " (*.internal:4150); nsqd elsewhere are left out (default: all are believed)",
     )
     lookupd_authorization: bool = _option(
         False,
-        "bool",
         "send the auth secret to nsqlookupd as a bearer token"
         " (go-nsq's skip_lookupd_authorization=true means the same)",
     )
 
     # identity
-    client_id: str = _option("", "text", "name of this client (default: the short host name)")
-    hostname: str = _option("", "text", "host name to report (default: this machine's)")
-    user_agent: str = _option(f"nsqtools/{__version__}", "text", "program to report")
-    topology_region: str = _option("", "text", "region to report")
-    topology_zone: str = _option("", "text", "zone to report")
+    client_id: str = _option("", "name of this client (default: the short host name)")
+    hostname: str = _option("", "host name to report (default: this machine's)")
+    user_agent: str = _option(f"nsqtools/{__version__}", "program to report")
+    topology_region: str = _option("", "region to report")
+    topology_zone: str = _option("", "zone to report")
 
     # negotiated with nsqd
-    heartbeat_interval_s: float = _duration(
+    heartbeat_interval_s: float = _option(
         30.0, "time between heartbeats, 1s to 60s; -1s disables them (producers only)", -1, 60
     )
-    sample_rate: int = _option(
-        0, "int", "percent of messages to receive; nsqd discards the rest", low=0, high=99
-    )
+    sample_rate: int = _option(0, "percent of messages to receive; nsqd discards the rest", 0, 99)
     output_buffer_size: int = _option(
-        16384, "int", "bytes that nsqd buffers, 64 to 65536; -1 disables", low=-1, high=65536
+        16384, "bytes that nsqd buffers, 64 to 65536; -1 disables", -1, 65536
     )
-    output_buffer_timeout_s: float = _duration(
+    output_buffer_timeout_s: float = _option(
         0.25, "longest time nsqd holds a message in its buffer, 25ms to 30s; -1s disables", -1, 30
     )
-    msg_timeout_s: float = _duration(
+    msg_timeout_s: float = _option(
         0.0, "time to answer a message before it is delivered again (0: nsqd's default)", 0, 900
     )
-    tls_v1: bool = _option(False, "bool", "use TLS, and nothing else")
-    tls_root_ca_file: str = _option("", "text", "certificates to trust, PEM")
-    tls_cert: str = _option("", "text", "client certificate, PEM")
-    tls_key: str = _option("", "text", "key of the client certificate, PEM")
-    tls_insecure_skip_verify: bool = _option(False, "bool", "do not verify nsqd's certificate")
+    tls_v1: bool = _option(False, "use TLS, and nothing else")
+    tls_root_ca_file: str = _option("", "certificates to trust, PEM")
+    tls_cert: str = _option("", "client certificate, PEM")
+    tls_key: str = _option("", "key of the client certificate, PEM")
+    tls_insecure_skip_verify: bool = _option(False, "do not verify nsqd's certificate")
     tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = _option(
         "tls1.2",
-        "choice",
         "lowest TLS version; below tls1.2 only where the TLS library still can",
         choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     )
-    snappy: bool = _option(False, "bool", "compress with snappy")
-    deflate: bool = _option(False, "bool", "compress with deflate")
-    deflate_level: int = _option(6, "int", "deflate level", low=1, high=9)
+    snappy: bool = _option(False, "compress with snappy")
+    deflate: bool = _option(False, "compress with deflate")
+    deflate_level: int = _option(6, "deflate level", 1, 9)
     tls_pin_sha256: str = _option(
         "",
-        "text",
         "SHA-256 fingerprints of the server certificates to accept, in hexadecimal, separated by"
         " blanks; verified besides everything else",
     )
-    auth_secret: str = _option("", "text", "secret for an nsqd that requires AUTH", secret=True)
+    auth_secret: str = _option("", "secret for an nsqd that requires AUTH", secret=True)
     auth_secret_file: str = _option(
         "",
-        "text",
         "file with the secret, read again at each connection; auth_secret is used"
         " while it cannot be read",
     )
     auth_requires_tls: bool = _option(
-        False, "bool", "never send the auth secret over a connection without TLS"
+        False, "never send the auth secret over a connection without TLS"
     )
 
     # consuming
-    max_in_flight: int = _option(
-        200, "int", "most messages in flight at a time, all nsqd together", low=0
-    )
+    max_in_flight: int = _option(200, "most messages in flight at a time, all nsqd together", 0)
     max_in_flight_bytes: int = _option(
         64 << 20,
-        "int",
         "most bytes of messages in flight at a time, but for one message (0: no limit)",
-        low=0,
-        high=1 << 40,
+        0,
+        1 << 40,
     )
     max_attempts: int = _option(
         5,
-        "int",
         "deliveries after which a program gives up a message, if it says what becomes of it then"
         " (0: never); without effect in commands, which have --max-attempts",
-        low=0,
-        high=65535,
+        0,
+        65535,
     )
-    default_requeue_delay_s: float = _duration(
+    default_requeue_delay_s: float = _option(
         90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
     )
-    max_requeue_delay_s: float = _duration(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
+    max_requeue_delay_s: float = _option(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
     backoff_strategy: Literal["exponential", "full_jitter"] = _option(
-        "exponential", "choice", "how backoff grows", choices=("exponential", "full_jitter")
+        "exponential", "how backoff grows", choices=("exponential", "full_jitter")
     )
-    backoff_multiplier_s: float = _duration(1.0, "unit of backoff", 0, MAX_DELAY_S)
-    max_backoff_duration_s: float = _duration(
+    backoff_multiplier_s: float = _option(1.0, "unit of backoff", 0, MAX_DELAY_S)
+    max_backoff_duration_s: float = _option(
         120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S
     )
-    low_rdy_idle_timeout_s: float = _duration(
+    low_rdy_idle_timeout_s: float = _option(
         10.0,
         "take RDY from a connection idle for this long, or sooner, if there is too little for all",
         1,
         300,
     )
-    low_rdy_timeout_s: float = _duration(
+    low_rdy_timeout_s: float = _option(
         30.0, "take RDY from any connection after this time, if others wait", 1, 300
     )
-    rdy_redistribute_interval_s: float = _duration(5.0, "time between redistributions", 0.001, 5)
-    rdy_resend: Literal["auto", "always", "never"] = _option(
-        "always",
-        "choice",
-        "send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)",
-        choices=("auto", "always", "never"),
-    )
-    drain_timeout_s: float = _duration(25.0, "time for running handlers when stopping", 0)
+    rdy_redistribute_interval_s: float = _option(5.0, "time between redistributions", 0.001, 5)
+    drain_timeout_s: float = _option(25.0, "time for running handlers when stopping", 0)
 
     # budgets: what a hostile or broken peer may cost
     max_msg_size: int = _option(
         64 << 20,
-        "int",
         "largest message to accept, in bytes; a larger one ends the connection (0: no limit)",
-        low=0,
-        high=0x7FFFFFFF,
+        0,
+        0x7FFFFFFF,
     )
     max_inflated_read: int = _option(
         4 << 20,
-        "int",
         "bytes to which compressed data is expanded at a time; the rest waits its turn",
-        low=1 << 16,
-        high=0x7FFFFFFF,
+        1 << 16,
+        0x7FFFFFFF,
     )
     connect_threads: int = _option(
         8,
-        "int",
         "threads that connect and look up, shared by all clients of the process; the greatest"
         " number holds",
-        low=1,
-        high=1000,
+        1,
+        1000,
     )
     max_http_body: int = _option(
-        32 << 20, "int", "largest answer to accept over HTTP, in bytes", low=1 << 10, high=1 << 32
+        32 << 20, "largest answer to accept over HTTP, in bytes", 1 << 10, 1 << 32
     )
     max_discovered_nsqd: int = _option(
         1000,
-        "int",
         "most nsqd to believe that nsqlookupd announces; of more, some are drawn at random",
-        low=1,
-        high=1_000_000,
+        1,
+        1_000_000,
     )
 
     # publishing
     max_outstanding: int = _option(
-        64, "int", "publish commands that may wait for their answer", low=1, high=100_000
+        64, "publish commands that may wait for their answer", 1, 100_000
     )
-    publish_timeout_s: float = _duration(10.0, "time for a publish to be confirmed", 0.001)
+    publish_timeout_s: float = _option(10.0, "time for a publish to be confirmed", 0.001)
     publish_max_msg_size: int = _option(
-        1 << 20, "int", "largest message nsqd takes (its --max-msg-size)", low=1, high=0x7FFFFFFF
+        1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, 0x7FFFFFFF
     )
     publish_max_body_size: int = _option(
-        5 << 20, "int", "largest batch nsqd takes (its --max-body-size)", low=16, high=0x7FFFFFFF
+        5 << 20, "largest batch nsqd takes (its --max-body-size)", 16, 0x7FFFFFFF
     )
 
     def __post_init__(self) -> None:
@@ -313,8 +285,8 @@ class ClientOptions:
 
 def option_name(option: Any) -> str:
     """Return the name under which a field of `ClientOptions` is given: go-nsq's."""
-    name: str = option.metadata["name"]
-    return name or option.name.removesuffix("_s")
+    name: str = option.name
+    return name.removesuffix("_s")
 
 
 CLIENT_OPTIONS = {option_name(each): each for each in fields(ClientOptions) if each.metadata}
@@ -329,6 +301,8 @@ def read_option(name: str, text: str) -> tuple[str, Any]:
     wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
     if option := CLIENT_OPTIONS.get(wanted):
         return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+    if wanted == "rdy_resend":
+        raise ConfigurationError(f"there is no {name} any more", hint="RDY is always sent again.")
     near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
     meant = f"Did you mean {near[0]}? " if near else ""
     raise ConfigurationError(
@@ -357,28 +331,19 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
 _SWITCH = {"": True, "true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 
-_TYPES: dict[Kind, tuple[type, ...]] = {
-    "duration": (int, float),
-    "bool": (int,),
-    "int": (int,),
-    "float": (int, float),
-    "text": (str,),
-    "choice": (str,),
-}
-
-
 def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    choices, low, high = metadata["choices"], metadata["low"], metadata["high"]
-    if not isinstance(value, _TYPES[metadata["kind"]]):
+    kind, choices, low, high = (metadata[key] for key in ("kind", "choices", "low", "high"))
+    number = int if kind in ("bool", "int") else int | float
+    if not isinstance(value, str if kind in ("text", "choice") else number):
         raise ConfigurationError(
             f"client option {name} is not of type {type(value).__name__}",
-            hint=f"Its type is {metadata['kind'].replace('duration', 'float, seconds')}.",
+            hint=f"Its type is {kind.replace('duration', 'float, seconds')}.",
         )
     if choices and value not in choices:
         raise _out_of_bounds(name, "one of " + ", ".join(choices))
     # written so that a NaN is outside
     if not (low is None or value >= low) or not (high is None or value <= high):
-        show = format_duration if metadata["kind"] == "duration" else str
+        show = format_duration if kind == "duration" else str
         upper = "" if high is None else f" to {show(high)}"
         raise _out_of_bounds(name, f"{show(low)}{upper or ' or more'}")
 

@@ -37,7 +37,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Mode, PendingPublication, Publication
+from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -46,7 +46,7 @@ from nsqtools.errors import (
     PublishNotSent,
     PublishUnknown,
 )
-from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
+from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
 from nsqtools.protocol.names import check_topic, one_or_several, parse_address
 
 if TYPE_CHECKING:
@@ -80,39 +80,8 @@ def _check_topic(topic: str) -> str:
         raise PublishInvalid(str(exc), hint=exc.hint) from None
 
 
-class Producer:
-    """Publishes to one or several nsqd. Connections are made when needed and again when lost.
-
-    With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
-    first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
-    certainly did not take goes to another. One that hangs gets nothing new while another works.
-
-    With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
-    found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
-    Whom the client believes and follows is set by the same options (``allow_announced``,
-    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. One that is
-    listed no longer is the last resort for five minutes: nsqlookupd may have restarted. A failover
-    producer uses the first of a random order, so that many of them spread out.
-
-    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
-    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
-    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
-    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
-
-    As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
-    publish_timeout at most; a failure that was not looked at is logged then.
-
-    ``linger_s`` joins single messages that are published at the same time, on several threads or
-    with `submit`, into one MPUB, which is several times faster. A message waits only while an
-    earlier one is unanswered, and for ``linger_s`` seconds at most. Publishes of a topic are
-    confirmed in order; with retries, with several nsqd and after a rejection they may be stored in
-    another.
-
-    ``on_published`` is called with every publication that has settled, well or not, for metrics; on
-    the I/O thread, so it must not block.
-
-    Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
-    """
+class CommonProducer:
+    """What producers for threads and for asyncio have in common: all but waiting."""
 
     def __init__(
         self,
@@ -180,12 +149,7 @@ class Producer:
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
 
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything submitted so far has settled; return whether it has in time.
-
-        Whether it was published, each `Publication` knows.
-        """
-        self._refuse_own_thread()
+    def _flush(self, timeout_s: float | None) -> bool:
         self._io.loop.call_soon(self._io.flush)
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         with self._room:
@@ -195,15 +159,7 @@ class Producer:
                     return False
         return True
 
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Wait for what is outstanding, then close; return whether that was done in time.
-
-        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that
-        were not looked at are logged.
-        """
-        return self._stop(timeout_s, f"{self.nsqd}: the producer was stopped with ")
-
-    def _stop(self, timeout_s: float | None, when: str) -> bool:
+    def _stop(self, timeout_s: float | None, when: str = "") -> bool:
         with self._room:
             self._is_stopped = True
             self._room.notify_all()
@@ -215,20 +171,13 @@ class Producer:
         if not is_in_time:
             self._io.loop.call_soon(self._io.abort)
             self._io.loop.join()
-        self._io.failures.log(when)
+        self._io.failures.log(when or f"{self.nsqd}: the producer was stopped with ")
         return is_in_time
 
     @property
     def patience_s(self) -> float:
         """How long a publish may take to settle: what leaving a ``with`` waits for."""
         return self._policy.retry_timeout_s + self.options.publish_timeout_s
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop(self.patience_s)
 
     def _stop_at_exit(self, until: float) -> None:
         self._stop(max(0.0, until - time.monotonic()), "the program ended with ")
@@ -244,6 +193,187 @@ class Producer:
                 publication.settle(
                     PublishUnknown("the process that this one was forked from has it")
                 )
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        topic: str,
+        bodies: Sequence[ReadableBuffer],
+        defer_s: float | None,
+        timeout_s: float | None,
+        on_settled: Callable[[Publication], None] | None = None,
+        splits: bool = False,
+    ) -> Publication:
+        whole = whole_bodies(bodies)
+        lengths = list(map(len, whole))
+        check_bodies(lengths, defer_s, self.options)
+        size = sum(lengths)
+        publication = PendingPublication(
+            _check_topic(topic),
+            whole,
+            size,
+            time.monotonic(),
+            defer_s,
+            timeout_s,
+            on_settled,
+            splits,
+        )
+        if not self._is_started:
+            self.start()
+        self._wait_for_room(publication)
+        self._io.submit(publication)
+        return publication
+
+    def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
+        """Group bodies into MPUBs that stay within publish_max_body_size."""
+        return in_groups(whole_bodies(bodies), len, self.options.publish_max_body_size)
+
+    def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
+        """Group bodies as `split`, all of them checked. Raises `PublishInvalid`."""
+        parts = list(self.split(bodies))
+        if len(parts) > 1:  # else `submit` does it
+            for part in parts:
+                check_bodies(list(map(len, part)), None, self.options)
+        return parts
+
+    @property
+    def retried(self) -> int:
+        """Messages that were sent again so far."""
+        return self._io.retried
+
+    @property
+    def repeated(self) -> int:
+        """Messages that were sent again although nsqd may have had them."""
+        return self._io.repeated
+
+    def end_retries(self) -> None:
+        """Try nothing again from now on: what fails settles."""
+        self._io.loop.call_soon(self._io.end_retries)
+
+    def health(self) -> ProducerHealth:
+        """How the producer is now: for a probe, or for metrics."""
+        with self._lock:
+            oldest = next(iter(self._unsettled), None)
+            return ProducerHealth(
+                [str(link.address) for link in self._io.links if link.connection is not None],
+                len(self._unsettled),
+                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
+            )
+
+    # -- the window -----------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether `submit` does not block."""
+        with self._lock:
+            return self._has_room()
+
+    def _wait_for_room(self, publication: PendingPublication) -> None:
+        with self._lock:  # once for each publish: the lock costs less than its condition
+            if not self._has_room():
+                timeout_s = self.options.publish_timeout_s
+                if publication.timeout_s is not None:
+                    timeout_s = publication.timeout_s
+                if self._io.loop.is_own_thread:  # no other thread makes room
+                    timeout_s = 0
+                if not self._room.wait_for(self._has_room, timeout_s):
+                    raise PublishNotSent(
+                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s"
+                    ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
+            if self._is_stopped:
+                raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
+            self._unsettled[publication] = None
+            self._unsettled_bytes += publication.size
+
+    def _has_room(self, besides: int = 0) -> bool:
+        return self._is_stopped or (
+            len(self._unsettled) + besides < self.options.max_outstanding
+            and self._unsettled_bytes < WINDOW_BYTES
+        )
+
+    def _leave_window(self, publication: PendingPublication) -> bool:
+        was_in = self._unsettled.pop(publication, self) is None
+        if was_in:
+            self._unsettled_bytes -= publication.size
+        return was_in
+
+    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
+        """Make room for others: these wait for an nsqd that may hang."""
+        with self._room:
+            self._aside.update((each, None) for each in publications if self._leave_window(each))
+            self._room.notify_all()
+
+    def _on_settled(self, settled: list[PendingPublication]) -> None:
+        with self._room:
+            for publication in settled:
+                self._leave_window(publication)
+                self._aside.pop(publication, None)
+            self._room.notify_all()
+        if self.on_published is not None:
+            for publication in settled:
+                try:
+                    self.on_published(publication)
+                except Exception:
+                    log.exception("on_published failed")
+
+
+class Producer(CommonProducer):
+    """Publishes to one or several nsqd. Connections are made when needed and again when lost.
+
+    With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
+    first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
+    certainly did not take goes to another. One that hangs gets nothing new while another works.
+
+    With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
+    found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
+    Whom the client believes and follows is set by the same options (``allow_announced``,
+    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. One that is
+    listed no longer is the last resort for five minutes: nsqlookupd may have restarted. A failover
+    producer uses the first of a random order, so that many of them spread out.
+
+    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
+    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
+    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
+    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
+
+    As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
+    publish_timeout at most; a failure that was not looked at is logged then.
+
+    ``linger_s`` joins single messages that are published at the same time, on several threads or
+    with `submit`, into one MPUB, which is several times faster. A message waits only while an
+    earlier one is unanswered, and for ``linger_s`` seconds at most. Publishes of a topic are
+    confirmed in order; with retries, with several nsqd and after a rejection they may be stored in
+    another.
+
+    ``on_published`` is called with every publication that has settled, well or not, for metrics; on
+    the I/O thread, so it must not block.
+
+    Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
+    """
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything submitted so far has settled; return whether it has in time.
+
+        Whether it was published, each `Publication` knows.
+        """
+        self._refuse_own_thread()
+        return self._flush(timeout_s)
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Wait for what is outstanding, then close; return whether that was done in time.
+
+        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that
+        were not looked at are logged.
+        """
+        return self._stop(timeout_s)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(self.patience_s)
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -272,7 +402,7 @@ class Producer:
         timeout_s: float | None,
     ) -> None:
         self._refuse_own_thread()
-        self.submit(topic, bodies, defer_s=defer_s, timeout_s=timeout_s).wait()
+        self._submit(topic, bodies, defer_s, timeout_s).wait()
 
     def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
@@ -338,120 +468,7 @@ class Producer:
         would refuse: it closes the connection over a bad publish, and the publishes after it would
         suffer.
         """
-        whole = whole_bodies(bodies)
-        lengths = list(map(len, whole))
-        check_bodies(lengths, defer_s, self.options)
-        size = sum(lengths)
-        publication = PendingPublication(
-            _check_topic(topic),
-            whole,
-            size,
-            time.monotonic(),
-            defer_s,
-            timeout_s,
-            on_settled,
-            splits,
-        )
-        self._send(publication)
-        return publication
-
-    def _send(self, publication: PendingPublication) -> None:
-        if not self._is_started:
-            self.start()
-        self._wait_for_room(publication)
-        self._io.submit(publication)
-
-    def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
-        """Group bodies into MPUBs that stay within publish_max_body_size."""
-        return in_groups(bodies, self.options.publish_max_body_size)
-
-    def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
-        """Group bodies as `split`, all of them checked. Raises `PublishInvalid`."""
-        parts = list(self.split(bodies))
-        if len(parts) > 1:  # else `submit` does it
-            for part in parts:
-                check_bodies(list(map(len, part)), None, self.options)
-        return parts
-
-    @property
-    def retried(self) -> int:
-        """Messages that were sent again so far."""
-        return self._io.retried
-
-    @property
-    def repeated(self) -> int:
-        """Messages that were sent again although nsqd may have had them."""
-        return self._io.repeated
-
-    def end_retries(self) -> None:
-        """Try nothing again from now on: what fails settles."""
-        self._io.loop.call_soon(self._io.end_retries)
-
-    def health(self) -> ProducerHealth:
-        """How the producer is now: for a probe, or for metrics."""
-        with self._lock:
-            oldest = next(iter(self._unsettled), None)
-            return ProducerHealth(
-                [str(link.address) for link in self._io.links if link.connection is not None],
-                len(self._unsettled),
-                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
-            )
-
-    # -- the window -----------------------------------------------------------------------------
-
-    @property
-    def has_room(self) -> bool:
-        """Tell whether `submit` does not block."""
-        with self._lock:
-            return self._has_room()
-
-    def _wait_for_room(self, publication: PendingPublication) -> None:
-        with self._lock:  # once for each publish: the lock costs less than its condition
-            if not self._has_room():
-                timeout_s = self.options.publish_timeout_s
-                if publication.timeout_s is not None:
-                    timeout_s = publication.timeout_s
-                if self._io.loop.is_own_thread:  # no other thread makes room
-                    timeout_s = 0
-                if not self._room.wait_for(self._has_room, timeout_s):
-                    raise PublishNotSent(
-                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s",
-                    ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
-            if self._is_stopped:
-                raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
-            self._unsettled[publication] = None
-            self._unsettled_bytes += publication.size
-
-    def _has_room(self) -> bool:
-        return self._is_stopped or (
-            len(self._unsettled) < self.options.max_outstanding
-            and self._unsettled_bytes < WINDOW_BYTES
-        )
-
-    def _leave_window(self, publication: PendingPublication) -> bool:
-        was_in = self._unsettled.pop(publication, self) is None
-        if was_in:
-            self._unsettled_bytes -= publication.size
-        return was_in
-
-    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
-        """Make room for others: these wait for an nsqd that may hang."""
-        with self._room:
-            self._aside.update((each, None) for each in publications if self._leave_window(each))
-            self._room.notify_all()
-
-    def _on_settled(self, settled: list[PendingPublication]) -> None:
-        with self._room:
-            for publication in settled:
-                self._leave_window(publication)
-                self._aside.pop(publication, None)
-            self._room.notify_all()
-        if self.on_published is not None:
-            for publication in settled:
-                try:
-                    self.on_published(publication)
-                except Exception:
-                    log.exception("on_published failed")
+        return self._submit(topic, bodies, defer_s, timeout_s, on_settled, splits)
 
 
 # -- the bodies of a publish ----------------------------------------------------------------------
@@ -505,24 +522,9 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
         )
 
 
-def in_groups(bodies: Iterable[ReadableBuffer], max_body_size: int) -> Iterator[list[bytes]]:
-    """Group bodies into MPUBs that stay within a size."""
-    group: list[bytes] = []
-    empty = size = mpub_size(())
-    for body in whole_bodies(bodies):
-        added = SIZE_BYTES + len(body)
-        if group and size + added > max_body_size:
-            yield group
-            group, size = [], empty
-        group.append(body)
-        size += added
-    if group:
-        yield group
-
-
 # -- the process ----------------------------------------------------------------------------------
 
-_started: weakref.WeakSet[Producer] = weakref.WeakSet()
+_started: weakref.WeakSet[CommonProducer] = weakref.WeakSet()
 
 
 def _stop_all() -> None:

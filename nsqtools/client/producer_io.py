@@ -68,7 +68,6 @@ from nsqtools.errors import (
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import OK
 from nsqtools.protocol.names import Address
-from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
@@ -78,8 +77,6 @@ RECONNECT_MAX_S = 8.0
 PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
 OVERDUE_S = 0.3
 LATELY_S = 300.0
-
-READ_BUFFER = memoryview(bytearray(READ_SIZE // 16))  # of the one I/O thread
 
 # A command without its answer yet, the publications that it carries, and when it was sent. A plain
 # tuple: there is one for each publish.
@@ -120,27 +117,19 @@ class ProducerLink:
     received_at = 0.0
     make_message = staticmethod(_refuse_message)
 
-    def __init__(
-        self,
-        address: Address,
-        options: ClientOptions,
-        loop: LoopMember,
-        user: ProducerIO,
-        *,
-        is_announced: bool = False,
-    ) -> None:
+    def __init__(self, address: Address, user: ProducerIO, *, is_announced: bool = False) -> None:
         self.address = address
         self.is_announced = is_announced  # by nsqlookupd; whether it still is, `is_listed` tells
         self.is_listed = True
-        self.known_at = loop.now()  # listed, or of use, for the last time
+        self.known_at = user.loop.now()  # listed, or of use, for the last time
         self.connection: Connection | None = None
         self.outstanding: collections.deque[Outstanding] = collections.deque()
         self.is_connecting = False
         self.tried_at = 0.0
         self.not_before = 0.0  # the next attempt to connect
         self.last_error: NsqError | None = None
-        self._options = options
-        self._loop = loop
+        self._options = user.options
+        self._loop = user.loop
         self._user = user
         self._delays = RetryDelays(RECONNECT_BASE_S, RECONNECT_MAX_S)
         self._is_closed = False
@@ -155,11 +144,7 @@ class ProducerLink:
             self.is_connecting = True
             self.tried_at = now
             open_in_background(
-                self.address,
-                self._options,
-                None,
-                self._opened,
-                is_announced=self.is_announced,
+                self.address, self._options, None, self._opened, is_announced=self.is_announced
             )
 
     @property
@@ -188,7 +173,7 @@ class ProducerLink:
             self.last_error = None
             self._has_answered = False
             self._last_answer = self.known_at = self._loop.now()
-            result.attach(self._loop, self, READ_BUFFER)
+            result.attach(self._loop, self)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
         self._user.link_changed()
@@ -293,17 +278,15 @@ class ProducerLinks:
         self,
         addresses: Iterable[Address],
         discovery: Discovery | None,
-        options: ClientOptions,
         mode: Mode,
-        loop: LoopMember,
         user: ProducerIO,
     ) -> None:
         self._discovery = discovery
-        self._options = options
+        self._options = user.options
         self._takes_turns = mode == "round-robin"
-        self._loop = loop
+        self._loop = user.loop
         self._user = user
-        self._links = [self._make_link(address, is_announced=False) for address in addresses]
+        self._links = [ProducerLink(address, user) for address in addresses]
         self._turn = 0
         self.was_accepted = False  # by one of them, at some time
         self._expects_lookup = discovery is not None
@@ -314,11 +297,6 @@ class ProducerLinks:
 
     def __len__(self) -> int:
         return len(self._links)
-
-    def _make_link(self, address: Address, *, is_announced: bool) -> ProducerLink:
-        return ProducerLink(
-            address, self._options, self._loop, self._user, is_announced=is_announced
-        )
 
     def begin(self) -> None:
         """Begin to ask for nsqd."""
@@ -417,7 +395,7 @@ class ProducerLinks:
                 len(new) - room,
                 self._options.max_discovered_nsqd,
             )
-        self._links += [self._make_link(address, is_announced=True) for address in new[:room]]
+        self._links += [ProducerLink(each, self._user, is_announced=True) for each in new[:room]]
         self._links.sort(key=lambda link: not link.is_listed)
 
     def changed(self) -> None:
@@ -475,14 +453,14 @@ class ProducerIO:
         report: Callable[[list[PendingPublication]], None],
         set_aside: Callable[[Iterable[PendingPublication]], None],
     ) -> None:
-        self._options = options
+        self.options = options
         self._policy = policy
         self._report = report
         self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
-        self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
+        self.links = ProducerLinks(addresses, discovery, policy.mode, self)
         self._has_others = len(addresses) > 1 or discovery is not None
         self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
@@ -506,7 +484,7 @@ class ProducerIO:
 
     def _begin(self) -> None:
         tick_s = OVERDUE_S if self._has_others else LIVENESS_TICK_S
-        interval_s = min(tick_s, self._options.publish_timeout_s / 4)
+        interval_s = min(tick_s, self.options.publish_timeout_s / 4)
         self.loop.call_each(interval_s, self._watch)
         self.loop.call_each(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
         self.links.begin()
@@ -537,9 +515,8 @@ class ProducerIO:
 
     def _expire_at(self, until: float) -> None:
         if self._expiry is None or until < self._expiry.at:
-            if self._expiry is not None:
-                self._expiry.cancel()
-            self._expiry = self.loop.call_later(until - self.loop.now(), self._expire)
+            delay_s = until - self.loop.now()
+            self._expiry = self.loop.call_later(delay_s, self._expire, instead_of=self._expiry)
 
     def _expire(self) -> None:
         """Settle those whose time is over."""
@@ -716,7 +693,7 @@ class ProducerIO:
     # -- by the clock ---------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        options, now = self._options, self.loop.now()
+        options, now = self.options, self.loop.now()
         limit_s = max(options.publish_timeout_s, self._policy.retry_timeout_s)
         late = DeadlineExceeded(f"cannot connect to {self.name} in time")
         for publication in self._queue:

@@ -12,11 +12,13 @@ import collections
 import itertools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
 
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
@@ -24,6 +26,8 @@ from nsqtools.protocol import commands
 from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
+
+T = TypeVar("T")
 
 MAX_JOINED = 1000
 
@@ -322,7 +326,7 @@ class PublishQueue:
         self.single: collections.deque[PendingPublication] = collections.deque()
         self.gathered: dict[str, list[PendingPublication]] = {}
         self._linger_s = linger_s
-        self._max_size = max_body_size - commands.mpub_size(())
+        self._max_body_size = max_body_size
 
     def __bool__(self) -> bool:
         return bool(self.single or self.gathered)
@@ -368,16 +372,22 @@ class PublishQueue:
 
     def take_groups(self, topic: str) -> Iterable[list[PendingPublication]]:
         """Take what was gathered for a topic, in groups that nsqd's limits allow as one MPUB."""
-        group: list[PendingPublication] = []
-        size = 0
-        for publication in self.gathered.pop(topic):
-            if publication.is_settled:
-                continue
-            added = commands.SIZE_BYTES + publication.size
-            if group and (size + added > self._max_size or len(group) == MAX_JOINED):
-                yield group
-                group, size = [], 0
-            group.append(publication)
-            size += added
-        if group:
+        waiting = (each for each in self.gathered.pop(topic) if not each.is_settled)
+        return in_groups(waiting, attrgetter("size"), self._max_body_size, MAX_JOINED)
+
+
+def in_groups(
+    items: Iterable[T], size_of: Callable[[T], int], max_body_size: int, most: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Group what has messages of these sizes into MPUBs within a size, of ``most`` items each."""
+    group: list[T] = []
+    empty = size = commands.mpub_size(())
+    for item in items:
+        added = commands.SIZE_BYTES + size_of(item)
+        if group and (size + added > max_body_size or len(group) == most):
             yield group
+            group, size = [], empty
+        group.append(item)
+        size += added
+    if group:
+        yield group

@@ -59,7 +59,6 @@ class ReadyState:
     """One connection. ``cap`` is nsqd's max_rdy_count; times are readings of the caller's clock."""
 
     cap: int
-    resend: bool
     last_message: float
     last_change: float
     rdy: int = 0
@@ -135,9 +134,9 @@ class ReadyControl(Generic[K]):
 
     # -- connections ----------------------------------------------------------------------------
 
-    def add(self, key: K, cap: int, now: float, *, resend: bool = True) -> None:
+    def add(self, key: K, cap: int, now: float) -> None:
         """A connection has subscribed."""
-        self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
+        self._states[key] = ReadyState(cap, last_message=now, last_change=now)
         self._count_sharers(1)
         if self._mode == _SHARING:
             self._lower_to_share(now)
@@ -197,7 +196,7 @@ class ReadyControl(Generic[K]):
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
         if self._mode == _SHARING:
-            if state.resend and not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
+            if not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
                 self._retry_wanting(now)
@@ -407,17 +406,6 @@ class ReadyControl(Generic[K]):
         self._set(key, 0, now)
 
 
-def has_windowed_rdy(version: str) -> bool:
-    """Tell whether an nsqd of this version reads RDY as a window: 0.3.0 and later.
-
-    Compared as numbers: as text 0.10.0 would come before 0.3.0.
-    """
-    numbers = version.partition("-")[0].removeprefix("v").split(".")
-    if not all(number.isdecimal() for number in numbers):
-        return False
-    return [int(number) for number in numbers] >= [0, 3, 0]
-
-
 # -- backoff --------------------------------------------------------------------------------------
 
 
@@ -427,20 +415,9 @@ class BackoffMode(enum.Enum):
     TEST = "test"
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Send RDY 0 everywhere and call `Backoff.expire` after ``delay_s`` seconds."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Restore RDY on every connection."""
-
-
 class Backoff:
-    """The machine. Each event returns what to do now, or None.
+    """The machine. Each event returns None, or for how many seconds to send RDY 0 everywhere, until
+    `expire`; in mode NORMAL 0: RDY is restored on every connection.
 
     ``multiplier_s`` and ``maximum_s`` are seconds; a maximum of 0 disables backoff. With
     ``full_jitter`` a delay is drawn between 0 and what it would be.
@@ -466,7 +443,7 @@ class Backoff:
         # beyond 2**62 the product overflows nothing, but it has long been past any cap
         return min(self._maximum_s, self._multiplier_s * 2.0 ** min(level, 62))
 
-    def failure(self) -> Wait | None:
+    def failure(self) -> float | None:
         """A message was requeued with backoff."""
         if self.mode is BackoffMode.WAIT or self._maximum_s <= 0:
             return None
@@ -476,7 +453,7 @@ class Backoff:
             self.level += 1  # not where it would lengthen nothing, only the way back
         return self._wait()
 
-    def success(self) -> Wait | Resume | None:
+    def success(self) -> float | None:
         """A message was finished by its handler."""
         if self.mode is not BackoffMode.TEST:
             return None
@@ -484,9 +461,9 @@ class Backoff:
         if self.level > 0:
             return self._wait()
         self.mode = BackoffMode.NORMAL
-        return Resume()
+        return 0.0
 
-    def neutral(self) -> Wait | None:
+    def neutral(self) -> float | None:
         """A message was requeued without backoff."""
         return self._wait() if self.mode is BackoffMode.TEST else None
 
@@ -494,7 +471,7 @@ class Backoff:
         """The timer ran out and a connection was found to test with RDY 1."""
         self.mode = BackoffMode.TEST
 
-    def _wait(self) -> Wait:
+    def _wait(self) -> float:
         self.mode = BackoffMode.WAIT
         ceiling_s = self.ceiling_s(self.level)
-        return Wait(self._rng.uniform(0, ceiling_s) if self._full_jitter else ceiling_s)
+        return self._rng.uniform(0, ceiling_s) if self._full_jitter else ceiling_s

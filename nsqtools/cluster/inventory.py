@@ -117,12 +117,19 @@ class PingResult(NamedTuple):
     error: str | None
 
 
+class NodeOfTopic(NamedTuple):
+    """An nsqd that has a topic: its TCP and HTTP address, and the nsqlookupd that say so."""
+
+    nsqd: str
+    node: str
+    lookupds: list[str]
+
+
 class TopicNodes(NamedTuple):
-    """The channels of a topic, and the nsqd that have it: each with its TCP and HTTP address
-    (``nsqd``, ``node``), and the ``lookupds`` that say so."""
+    """The nsqd that have a topic, and its channels."""
 
     channels: list[str]
-    nodes: list[dict[str, Any]]
+    nodes: list[NodeOfTopic]
     failures: list[DaemonFailure]
 
 
@@ -219,8 +226,5 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         for node in answer.nodes:
             nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
     channels = {channel for answer in answers.values() for channel in answer.channels}
-    found = [
-        {"nsqd": nsqd, "node": node, "lookupds": lookupds}
-        for (nsqd, node), lookupds in sorted(nodes.items())
-    ]
+    found = [NodeOfTopic(*addresses, lookupds) for addresses, lookupds in sorted(nodes.items())]
     return TopicNodes(sorted(channels), found, failures)

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from nsqtools.files.opening import open_to_read
+
 COPY = ".copy"
 
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}\.tmp|copy)")
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that make a file, and never open one that is there, a link included."""
@@ -51,24 +53,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(
-    path: Path,
-    content: bytes,
-    mode: int = 0o640,
-    *,
-    is_durable: bool = True,
-    name_is_durable: bool = True,
-) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: bool = True) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
     ``mode`` is that of the new file, less the umask. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. ``name_is_durable`` false means that after a power failure the
-    old content may be there again, whole. Raises ``OSError``; then the old file is still there.
+    written often and can be lost. Raises ``OSError``; then the old file is still there.
     """
     with written_beside(path, content, mode, is_durable=is_durable) as beside:
         beside.replace(path)
-    if is_durable and name_is_durable:
+    if is_durable:
         sync_folder(path.parent)
 
 
@@ -216,13 +210,21 @@ def copy_of(path: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     beside = copy_of(target)
-    beside.unlink(missing_ok=True)
-    with source.open("rb") as original, os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
-        os.fchmod(copy.fileno(), os.fstat(original.fileno()).st_mode & 0o7777)
-        shutil.copyfileobj(original, copy, 1 << 20)
-        copy.flush()
-        os.fsync(copy.fileno())
+    copy_file(source, beside, source.stat().st_mode & 0o7777)
     try:
         place(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def copy_file(source: Path, target: Path, mode: int) -> None:
+    """Make ``target`` a copy, with the permissions of ``mode``, whose content is durable."""
+    target.unlink(missing_ok=True)
+    with (
+        open_to_read(source) as original,
+        os.fdopen(os.open(target, NEW | os.O_WRONLY), "wb") as copy,
+    ):
+        os.fchmod(copy.fileno(), mode)
+        shutil.copyfileobj(original, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())

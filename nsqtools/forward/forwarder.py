@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer, Stopped
+from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
@@ -120,7 +120,7 @@ class TopicSources:
         for consumer in self._consumers.values():
             consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
 
-    def ended(self, consumer: Consumer) -> None:
+    def ended(self, consumer: CommonConsumer) -> None:
         """A consumer has delivered its last message."""
         [topic] = consumer.topics
         if self._consumers.get(topic) is consumer and not self._is_stopping:

@@ -33,8 +33,8 @@ from nsqtools.protocol.commands import MAGIC_V2, IdentifyReply, decode_identify_
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.database import Row
-from nsqtools.server.durable.store import DurableBacklog
+from nsqtools.server.durable_database import Row
+from nsqtools.server.durable_store import DurableBacklog
 from nsqtools.server.embedded import DaemonThread
 from nsqtools.server.go_flags import read_config
 from nsqtools.server.nsqd_daemon import NsqdDaemon
@@ -100,7 +100,6 @@ class TemporaryNsqd:
             "lookupd_tcp_address": self._lookupds,
             "data_path": str(data_path),
             "durable": True,
-            "max_attempts": 0,
         }
         options = NsqdOptions(**{**here, **given, **fixed})
         log = DaemonLog(None, "", "error")
@@ -358,7 +357,7 @@ def _channels(daemon: NsqdDaemon) -> Iterable[Channel]:
 
 def _state(channel: Channel) -> QueueState:
     in_flight = channel.in_flight_count
-    left = channel.limited_depth + in_flight
+    left = len(channel.backlog) + len(channel.deferred) + in_flight
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
 
 

@@ -7,9 +7,7 @@ FINs go out by the hundred, so `encode_finishes` encodes a whole batch in one jo
 
 IDENTIFY, for both sides: what a client says of itself, how nsqd reads it, and what it answers.
 
-The request is JSON with times in milliseconds. nsqd refuses a value out of its bounds with a
-fatal E_BAD_BODY (only ``deflate_level`` is clamped), so `IdentifyRequest` holds what the caller
-decided and leaves out what nsqd should decide. The reply is a JSON object when features were
+The request is JSON with times in milliseconds. The reply is a JSON object when features were
 negotiated, plain ``OK`` from an nsqd before 0.2.19, and then the old limits hold.
 
 nsqd reads the request by the rules of Go's decoder: `ReceivedIdentify` has Go's zero value for what
@@ -115,59 +113,8 @@ def mpub_size(lengths: Sequence[int]) -> int:
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)
 
 
-DISABLED = -1  # for heartbeat_interval_ms, output_buffer_size and output_buffer_timeout_ms
-
 DEFAULT_MAX_RDY_COUNT = 2500
 DEFAULT_MSG_TIMEOUT_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyRequest:
-    """The fields of the request. None and "" are not sent.
-
-    ``hostname`` and ``client_id`` also go out as ``long_id`` and ``short_id``, the names that nsqd
-    before 0.2.22 read.
-    """
-
-    client_id: str = ""
-    hostname: str = ""
-    user_agent: str = ""
-    heartbeat_interval_ms: int | None = None
-    output_buffer_size: int | None = None
-    output_buffer_timeout_ms: int | None = None
-    sample_rate: int | None = None
-    msg_timeout_ms: int | None = None
-    tls_v1: bool = False
-    snappy: bool = False
-    deflate: bool = False
-    deflate_level: int | None = None
-    topology_region: str = ""
-    topology_zone: str = ""
-    feature_negotiation: bool = True
-
-    def encode(self) -> bytes:
-        """Return the JSON body of the command."""
-        wire: dict[str, object] = {
-            "client_id": self.client_id,
-            "short_id": self.client_id,
-            "hostname": self.hostname,
-            "long_id": self.hostname,
-            "user_agent": self.user_agent,
-            "feature_negotiation": self.feature_negotiation,
-            "heartbeat_interval": self.heartbeat_interval_ms,
-            "output_buffer_size": self.output_buffer_size,
-            "output_buffer_timeout": self.output_buffer_timeout_ms,
-            "sample_rate": self.sample_rate,
-            "msg_timeout": self.msg_timeout_ms,
-            "tls_v1": self.tls_v1,
-            "snappy": self.snappy,
-            "deflate": self.deflate,
-            "deflate_level": self.deflate_level if self.deflate else None,
-            "topology_region": self.topology_region,
-            "topology_zone": self.topology_zone,
-        }
-        sent = {key: value for key, value in wire.items() if value is not None and value != ""}
-        return json.dumps(sent, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,12 +147,7 @@ class Rotation:
         """
         if self.age_s is not None and age_s >= self.age_s:
             return True
-        return self.interval_s is not None and (
-            self.period(opened_at_s, utc_offset_s) != self.period(now_s, utc_offset_s)
-        )
-
-    def period(self, at_s: float, utc_offset_s: float = 0) -> int:
-        """Return the number of the interval that a time since 1970 falls in; 0 without one."""
         if self.interval_s is None:
-            return 0
-        return int((at_s + utc_offset_s) // self.interval_s)
+            return False
+        opened, now = ((at + utc_offset_s) // self.interval_s for at in (opened_at_s, now_s))
+        return opened != now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 
@@ -15,42 +15,18 @@ class Metric(NamedTuple):
     samples: Iterable[tuple[Mapping[str, str], float | int | str]]
 
 
-class Histogram(NamedTuple):
-    """Counts of observations by upper bound, the last without one, and their sum."""
-
-    name: str
-    help: str
-    bounds: Sequence[float]
-    counts: Sequence[int]
-    total: float
-
-
-def encode_metrics(metrics: Iterable[Metric | Histogram]) -> str:
+def encode_metrics(metrics: Iterable[Metric]) -> str:
     """Return the text: each metric with its help and type, and a line for each sample."""
     return "\n".join(metric_lines(metrics)) + "\n"
 
 
-def metric_lines(metrics: Iterable[Metric | Histogram]) -> Iterator[str]:
+def metric_lines(metrics: Iterable[Metric]) -> Iterator[str]:
     """Yield the lines, for those who make many in steps."""
     for metric in metrics:
-        kind = metric.kind if isinstance(metric, Metric) else "histogram"
         yield f"# HELP {metric.name} {_escape(metric.help)}"
-        yield f"# TYPE {metric.name} {kind}"
-        if isinstance(metric, Metric):
-            for labels, value in metric.samples:
-                yield f"{metric.name}{_labels(labels)} {value}"
-        else:
-            yield from _buckets(metric)
-
-
-def _buckets(histogram: Histogram) -> Iterator[str]:
-    name, _, bounds, counts, total = histogram
-    running = 0
-    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
-        running += count
-        yield f'{name}_bucket{{le="{bound}"}} {running}'
-    yield f"{name}_sum {total}"
-    yield f"{name}_count {running}"
+        yield f"# TYPE {metric.name} {metric.kind}"
+        for labels, value in metric.samples:
+            yield f"{metric.name}{_labels(labels)} {value}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -6,10 +6,12 @@ asyncio loop, so no lock is taken here.
 
     *_daemon            the two daemons: bind, load, serve, stop
     foreground embedded run them in the foreground, or in a thread
-    tcp/                connections, their layers and deadlines, the commands of the protocols
+    client_connection   a TCP client: its bytes, layers and turns
+    protocol_v2         nsqd's commands; negotiation, TLS and auth are beside it
     queues/             the queues of nsqd, topics, channels: memory first, then files
+    durable_*           --durable: the database, its transactions, and its files
     stored_queues       what a data directory holds, read without touching it
-    http/               routing and errors as Go's, and the endpoints
+    http_server         HTTP as Go's; nsqd_http has the endpoints of nsqd
     options go_flags    the options of both daemons; flags in Go's syntax, TOML files
     stats               /stats, /metrics, and what goes to statsd
     lookup_peers        registering with nsqlookupd

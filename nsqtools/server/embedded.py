@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TextIO, TypeVar
@@ -20,7 +21,7 @@ R = TypeVar("R")
 
 
 class DaemonThread(Generic[D]):
-    """Runs what ``make`` returns, from `start` to `end`; may be started again after that."""
+    """Runs what ``make`` returns, from `start` to `stop`; may be started again after that."""
 
     def __init__(self, name: str, make: Callable[[], D]) -> None:
         self._name = name
@@ -29,6 +30,13 @@ class DaemonThread(Generic[D]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     @property
     def daemon(self) -> D:
         """The daemon. Raises ``RuntimeError`` while none is running."""
@@ -36,33 +44,45 @@ class DaemonThread(Generic[D]):
             raise RuntimeError(f"this {self._name} is not running")
         return self._daemon
 
+    @property
+    def tcp_address(self) -> str:
+        """Where it serves TCP, as ``host:port``."""
+        return self.daemon.tcp_address
+
+    @property
+    def http_address(self) -> str:
+        """Where it serves HTTP, as ``host:port``."""
+        return self.daemon.http_address
+
     def start(self) -> None:
-        """Return when the daemon serves. Raises what its making or starting raised."""
-        started = threading.Event()
-        failure: list[BaseException] = []
+        """Return when it serves; `stop` it then. Raises `ConfigurationError`, ``OSError``."""
+        started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(started, failure), name=self._name, daemon=True
+            target=self._run, args=(started,), name=self._name, daemon=True
         )
         self._thread.start()
-        started.wait()
-        if failure:
+        try:
+            started.result()
+        except BaseException:
             self._thread.join()
-            raise failure[0]
+            raise
 
-    def _run(self, started: threading.Event, failure: list[BaseException]) -> None:
+    def _run(self, started: Future[None]) -> None:
         with asyncio.Runner(loop_factory=MeteredLoop) as runner:
             self._loop = runner.get_loop()
             try:
                 daemon = self._make()
                 runner.run(daemon.start())
             except BaseException as exc:
-                failure.append(exc)
+                started.set_exception(exc)
                 return
-            else:
-                self._daemon = daemon
-            finally:
-                started.set()
+            self._daemon = daemon
+            started.set_result(None)
             self._loop.run_forever()
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
+        self.end(lambda daemon: daemon.stop())
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, None]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
@@ -81,36 +101,7 @@ class DaemonThread(Generic[D]):
         return asyncio.run_coroutine_threadsafe(what(self.daemon), self._loop).result()
 
 
-class _Embedded(Generic[D]):
-    _thread: DaemonThread[D]
-
-    @property
-    def tcp_address(self) -> str:
-        """Where it serves TCP, as ``host:port``."""
-        return self._thread.daemon.tcp_address
-
-    @property
-    def http_address(self) -> str:
-        """Where it serves HTTP, as ``host:port``."""
-        return self._thread.daemon.http_address
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serve; call `stop` at the end. Raises `ConfigurationError`, ``OSError``."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
-        self._thread.end(lambda daemon: daemon.stop())
-
-
-class EmbeddedNsqd(_Embedded[NsqdDaemon]):
+class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
     """A whole nsqd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqd's flags with underscores, durations in seconds (`NsqdOptions`). Without a
@@ -132,12 +123,12 @@ class EmbeddedNsqd(_Embedded[NsqdDaemon]):
         self._keeps_data = "data_path" in options
         self._directory: TemporaryDirectory[str] | None = None
         lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
-        self._thread = DaemonThread("nsqd", lambda: NsqdDaemon(self._options, lines))
+        super().__init__("nsqd", lambda: NsqdDaemon(self._options, lines))
 
     @property
     def https_address(self) -> str:
         """Where it serves HTTPS, as ``host:port``; ``""`` without a certificate."""
-        return self._thread.daemon.https_address
+        return self.daemon.https_address
 
     @property
     def data_path(self) -> str:
@@ -155,14 +146,13 @@ class EmbeddedNsqd(_Embedded[NsqdDaemon]):
             self._forget()
             raise
 
-    def stop(self) -> None:
-        """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
-        super().stop()
-        self._forget()
-
     def kill(self) -> None:
         """Stop as on SIGKILL: what was not on disk is lost."""
-        self._thread.end(lambda daemon: daemon.kill())
+        self.end(lambda daemon: daemon.kill())
+
+    def end(self, how: Callable[[NsqdDaemon], Coroutine[Any, Any, None]]) -> None:
+        """Await ``how``, end the thread, and forget a directory that is temporary."""
+        super().end(how)
         self._forget()
 
     def _forget(self) -> None:
@@ -170,7 +160,7 @@ class EmbeddedNsqd(_Embedded[NsqdDaemon]):
             self._directory.cleanup()
 
 
-class EmbeddedNsqlookupd(_Embedded[NsqlookupdDaemon]):
+class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
@@ -191,4 +181,4 @@ class EmbeddedNsqlookupd(_Embedded[NsqlookupdDaemon]):
         }
         given = NsqlookupdOptions(**{**defaults, **options})
         lines = DaemonLog(log, given.log_prefix, given.log_level)
-        self._thread = DaemonThread("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))
+        super().__init__("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))

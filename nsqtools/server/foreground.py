@@ -9,8 +9,8 @@ Trap: start-up is a feature. The arguments are read before anything that serves 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
@@ -22,28 +22,18 @@ from nsqtools.server.go_flags import (
     read_config,
     usage,
 )
+from nsqtools.server.options import NsqdOptions
 
 if TYPE_CHECKING:
     from nsqtools.server.nsqd_daemon import NsqdDaemon
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
-    from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
-
-
-O = TypeVar("O", bound="NsqdOptions | NsqlookupdOptions")  # noqa: E741 - the options of a daemon
 
 
 def run_daemon(
-    program: str,
-    options_class: type[O],
-    load: Callable[[O], Callable[[O, DaemonLog], NsqdDaemon | NsqlookupdDaemon | None]],
-    arguments: Sequence[str],
-    *,
-    deprecated: Mapping[str, str],
+    program: str, options_class: type, arguments: Sequence[str], deprecated: Mapping[str, str]
 ) -> int:
     """Read the command line, run the daemon, return the exit status.
 
-    ``load`` imports the class of the daemon, or a function that does all there is to do, and is
-    called only when there is something to run.
     ``deprecated`` are flags that are accepted and do nothing, with their help.
     """
     flags = flags_of(options_class, deprecated)
@@ -59,18 +49,11 @@ def run_daemon(
         sys.stdout.write(version_line(program) + "\n")
         return 0
     log = DaemonLog(sys.stderr, f"[{program}] ")
-
-    def make() -> NsqdDaemon | NsqlookupdDaemon | None:
-        daemon = load(options)(options, log)  # its first line is the version
-        for name in line.without_effect:
-            log.warn(f"the flag -{name} is deprecated and has no effect")
-        return daemon
-
     try:
         config = read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
-        _run(make)
+        _run(options, log, line.without_effect)
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1
@@ -81,28 +64,41 @@ def run_daemon(
     return 0
 
 
-def _run(make_daemon: Callable[[], NsqdDaemon | NsqlookupdDaemon | None]) -> None:
+def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:
     import asyncio
+    import signal
 
     from nsqtools.files.opening import allow_many
     from nsqtools.server.loop_meter import MeteredLoop
 
+    async def serve() -> None:
+        asked_to_stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked_to_stop.set)
+        daemon = _daemon(options, log)  # its first line is the version
+        for name in without_effect:
+            log.warn(f"the flag -{name} is deprecated and has no effect")
+        if daemon is not None:
+            await daemon.start()
+            daemon.owns_process()
+            await asked_to_stop.wait()
+            await daemon.stop()
+
     allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-        runner.run(_serve(make_daemon))
+        runner.run(serve())
 
 
-async def _serve(make_daemon: Callable[[], NsqdDaemon | NsqlookupdDaemon | None]) -> None:
-    import asyncio
-    import signal
+def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon | None:
+    """Return the daemon to run; None when all there is to do was done."""
+    if isinstance(options, NsqdOptions):
+        from nsqtools.server.nsqd_daemon import NsqdDaemon, recover
 
-    asked_to_stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop.set)
-    daemon = make_daemon()
-    if daemon is not None:
-        await daemon.start()
-        daemon.owns_process()
-        await asked_to_stop.wait()
-        await daemon.stop()
+        if not options.recover_only:
+            return NsqdDaemon(options, log)
+        recover(options, log)
+        return None
+    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
+
+    return NsqlookupdDaemon(options, log)

@@ -33,6 +33,9 @@ def read_config(path: str, options_class: type) -> dict[str, Any]:
         document = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"failed to load config file {path} - {exc}") from exc
+    for name in GONE:
+        if name.replace("-", "_") in document:
+            raise ConfigurationError(f"{path}: {name} is gone: {GONE[name]}")
     options: dict[str, Any] = {}
     for field in fields(options_class):
         key = field.metadata["key"] or field.name
@@ -184,6 +187,18 @@ KIND_OF = {int: INT, float: DURATION, str: STRING, bool: BOOL, tuple: STRINGS}
 """The kind of a flag by the type of its default."""
 
 
+_ELSEWHERE = "consumers give up, such as nsq to-http with --max-attempts and --dead-letter-topic"
+_DISK = "use --min-disk-free, or ephemeral channels, which keep --mem-queue-size messages"
+GONE = {
+    "max-depth": _DISK,
+    "max-queue-bytes": _DISK,
+    "overflow-policy": _DISK,
+    "max-attempts": _ELSEWHERE,
+    "dead-letter-topic": _ELSEWHERE,
+}
+"""Flags of the nsqd of nsqtools 0.2, and what there is instead."""
+
+
 class FlagError(Exception):
     """A command line that Go would refuse; the text is Go's."""
 
@@ -268,7 +283,8 @@ def _split(flags: Mapping[str, Flag], arguments: Sequence[str]) -> Iterator[tupl
         if name not in flags:
             if name in ("h", "help"):
                 raise HelpAsked
-            raise FlagError(f"flag provided but not defined: -{name}")
+            instead = f" (gone: {GONE[name]})" if name in GONE else ""
+            raise FlagError(f"flag provided but not defined: -{name}{instead}")
         if not equals:
             following = "true" if flags[name].kind.is_bool else next(words, None)
             if following is None:

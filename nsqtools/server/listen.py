@@ -1,7 +1,5 @@
 """Listening sockets for Go's addresses: ``host:port``, ``:port``, or the path of a unix socket.
 
-`IdleConnections` are those of an HTTP server that wait for their client.
-
 Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol, which those of
 `socket.create_server` do not; an answer in two writes would then take 40 ms. It is turned off here,
 and accepted sockets inherit that.
@@ -18,7 +16,6 @@ import os
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import Generic, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 
@@ -125,58 +122,6 @@ def read_in_pieces(transport: asyncio.BaseTransport) -> None:
     """
     if hasattr(transport, "max_size"):
         transport.max_size = _READ_BYTES
-
-
-class Abortable(Protocol):
-    """A connection that can be closed whatever it does."""
-
-    def abort(self) -> None: ...
-
-
-C = TypeVar("C", bound=Abortable)
-
-
-class IdleConnections(Generic[C]):
-    """Connections of an HTTP server that wait for their client: for a request, a body, a reader.
-
-    Whoever can connect could else hold all that a server can have, without saying a word. Each has
-    to be done in its time, and of too many, in sum or of one address, the one that has waited
-    longest is closed. What is being answered is not among them.
-    """
-
-    def __init__(self, *, most: int, most_of_one: int) -> None:
-        self._most = most
-        self._most_of_one = most_of_one
-        self._ends: dict[C, tuple[float, str]] = {}  # when, and of whom; who waits longest is first
-        self._of: dict[str, dict[C, None]] = {}
-
-    def waits(self, connection: C, host: str, ends_s: float) -> None:
-        """Note that a connection waits from now on, until a time of the loop at most."""
-        self.works(connection)
-        of_host = self._of.setdefault(host, {})
-        of_host[connection] = None
-        self._ends[connection] = ends_s, host
-        if len(of_host) > self._most_of_one:
-            self._close(next(iter(of_host)))
-        elif len(self._ends) > self._most:
-            self._close(next(iter(self._ends)))
-
-    def works(self, connection: C) -> None:
-        """Note that a connection does not wait any more: it is answered, or gone."""
-        if (known := self._ends.pop(connection, None)) is not None:
-            of_host = self._of[known[1]]
-            del of_host[connection]
-            if not of_host:
-                del self._of[known[1]]
-
-    def close_late(self, now_s: float) -> None:
-        """Close those whose time is over. Call it every second."""
-        for connection in [each for each, (ends_s, _) in self._ends.items() if ends_s <= now_s]:
-            self._close(connection)
-
-    def _close(self, connection: C) -> None:
-        self.works(connection)
-        connection.abort()
 
 
 def report_errors(loop: asyncio.AbstractEventLoop, error: Callable[[str], object]) -> None:

@@ -199,7 +199,9 @@ class LookupPeer:
             reader, writer = await asyncio.open_connection(host, port)
         try:
             writer.write(MAGIC_V1)
-            self.info = await self._identify(reader, writer)
+            answer = await self._ask(reader, writer, encode_identify(self._own_info))
+            self.info = decode_peer_info(answer)
+            self._log.info(f"LOOKUPD({self.address}): peer info {self.info}")
             self._commands = asyncio.Queue()
             # all at once: what is created while they are sent is queued
             for command in list(self._registrations()):
@@ -208,14 +210,6 @@ class LookupPeer:
         finally:
             self.info = None
             writer.close()
-
-    async def _identify(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> PeerInfo:
-        answer = await self._ask(reader, writer, encode_identify(self._own_info))
-        info = decode_peer_info(answer)
-        self._log.info(f"LOOKUPD({self.address}): peer info {info}")
-        return info
 
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the commands that come, until the connection ends."""

@@ -18,12 +18,9 @@ import asyncio
 import selectors
 import time
 from asyncio import AbstractEventLoop, sleep
-from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
-
-BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 
 _TURN_S = 0.008
 _MAX_SHARE_S = 0.002
@@ -41,13 +38,11 @@ class LoopMeter(selectors.DefaultSelector):
         super().__init__()
         self.turns = 0
         self.longest_s = self.longest_cpu_s = 0.0
-        self.busy_s = 0.0
         self._shares = 0  # given in this turn
         self._share_s = _MAX_SHARE_S
         self._waiting: deque[Callable[[], object]] = deque()  # for a share
         self._is_due = False
         self._first_ready = 0
-        self.counts = [0] * (len(BOUNDS_S) + 1)  # of turns, by the bound they stay below
         self._began_s = time.monotonic()
         self._began_cpu_s = time.thread_time()
 
@@ -56,10 +51,8 @@ class LoopMeter(selectors.DefaultSelector):
         took_s = time.monotonic() - self._began_s
         cpu_s = time.thread_time()
         self.turns += 1
-        self.busy_s += took_s
-        if took_s > 0.001:
-            self.counts[bisect_left(BOUNDS_S, took_s)] += 1
-            self.longest_s = max(self.longest_s, took_s)
+        if took_s > self.longest_s:
+            self.longest_s = took_s
         if cpu_s - self._began_cpu_s > self.longest_cpu_s:
             self.longest_cpu_s = cpu_s - self._began_cpu_s
         self._began_cpu_s = cpu_s
@@ -116,8 +109,7 @@ class LoopMeter(selectors.DefaultSelector):
     def forget(self) -> None:
         """Begin to measure again: what was before, such as the start, does not count."""
         self.turns = 0
-        self.longest_s = self.longest_cpu_s = self.busy_s = 0.0
-        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.longest_s = self.longest_cpu_s = 0.0
         self._began_s = time.monotonic()
         self._began_cpu_s = time.thread_time()
 

@@ -16,11 +16,11 @@ from nsqtools.files.opening import exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
+from nsqtools.server.auth import AuthServers
+from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.http.foundation import Call, HTTPApi, HTTPRefusal, Reply
-from nsqtools.server.http.nsqd_api import NsqdHTTP
-from nsqtools.server.http.server import HTTPServer, foreign_calls
+from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.http_server import Call, HTTPApi, HTTPRefusal, HTTPServer, Reply, foreign_calls
 from nsqtools.server.listen import (
     accept,
     is_open_to_all,
@@ -31,14 +31,13 @@ from nsqtools.server.listen import (
 )
 from nsqtools.server.lookup_peers import LookupRegistry
 from nsqtools.server.loop_meter import meter_of
+from nsqtools.server.negotiation import server_context
+from nsqtools.server.nsqd_http import NsqdHTTP
 from nsqtools.server.options import REQUIRED, NsqdOptions
+from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.stats import expand_prefix, gather_stats, push_to_statsd
-from nsqtools.server.tcp.auth import AuthServers
-from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.negotiation import server_context
-from nsqtools.server.tcp.protocol_v2 import ClientContext, ProtocolV2
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
 
 from nsqtools.protocol.commands import sized
@@ -23,16 +23,19 @@ from nsqtools.protocol.requests import (
     topic_and_channel,
 )
 from nsqtools.protocol.text import go_duration, go_json
-from nsqtools.records.prometheus import metric_lines
+from nsqtools.records.prometheus import Metric
+from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.go_flags import seconds_to_ns
-from nsqtools.server.http.foundation import (
+from nsqtools.server.http_server import (
     EMPTY_REPLY,
     Call,
     Handler,
     HTTPApi,
     HTTPRefusal,
+    HTTPServer,
     Reply,
+    foreign_calls,
     json_reply,
     metrics_reply,
     plain_reply,
@@ -41,13 +44,11 @@ from nsqtools.server.http.foundation import (
     topic_and_channel_arguments,
     topic_argument,
 )
-from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
-from nsqtools.server.loop_meter import in_steps, meter_of, page_in_steps
+from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.server.options import NsqlookupdOptions
 from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
-from nsqtools.server.stats import nsqlookupd_metrics
-from nsqtools.server.tcp.client_connection import ClientConnection, ConnectionProtocol
+from nsqtools.server.stats import Families, loop_metrics, single
 
 _OK = sized(b"OK")
 
@@ -150,6 +151,34 @@ class LookupProtocolV1(ConnectionProtocol):
             )
 
 
+def nsqlookupd_metrics(
+    registrations: Registrations, connections: int, meter: LoopMeter
+) -> Families:
+    """Yield the metrics of an nsqlookupd with this number of TCP connections."""
+    entries = list(registrations.entries())
+    topics = [(name[1], producers) for name, producers in entries if name[0] == "topic"]
+    yield single("nsqlookupd_topics", "Topics registered.", len(topics))
+    count = sum(name[0] == "channel" for name, _ in entries)
+    yield single("nsqlookupd_channels", "Channels registered.", count)
+    nodes = registrations.nodes(steady_ns())
+    yield single("nsqlookupd_producers", "Active nsqd.", len(nodes))
+    yield Metric(
+        "nsqlookupd_topic_producers",
+        "gauge",
+        "Registered nsqd of a topic.",
+        (({"topic": topic}, len(producers)) for topic, producers in topics),
+    )
+    tombstones = ((t, sum(at is not None for at in found.values())) for t, found in topics)
+    yield Metric(
+        "nsqlookupd_topic_tombstones",
+        "gauge",
+        "Of these, tombstoned.",
+        (({"topic": topic}, count) for topic, count in tombstones if count),
+    )
+    yield single("nsqlookupd_connections", "TCP connections.", connections)
+    yield from loop_metrics("nsqlookupd", meter)
+
+
 _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 
 
@@ -190,11 +219,10 @@ class NsqlookupdHTTP:
     def info(self, call: Call) -> Reply:
         return json_reply({"version": NSQ_VERSION})
 
-    async def metrics(self, call: Call) -> Reply:
+    def metrics(self, call: Call) -> Awaitable[Reply]:
         loop = asyncio.get_running_loop()
-        families = nsqlookupd_metrics(self._registrations, len(self._connections), meter_of(loop))
-        lines = metric_lines(families)
-        return metrics_reply(await page_in_steps(lines, loop))
+        count = len(self._connections)
+        return metrics_reply(nsqlookupd_metrics(self._registrations, count, meter_of(loop)), loop)
 
     # queries
 
@@ -225,12 +253,9 @@ class NsqlookupdHTTP:
 
     async def debug(self, call: Call) -> Reply:
         entries = {":".join(name): found for name, found in self._registrations.entries() if found}
-        loop = asyncio.get_running_loop()
         pieces = [
-            go_json(name) + b":" + go_json([_registered(*each) for each in list(found.items())])
-            async for name, found in in_steps(
-                sorted(entries.items(), key=lambda entry: entry[0]), loop
-            )
+            go_json(name) + b":" + go_json([_registered(*each) for each in entries[name].items()])
+            async for name in in_steps(sorted(entries), asyncio.get_running_loop())
         ]
         return raw_json_reply(b"{" + b",".join(pieces) + b"}")
 

@@ -187,33 +187,11 @@ class NsqdOptions:
         "files to a database, and exit",
     )
 
-    max_depth: int = setting(
-        0, NOT_GO + "maximum number of messages that wait in a topic or channel"
-    )
-    max_queue_bytes: int = setting(
-        0, NOT_GO + "maximum number of bytes that wait in a topic or channel"
-    )
-    overflow_policy: str = setting(
-        "refuse",
-        NOT_GO + "what happens to a publish over these limits: 'refuse' it, or 'drop-oldest' "
-        "messages of the queue",
-    )
     min_disk_free: int = setting(
         0, NOT_GO + "refuse publishes while the data path has fewer bytes free"
     )
-    max_attempts: int = setting(
-        0,
-        NOT_GO + "publish a message that comes back after this number of attempts to "
-        "--dead-letter-topic, and finish it",
-    )
-    dead_letter_topic: str = setting(
-        "{topic}.dead",
-        NOT_GO + "topic for the bodies of such messages; {topic} and {channel} are replaced",
-    )
 
     def __post_init__(self) -> None:
-        if self.overflow_policy not in ("refuse", "drop-oldest"):
-            raise ConfigurationError("--overflow-policy must be refuse or drop-oldest")
         if not 0 <= self.node_id < 1024:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:

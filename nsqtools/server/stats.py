@@ -26,147 +26,89 @@ from datetime import datetime
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.protocol.text import go_duration
-from nsqtools.records.prometheus import Histogram, Metric
+from nsqtools.records.prometheus import Metric
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
-from nsqtools.server.loop_meter import BOUNDS_S, LoopMeter, in_steps, meter_of
+from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.server.options import NsqdOptions
+from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queued_message import latency_stats
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.registrations import Registrations, steady_ns
-from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
-Families = Iterator[Metric | Histogram]
+Families = Iterator[Metric]
 
 
 def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
     """Yield the metrics of an nsqd with this number of TCP connections."""
-    topics = list(nsqd.topics.values())
-    channels = [channel for topic in topics for channel in topic.channels.values()]
-    yield from _topic_metrics(topics)
-    yield from _channel_metrics(channels)
-    yield Histogram(
-        "nsqd_message_latency_seconds",
-        "From publish to FIN, of one message in each read of FINs.",
-        *nsqd.latencies.shown(),
+    of_topics: tuple[tuple[str, str, str, Callable[[Topic], int]], ...] = (
+        ("depth", "gauge", "Messages that wait for a channel.", lambda t: t.depth),
+        ("disk_depth", "gauge", "Of these, on disk.", lambda t: t.backlog.disk_depth),
+        ("messages_total", "counter", "Messages published.", lambda t: t.message_count),
+        ("bytes_total", "counter", "Bytes of their bodies.", lambda t: t.message_bytes),
+        ("paused", "gauge", "1 when it is paused.", lambda t: int(t.is_paused)),
     )
-    yield _gauge("nsqd_connections", "TCP connections.", connections)
-    yield _gauge(
-        "nsqd_healthy",
-        "1 unless the disk is full, or the last write to it failed.",
-        nsqd.health.is_well,
+    of_channels: tuple[tuple[str, str, str, Callable[[Channel], int]], ...] = (
+        ("depth", "gauge", "Messages that wait.", lambda c: len(c.backlog)),
+        ("disk_depth", "gauge", "Of these, on disk.", lambda c: c.backlog.disk_depth),
+        ("in_flight", "gauge", "Messages with consumers.", lambda c: c.in_flight_count),
+        ("deferred", "gauge", "Messages that are not due.", lambda c: len(c.deferred)),
+        ("clients", "gauge", "Consumers.", lambda c: len(c.consumers)),
+        ("messages_total", "counter", "Messages received.", lambda c: c.message_count),
+        ("requeued_total", "counter", "Given back.", lambda c: c.requeue_count),
+        ("timed_out_total", "counter", "Not answered in time.", lambda c: c.timeout_count),
+        ("paused", "gauge", "1 when it is paused.", lambda c: int(c.is_paused)),
     )
-    yield _gauge("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
-    refused, dropped = nsqd.limits.refused_count, nsqd.limits.dropped_count
-    yield _counter("nsqd_refused_total", "Publishes over a limit.", refused)
-    yield _counter("nsqd_dropped_total", "Messages dropped to keep a limit.", dropped)
+    topics = [({"topic": each.name}, each) for each in nsqd.topics.values()]
+    for name, kind, help, of_topic in of_topics:
+        samples = ((labels, of_topic(each)) for labels, each in topics)
+        yield Metric(f"nsqd_topic_{name}", kind, help, samples)
+    channels = [
+        ({**labels, "channel": each.name}, each)
+        for labels, topic in topics
+        for each in topic.channels.values()
+    ]
+    for name, kind, help, of_channel in of_channels:
+        counts = ((labels, of_channel(each)) for labels, each in channels)
+        yield Metric(f"nsqd_channel_{name}", kind, help, counts)
+    yield single("nsqd_connections", "TCP connections.", connections)
+    is_well = int(nsqd.health.is_well)
+    help = "1 unless the disk is full, or the last write to it failed."
+    yield single("nsqd_healthy", help, is_well)
+    yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
+    refused = nsqd.health.refused_count
+    yield single("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)
     yield from _disk_metrics(nsqd)
     yield from loop_metrics("nsqd", meter_of(nsqd.loop))
-
-
-def _topic_metrics(topics: list[Topic]) -> Families:
-    def metric(name: str, kind: str, help: str, value: Callable[[Topic], int]) -> Metric:
-        samples = (({"topic": topic.name}, value(topic)) for topic in topics)
-        return Metric(f"nsqd_topic_{name}", kind, help, samples)
-
-    yield metric("depth", "gauge", "Messages that wait for a channel.", lambda t: t.depth)
-    yield metric("disk_depth", "gauge", "Of these, on disk.", lambda t: t.backlog.disk_depth)
-    yield metric("messages_total", "counter", "Messages published.", lambda t: t.message_count)
-    yield metric("bytes_total", "counter", "Bytes of their bodies.", lambda t: t.message_bytes)
-    yield metric("paused", "gauge", "1 when it is paused.", lambda t: int(t.is_paused))
-
-
-def _channel_metrics(channels: list[Channel]) -> Families:
-    def metric(name: str, kind: str, help: str, value: Callable[[Channel], int]) -> Metric:
-        samples = (
-            ({"topic": each.topic_name, "channel": each.name}, value(each)) for each in channels
-        )
-        return Metric(f"nsqd_channel_{name}", kind, help, samples)
-
-    yield metric("depth", "gauge", "Messages that wait.", lambda c: len(c.backlog))
-    yield metric("disk_depth", "gauge", "Of these, on disk.", lambda c: c.backlog.disk_depth)
-    yield metric("in_flight", "gauge", "Messages with consumers.", lambda c: c.in_flight_count)
-    yield metric("deferred", "gauge", "Messages that are not due.", lambda c: len(c.deferred))
-    yield metric("clients", "gauge", "Consumers.", lambda c: len(c.consumers))
-    yield metric("messages_total", "counter", "Messages received.", lambda c: c.message_count)
-    yield metric("requeued_total", "counter", "Given back.", lambda c: c.requeue_count)
-    yield metric("timed_out_total", "counter", "Not answered in time.", lambda c: c.timeout_count)
-    yield metric("dead_letters_total", "counter", "Moved away.", lambda c: c.dead_letter_count)
-    yield metric("paused", "gauge", "1 when it is paused.", lambda c: int(c.is_paused))
 
 
 def _disk_metrics(nsqd: NsqdQueues) -> Families:
     try:
         found = os.statvfs(nsqd.options.data_path or ".")
-        yield _gauge("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
+        yield single("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
     except OSError:
         pass
     thread = nsqd.disk_thread
-    yield _counter("nsqd_syncs_total", "Syncs of queues.", thread.sync_count)
-    yield _counter("nsqd_sync_seconds_total", "Time in them.", thread.sync_s)
-    yield _gauge("nsqd_longest_sync_seconds", "The longest.", thread.longest_sync_s)
+    yield single("nsqd_syncs_total", "Syncs of queues.", thread.sync_count)
+    yield single("nsqd_sync_seconds_total", "Time in them.", thread.sync_s)
+    yield single("nsqd_longest_sync_seconds", "The longest.", thread.longest_sync_s)
     if nsqd.durable is not None:
         made = nsqd.durable.database.transactions
-        yield _counter("nsqd_durable_transactions_total", "Committed.", made)
+        yield single("nsqd_durable_transactions_total", "Committed.", made)
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:
     """Yield what the loop of a daemon measured, and its process."""
-    short = meter.turns - sum(meter.counts)
-    yield Histogram(
-        f"{program}_loop_turn_seconds",
-        "How long other clients waited while some were served.",
-        BOUNDS_S,
-        [meter.counts[0] + short, *meter.counts[1:]],
-        meter.busy_s,
-    )
-    yield _gauge(f"{program}_longest_stall_seconds", "The longest such turn.", meter.longest_s)
-    yield _gauge(
-        f"{program}_longest_stall_cpu_seconds", "The most CPU in one turn.", meter.longest_cpu_s
-    )
-    yield _counter(f"{program}_cpu_seconds_total", "CPU time of the process.", time.process_time())
-    yield _gauge(f"{program}_resident_bytes", "Memory of the process.", resident_bytes())
+    stall = f"{program}_longest_stall"
+    help = "The longest that other clients waited while some were served."
+    yield single(f"{stall}_seconds", help, meter.longest_s)
+    yield single(f"{stall}_cpu_seconds", "The most CPU in one turn.", meter.longest_cpu_s)
+    yield single(f"{program}_cpu_seconds_total", "CPU time of the process.", time.process_time())
+    yield single(f"{program}_resident_bytes", "Memory of the process.", resident_bytes())
 
 
-def nsqlookupd_metrics(
-    registrations: Registrations, connections: int, meter: LoopMeter
-) -> Families:
-    """Yield the metrics of an nsqlookupd with this number of TCP connections."""
-    entries = list(registrations.entries())
-    topics = [(name[1], producers) for name, producers in entries if name[0] == "topic"]
-    yield _gauge("nsqlookupd_topics", "Topics registered.", len(topics))
-    count = sum(name[0] == "channel" for name, _ in entries)
-    yield _gauge("nsqlookupd_channels", "Channels registered.", count)
-    nodes = registrations.nodes(steady_ns())
-    yield _gauge("nsqlookupd_producers", "Active nsqd.", len(nodes))
-    yield Metric(
-        "nsqlookupd_topic_producers",
-        "gauge",
-        "Registered nsqd of a topic.",
-        (({"topic": topic}, len(producers)) for topic, producers in topics),
-    )
-    tombstones = ((t, sum(at is not None for at in found.values())) for t, found in topics)
-    yield Metric(
-        "nsqlookupd_topic_tombstones",
-        "gauge",
-        "Of these, tombstoned.",
-        (({"topic": topic}, count) for topic, count in tombstones if count),
-    )
-    yield _gauge("nsqlookupd_connections", "TCP connections.", connections)
-    yield from loop_metrics("nsqlookupd", meter)
-
-
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "gauge", help, _single(value))
-
-
-def _counter(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "counter", help, _single(value))
-
-
-def _single(value: float) -> Iterable[tuple[dict[str, str], float]]:
-    return [({}, int(value) if isinstance(value, bool) else value)]
+def single(name: str, help: str, value: float) -> Metric:
+    return Metric(name, "counter" if name.endswith("_total") else "gauge", help, [({}, value)])
 
 
 def stats_lines(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int) -> Iterator[str]:
@@ -401,6 +343,14 @@ def resident_bytes() -> int:
 # -- statsd ----------------------------------------------------------------------------------------
 
 _MEMORY_COUNTER = "gc_total_runs"  # pushed as gc_runs, and the only counter of /stats' memory
+_TOPIC_FIGURES = {"message_count": "c", "message_bytes": "c", "depth": "g", "backend_depth": "g"}
+_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
+_CHANNEL_FIGURES = {
+    "message_count": "c",
+    **dict.fromkeys(_GAUGES, "g"),
+    **dict.fromkeys(("requeue_count", "timeout_count"), "c"),
+    "client_count": "g",
+}
 _TAIL_S = 1.0  # nothing is sent in the last second of an interval
 _STATSD_PORT = 8125
 
@@ -429,44 +379,22 @@ def statsd_lines(
     for topic in stats.topics or ():
         if exclude_ephemeral and is_ephemeral(topic.topic_name):
             continue
-        for name, value, kind in _topic_figures(topic):
-            yield line(f"topic.{topic.topic_name}.{name}", value, kind)
-        for channel in topic.channels:
-            if exclude_ephemeral and is_ephemeral(channel.channel_name):
+        queues: list[tuple[str, TopicStats | ChannelStats]] = [("", topic)]
+        queues += [(f"channel.{each.channel_name}.", each) for each in topic.channels]
+        for part, queue in queues:
+            if exclude_ephemeral and is_ephemeral(part.removesuffix(".")):
                 continue
-            key = f"topic.{topic.topic_name}.channel.{channel.channel_name}"
-            for name, value, kind in _channel_figures(channel):
-                yield line(f"{key}.{name}", value, kind)
+            key = f"topic.{topic.topic_name}.{part}"
+            for name, kind in (_TOPIC_FIGURES if queue is topic else _CHANNEL_FIGURES).items():
+                shown = "clients" if name == "client_count" else name
+                yield line(f"{key}{shown}", getattr(queue, name), kind)
+            for quantile, value in queue.e2e_processing_latency.percentiles or ():
+                yield line(f"{key}e2e_processing_latency_{quantile * 100:.0f}", int(value), "g")
     for name, value in (stats.memory or {}).items():
         if name == _MEMORY_COUNTER:
             yield line("mem.gc_runs", value, "c")
         else:
             yield line(f"mem.{name}", value, "g")
-
-
-def _topic_figures(topic: TopicStats) -> Iterator[tuple[str, int, str]]:
-    yield "message_count", topic.message_count, "c"
-    yield "message_bytes", topic.message_bytes, "c"
-    yield "depth", topic.depth, "g"
-    yield "backend_depth", topic.backend_depth, "g"
-    yield from _latency_metrics(topic.e2e_processing_latency)
-
-
-def _channel_figures(channel: ChannelStats) -> Iterator[tuple[str, int, str]]:
-    yield "message_count", channel.message_count, "c"
-    yield "depth", channel.depth, "g"
-    yield "backend_depth", channel.backend_depth, "g"
-    yield "in_flight_count", channel.in_flight_count, "g"
-    yield "deferred_count", channel.deferred_count, "g"
-    yield "requeue_count", channel.requeue_count, "c"
-    yield "timeout_count", channel.timeout_count, "c"
-    yield "clients", channel.client_count, "g"
-    yield from _latency_metrics(channel.e2e_processing_latency)
-
-
-def _latency_metrics(latency: LatencyStats) -> Iterator[tuple[str, int, str]]:
-    for quantile, value in latency.percentiles or ():
-        yield f"e2e_processing_latency_{quantile * 100:.0f}", int(value), "g"
 
 
 def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:

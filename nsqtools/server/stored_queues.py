@@ -30,12 +30,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.server.durable.data_path import named_database, times_kept
-from nsqtools.server.durable.database import all_rows, read_queues, wal_damage
+from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
+from nsqtools.server.durable_path import named_database, times_kept
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
-from nsqtools.server.queues.queue_files import Positions
+from nsqtools.server.queues.queue_files import Positions, QueueFile, Record
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
-from nsqtools.server.queues.salvage import QueueFile, Record
 
 _FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
 _BODY_IN_RECORD = 26
@@ -220,14 +219,12 @@ class StoredQueues:
         """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
         for name in (FILE_NAME, f"{FILE_NAME}.previous"):
             try:
-                topics = decode_metadata((self._path / name).read_bytes())
+                return set(decode_metadata((self._path / name).read_bytes()))
             except FileNotFoundError:
                 if name == FILE_NAME:
                     self._note(name, "is not there: no nsqd finds these queues")
             except (ValueError, RecursionError) as exc:
                 self._note(name, f"cannot be read ({exc})")
-            else:
-                return {name for topic in topics for name in topic.queues()}
         return None
 
     def _of_files(self, name: str, files: list[tuple[int, bool]], is_listed: bool) -> StoredQueue:

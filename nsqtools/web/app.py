@@ -42,8 +42,7 @@ from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
-from nsqtools.server.http.foundation import Call, Reply, Stream, plain_reply
-from nsqtools.server.http.server import HTTPServer, Limits
+from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, Stream, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
 from nsqtools.web.access import (

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
+from plugins.clients import fill
 from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed
-from nsqtools import Producer as SyncProducer
-from nsqtools.aio import Consumer, Message
+from nsqtools.aio import Consumer
 
 TOPIC, CHANNEL = "clicks", "tasks"
 OPTIONS = ClientOptions(output_buffer_timeout_s=0.025, drain_timeout_s=3.0)
@@ -25,40 +23,8 @@ def consumer_of(nsqd: GoNsqd, **options: Any) -> Consumer:
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=OPTIONS, **options)
 
 
-def publish(nsqd: Nsqd, count: int) -> list[bytes]:
-    bodies = [b"%05d" % number for number in range(count)]
-    nsqd.create_channel(TOPIC, CHANNEL)
-    with SyncProducer(nsqd.tcp_address) as producer:
-        producer.publish_many(TOPIC, bodies)
-    return bodies
-
-
-def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
-    publish(nsqd, 1)
-
-    async def main() -> Message:
-        async with consumer_of(nsqd) as consumer:
-            async for message in consumer:
-                assert (message.topic, message.nsqd) == (TOPIC, nsqd.tcp_address)
-                assert (message.attempts, len(message.id)) == (1, 16)
-                assert abs(message.timestamp_ns / 1e9 - time.time()) < 60
-                assert time.monotonic() < message.deadline
-                assert await message.touch()
-                assert not message.is_answered
-                assert await message.requeue(0, backoff=False)
-                assert message.is_answered
-                break
-            async for message in consumer:
-                assert message.attempts == 2
-                await message.finish()
-                return message
-        raise AssertionError
-
-    assert f"of {TOPIC} from {nsqd.tcp_address}" in repr(asyncio.run(main()))
-
-
 def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
-    publish(nsqd, 2000)
+    fill(nsqd, 2000, CHANNEL)
 
     async def main() -> int:
         turns = 0
@@ -84,7 +50,7 @@ def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> No
 
 
 def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) -> None:
-    publish(nsqd, 20)
+    fill(nsqd, 20, CHANNEL)
 
     async def main() -> None:
         async def hold() -> None:
@@ -107,7 +73,7 @@ def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) 
 
 
 def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
-    publish(nsqd, 21)
+    fill(nsqd, 21, CHANNEL)
 
     async def main() -> None:
         async with consumer_of(nsqd) as consumer, asyncio.TaskGroup() as group:
@@ -138,30 +104,12 @@ def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
         async with consumer_of(nsqd) as consumer:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(consumer), 0.2)
-            publish(nsqd, 1)
+            fill(nsqd, 1, CHANNEL)
             message = await asyncio.wait_for(anext(consumer), 5)
             await message.finish()
             return message.body
 
-    assert asyncio.run(main()) == b"00000"
-
-
-def test_a_stop_ends_every_iteration(nsqd: GoNsqd) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-
-    async def main() -> None:
-        async with consumer_of(nsqd) as consumer:
-
-            async def work() -> None:
-                async for message in consumer:
-                    raise AssertionError(message)
-
-            tasks = [asyncio.create_task(work()) for _ in range(3)]
-            await asyncio.sleep(0.1)
-            consumer.begin_stop()
-            await asyncio.wait_for(asyncio.gather(*tasks), 5)
-
-    asyncio.run(main())
+    assert asyncio.run(main()) == b"0"
 
 
 def test_a_start_can_fail_fast() -> None:
@@ -171,31 +119,3 @@ def test_a_start_can_fail_fast() -> None:
             await consumer.start(fail_fast=True)
 
     asyncio.run(main())
-
-
-def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> None:
-    """All of it times out again and again before the tasks come to it; then they finish it."""
-    nsqd = quick_nsqd
-    bodies = publish(nsqd, 5)
-    options = ClientOptions(max_attempts=1)
-
-    async def main() -> tuple[list[bytes], int]:
-        held: list[Message] = []
-        finished: list[bytes] = []
-        async with Consumer(
-            TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options, giving_up="finish"
-        ) as consumer:
-            async for message in consumer:
-                held.append(message)
-                if sum(each.attempts >= 3 for each in held) >= 5:
-                    finished += [each.body for each in held if await each.finish()]
-                if len(finished) == 5:
-                    break
-            assert consumer.stats.given_up == 0
-        return finished, consumer.stats.late
-
-    finished, late = asyncio.run(main())
-    assert sorted(finished) == bodies
-    assert (
-        unfinished(nsqd, TOPIC, CHANNEL) <= late
-    )  # nsqd may have had back what was finished a moment too late

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, PublishNotSent, PublishRejected
 from nsqtools.aio import Producer
+from nsqtools.client import producer as producer_module
 
 TOPIC = "clicks"
 
@@ -30,23 +31,6 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
     asyncio.run(main())
     wait_until(lambda: unfinished(nsqd, TOPIC, "check") == 4, what="the channel has all of them")
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
-
-
-def test_it_finds_its_nsqd_through_nsqlookupd(
-    nsqlookupd: Callable[..., GoNsqlookupd], go_nsqd: Callable[..., GoNsqd]
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    options = ClientOptions(lookupd_poll_interval_s=0.1)
-
-    async def main() -> None:
-        async with Producer(
-            options=options, lookupd_http_addresses=lookupd.http_address, retry_timeout_s=20
-        ) as producer:
-            await producer.publish(TOPIC, b"x")
-
-    asyncio.run(main())
-    assert nsqd.depth(TOPIC) == 1
 
 
 @pytest.mark.parametrize("linger_s", [0, 0.005])
@@ -86,9 +70,7 @@ def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd)
     assert asyncio.run(main()) > 5  # a loop that is held turns once
 
 
-def test_errors_are_those_of_the_synchronous_producer(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_errors_are_those_of_the_synchronous_producer(go_nsqd: Callable[..., GoNsqd]) -> None:
     nsqd = go_nsqd("-max-msg-size=10")
 
     async def main() -> None:
@@ -130,3 +112,43 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
         asyncio.run(producer.publish(TOPIC, b"x"))
     assert asyncio.run(producer.stop(patience_s(5)))
     assert nsqd.depth(TOPIC) == 3
+
+
+def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
+    scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait are let in together, and the first of them fills it."""
+    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+
+    async def main() -> None:
+        producer = Producer(scripted_nsqd.address)
+        tasks = [asyncio.create_task(producer.publish(TOPIC, b"x" * 10)) for _ in range(3)]
+        conn = await asyncio.to_thread(scripted_nsqd.identified)
+        for _ in tasks:
+            await asyncio.to_thread(conn.expect, f"PUB {TOPIC}")
+            conn.ok()
+        await asyncio.gather(*tasks)
+        await producer.stop(patience_s(5))
+
+    asyncio.run(main())
+
+
+def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
+
+    async def main() -> None:
+        producer = Producer([first.tcp_address, second.tcp_address], options)
+        await producer.publish(TOPIC, b"x")
+        first.pause()
+        stuck = [asyncio.create_task(producer.publish(TOPIC, b"stuck")) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(producer.publish(TOPIC, b"goes on"), patience_s(20))
+        first.resume()
+        await asyncio.gather(*stuck)
+        await producer.stop(patience_s(5))
+
+    asyncio.run(main())
+    assert second.depth(TOPIC) >= 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
+from plugins.clients import fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
@@ -21,11 +22,6 @@ from nsqtools.aio import Consumer, Message
 
 TOPIC, CHANNEL = "clicks", "tasks"
 OPTIONS = {"output_buffer_timeout_s": 0.025, "max_backoff_duration_s": 0.0}
-
-
-def fill(nsqd: Nsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"%d" % n for n in range(count)])
 
 
 def consumer_of(*servers: Nsqd, dead_letter: str = "", **options: Any) -> Consumer:
@@ -42,7 +38,7 @@ def test_messages_are_handled_at_the_same_time_and_answered_by_the_outcome(
     any_nsqd: Callable[..., Nsqd],
 ) -> None:
     nsqd = any_nsqd()
-    fill(nsqd, 40)
+    fill(nsqd, 40, CHANNEL)
     seen: collections.Counter[int] = collections.Counter()
     hooked: list[tuple[int, type[BaseException] | None]] = []
     most = 0
@@ -82,30 +78,8 @@ def test_messages_are_handled_at_the_same_time_and_answered_by_the_outcome(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-def test_what_fails_again_and_again_goes_to_the_dead_letters(nsqd: GoNsqd) -> None:
-    fill(nsqd, 3)
-
-    async def main() -> None:
-        consumer = consumer_of(
-            nsqd, dead_letter="dead", max_attempts=2, default_requeue_delay_s=0.0
-        )
-        async with consumer:
-            handling = asyncio.create_task(consumer.run(fail_for_one, concurrency=2))
-            while consumer.stats.given_up < 1 or unfinished(nsqd, TOPIC, CHANNEL):
-                await asyncio.sleep(0.01)
-            consumer.begin_stop()
-            await handling
-
-    async def fail_for_one(message: Message) -> None:
-        if message.body == b"1":
-            raise ValueError
-
-    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
-    assert nsqd.topic_stats("dead")["message_count"] == 1
-
-
 def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
-    fill(nsqd, 20)
+    fill(nsqd, 20, CHANNEL)
 
     async def main() -> None:
         reached = asyncio.Event()
@@ -127,7 +101,7 @@ def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
 
 
 def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
-    fill(nsqd, 1)
+    fill(nsqd, 1, CHANNEL)
     seen: list[int] = []
 
     async def main() -> None:
@@ -170,7 +144,7 @@ print("over")
 
 
 def start(nsqd: GoNsqd, handler: str) -> subprocess.Popen[str]:
-    fill(nsqd, 100)
+    fill(nsqd, 100, CHANNEL)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(handler), nsqd.tcp_address],
         stdout=subprocess.PIPE,
@@ -217,7 +191,7 @@ def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handl
 def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> None:
     servers = [go_nsqd(), go_nsqd()]
     for nsqd in servers:
-        fill(nsqd, 525)
+        fill(nsqd, 525, CHANNEL)
     sizes: list[int] = []
 
     async def main() -> None:
@@ -235,21 +209,13 @@ def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> Non
                 if sum(sizes) == 1051:
                     break
 
-    async def refuse(size: int) -> None:
-        async with consumer_of(*servers) as consumer:
-            async for _ in consumer.batches(size=size):
-                raise AssertionError
-
     asyncio.run(asyncio.wait_for(main(), patience_s(20)))
     assert sizes[0] == 500
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
-    for size in (0, 201):
-        with pytest.raises(ConfigurationError):
-            asyncio.run(refuse(size))
 
 
 def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
-    fill(nsqd, 3)
+    fill(nsqd, 3, CHANNEL)
 
     async def main(handler: Callable[[Message], Any], **how: Any) -> None:
         async with consumer_of(nsqd) as consumer:

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.archive import codecs
-from nsqtools.archive.codecs import (
+from nsqtools.archive import members
+from nsqtools.archive.members import (
     Codec,
     CorruptError,
+    DamagedError,
     codec_of,
     members_of,
+    unpack_members,
     unpack_whole,
     unpacker,
 )
-from nsqtools.archive.members import DamagedError, unpack_members
 from nsqtools.errors import NsqError
 
 COMPRESSED = [Codec.GZIP, Codec.ZSTD]
@@ -58,7 +59,7 @@ def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Both ways to read and write gzip."""
     name = str(request.param)
     if name == "zlib":
-        monkeypatch.setattr(codecs, "_isal", lambda: None)
+        monkeypatch.setattr(members, "_isal", lambda: None)
     else:
         pytest.importorskip("isal")
     return name
@@ -155,7 +156,7 @@ def test_rubbish_after_a_header_is_corrupt(inflate: str) -> None:
 
 
 def test_levels_of_gzip_are_those_of_zlib() -> None:
-    compressor = zlib.compressobj(9, zlib.DEFLATED, codecs.GZIP_WINDOW)
+    compressor = zlib.compressobj(9, zlib.DEFLATED, members.GZIP_WINDOW)
     text = some_text(10_000)
     assert len(member(Codec.GZIP, text, 9)) == len(compressor.compress(text) + compressor.flush())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import KILLING_ITSELF, Writer, write_archive
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
@@ -21,7 +21,6 @@ from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
     Selection,
-    Settings,
     delete_archive,
     in_processes,
 )
@@ -30,7 +29,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.slices import NOTES, Done, Job, run_job
+from nsqtools.archive.slices import NOTES, Done, Job, Settings, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -66,24 +65,14 @@ def content(output: Location) -> list[Row]:
     for root, names in table_files([output]).items():
         for name in names:
             values = dict(part.split("=", 1) for part in name.split("/")[:-1])
-            if isinstance(root, StoredPlace):
-                table = pq.ParquetFile((root / name).open()).read()
-            else:
-                table = pq.ParquetFile(root / name).read()
-            for row in table.to_pylist():
-                raw = row.get("body_bytes")
-                body = (
-                    row["body"] if isinstance(row["body"], bytes) else (row["body"] or "").encode()
-                )
-                rows.append(
-                    (
-                        values["topic"],
-                        values["date"],
-                        row["id"],
-                        row["ts_ns"],
-                        body if raw is None else raw,
-                    )
-                )
+            place = root / name
+            opened = place.open() if isinstance(place, StoredPlace) else place.open("rb")
+            with opened as file:
+                found = pq.ParquetFile(file).read().to_pylist()
+            for row in found:
+                body = row.get("body_bytes") or row["body"]
+                body = body if isinstance(body, bytes) else body.encode()
+                rows.append((values["topic"], values["date"], row["id"], row["ts_ns"], body))
     return sorted(rows, key=str)
 
 
@@ -96,8 +85,9 @@ def compact(
     skips_damaged: bool = False,
     selection: Selection = EVERYTHING,
     processes: int = 1,
+    settings: Settings | None = None,
 ) -> Compaction:
-    settings = Settings(target, processes, skips_damaged=skips_damaged)
+    settings = settings or Settings(target, processes, skips_damaged=skips_damaged)
     compaction = Compaction(find_inputs([place]), output, selection, settings, is_delta=delta)
     with compaction.locked():
         compaction.plan()
@@ -125,7 +115,6 @@ def test_each_message_is_there_once_whenever_it_comes(
 ) -> None:
     chance = random.Random(seed)
     archive, output = tmp_path / "archive", tmp_path / "output"
-    archive.mkdir()
     sent: list[int] = []
     for run in range(3):  # the later ones bring late messages, and again some that are there
         for _ in range(3):
@@ -145,7 +134,6 @@ def test_each_message_is_there_once_whenever_it_comes(
 
 @pytest.mark.usefixtures("small_slices")
 def test_processes_give_what_one_gives(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     members = [[message(n), message(n)] for n in range(300)]
     write_archive(tmp_path / "a" / "clicks.gz", *members)
 
@@ -157,32 +145,13 @@ def test_processes_give_what_one_gives(tmp_path: Path) -> None:
     assert content(tmp_path / "one") == content(tmp_path / "two") == expected(range(300), "clicks")
 
 
-STEPS = """
-import os, signal, sys
-from pathlib import Path
-from nsqtools.archive import compaction, slices
+STEPS = f"""
+{KILLING_ITSELF}
+from nsqtools.archive import slices
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
 
-left = int(sys.argv[1])
-
-def step():
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def around(owner, name):
-    original = getattr(owner, name)
-    def stepped(*args, **more):
-        step()
-        result = original(*args, **more)
-        step()
-        return result
-    setattr(owner, name, stepped)
-
-around(slices.ParquetWriter, "add")
-around(slices.ParquetWriter, "close")
+around(slices.ParquetWriter, "add", "close")
 around(slices, "publish")
 around(DeltaCatalog, "commit")
 around(LocalStorage, "put")
@@ -213,7 +182,6 @@ def test_killed_at_any_step_and_run_again_it_has_each_message_once(
     tmp_path: Path, delta: bool, steps: Sequence[int]
 ) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
-    archive.mkdir()
     for part in range(2):
         numbers = range(150 * part, 150 * part + 200)
         write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
@@ -237,7 +205,6 @@ def test_a_table_is_killed_at_any_step_while_its_files_are_replaced(
     tmp_path: Path, steps: Sequence[int]
 ) -> None:
     archive, table = tmp_path / "archive", tmp_path / "table"
-    archive.mkdir()
     for part in range(3):
         numbers = range(20 * part, 20 * part + 30)
         write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
@@ -257,7 +224,6 @@ def test_a_table_is_killed_at_any_step_while_its_files_are_replaced(
 
 
 def test_rows_that_are_there_twice_in_a_table_are_there_once_after_it(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(n) for n in range(50)])
     for name in ("one", "two"):
         compact(tmp_path / "a", tmp_path / name)
@@ -289,7 +255,6 @@ def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
 
 
 def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     path = write_archive(tmp_path / "a" / "clicks.gz", [message(0)], [message(1)], [message(2)])
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
@@ -305,7 +270,6 @@ def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_an_index_that_promises_more_than_there_is_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     path = write_archive(tmp_path / "a" / "clicks.gz", [message(0), message(1)])
     line = index_of(path).read_bytes().split(b"\n")[0].split()
     index_of(path).write_bytes(b" ".join([*line[:2], b"3", *line[3:]]) + b"\n")
@@ -321,7 +285,6 @@ def test_a_file_that_reads_back_otherwise_is_not_published(
 ) -> None:
     from nsqtools.archive import parquet
 
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     numbers = iter(range(100))
     monkeypatch.setattr(parquet, "checksum", lambda column: next(numbers))
@@ -334,7 +297,6 @@ def test_a_file_that_reads_back_otherwise_is_not_published(
 
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:
     archive, output = tmp_path / "a", tmp_path / "out"
-    archive.mkdir()
     path = write_archive(archive / "clicks.gz", [message(0), message(400)])
     day = day_of(message(0).timestamp_ns)
     (archive / "bare.log").write_bytes(b"it may be anything\n")
@@ -360,7 +322,6 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
 
 
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     for topic in ("clicks", "orders"):
         write_archive(tmp_path / "a" / f"{topic}.gz", [message(0)], [message(600)], topic=topic)
     settings, chosen = Settings(), Selection(frozenset(["clicks"]))
@@ -378,7 +339,6 @@ def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_bytes(b"x")
@@ -423,7 +383,6 @@ def test_a_bucket_takes_and_gives_what_a_directory_does(
 def test_a_run_that_lost_the_output_to_another_commits_nothing(
     tmp_path: Path, bucket: Bucket
 ) -> None:
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     output = parse_place(f"{bucket.url}/lake")
     assert isinstance(output, StoredPlace)
@@ -445,7 +404,6 @@ def test_a_run_that_lost_the_output_to_another_commits_nothing(
 
 
 def test_the_log_of_a_sink_says_which_files_count(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     compact(tmp_path / "a", tmp_path / "out")
     [path] = (tmp_path / "out").rglob("*.parquet")
@@ -459,7 +417,6 @@ def test_the_log_of_a_sink_says_which_files_count(tmp_path: Path) -> None:
 
 
 def test_a_job_that_runs_twice_makes_one_file(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     compaction = Compaction(
         find_inputs([tmp_path / "a"]), tmp_path / "out", Selection(), Settings()
@@ -502,7 +459,6 @@ def test_columns_of_bodies_are_kept_and_merge_by_name_whatever_was_there_first(
     ]
     for number, some in enumerate(lakes):
         archive, lake = tmp_path / f"a{number}", tmp_path / f"lake{number}"
-        archive.mkdir()
         write_archive(archive / "clicks.gz", some)
         plan = TablePlan(str(lake), False, "h", BodyKind.json)
         drafts = tmp_path / "drafts"
@@ -531,15 +487,11 @@ def test_columns_of_bodies_are_kept_and_merge_by_name_whatever_was_there_first(
 
 def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
-    archive.mkdir()
     write_archive(archive / "a.gz", clicks(0, '{"user": 1, "new": 2}', "no JSON", '{"user": "x"}'))
     (archive / "bare.log").write_bytes(b'{"user": 4}\n')
     fields = {"properties": {"user": {"type": "integer"}}}
     settings = Settings(body=BodyKind.json, fields=fields)
-    compaction = Compaction(find_inputs([archive]), output, EVERYTHING, settings)
-    with compaction.locked():
-        compaction.plan()
-        compaction.run(in_processes(1))
+    compaction = compact(archive, output, settings=settings)
 
     found = {str(row["body"]): (row["user"], row["_error"]) for row in typed_rows(output)}
     assert found == {
@@ -554,15 +506,9 @@ def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])
 def test_bodies_stay_what_they_are_in_an_output(tmp_path: Path, first: str, then: str) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
-    archive.mkdir()
-    for name, kind in (("a.gz", first), ("b.gz", then)):
-        write_archive(archive / name, clicks(ord(name[0]), '{"user": 1}'))
-        fields = {"properties": {}} if kind == "json" else None
-        settings = Settings(body=BodyKind(kind), fields=fields)
-        compaction = Compaction(find_inputs([archive]), output, EVERYTHING, settings)
-        if kind == first:
-            with compaction.locked():
-                compaction.plan()
-                compaction.run(in_processes(1))
+    write_archive(archive / "a.gz", clicks(1, '{"user": 1}'))
+    of_kind = {kind: Settings(body=BodyKind(kind)) for kind in (first, then)}
+    compact(archive, output, settings=of_kind[first])
+    write_archive(archive / "b.gz", clicks(2, '{"user": 1}'))
     with pytest.raises(ConfigurationError, match=f"are {first}, not {then}"):
-        compaction.plan()
+        compact(archive, output, settings=of_kind[then])

@@ -11,7 +11,6 @@ import pytest
 from plugins.archives import Writer, finished_files, parts, text_of
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.codecs import Plain, gzip_members
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import (
     Head,
@@ -20,9 +19,9 @@ from nsqtools.archive.layout import (
     load_index,
     part_of,
 )
-from nsqtools.archive.members import scan_members
+from nsqtools.archive.members import gzip_members, scan_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
-from nsqtools.archive.repair import repair
+from nsqtools.archive.reader import repair
 from nsqtools.files.durable import place
 from nsqtools.protocol.frames import WireMessage
 
@@ -57,18 +56,6 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
     file = begun(directories)
     members = [flush(file, b"one\n"), flush(file, b"two\nthree\n", count=2)]
     return file.path, members
-
-
-def test_sizes_count_what_is_flushed_and_what_is_held(directories: Directories) -> None:
-    file = PartFile(directories.work / "clicks.log", 0o640, Plain, now_s=0.0)
-    for text in (b"one\n", b"two\n"):
-        flush(file, text)
-    assert (file.size, file.uncompressed_size, file.expected_sizes) == (8, 8, (8, 8))
-    file.append(b"thr")
-    file.append(b"ee\n")
-    assert (file.size, file.uncompressed_size, file.expected_sizes) == (8, 8, (14, 14))
-    file.roll_back()
-    assert file.expected_sizes == (8, 8)
 
 
 def test_what_is_not_in_the_index_is_cut_off(directories: Directories) -> None:
@@ -286,21 +273,6 @@ def test_a_file_from_another_file_system_is_on_disk_before_it_has_its_name(
         calls = [call for call in disk_calls.seen if call in wanted]
         at = [len(calls) - 1 - calls[::-1].index(call) for call in wanted]
         assert at == sorted(at), (wanted, disk_calls.seen)
-
-
-def test_what_is_recovered_is_on_disk_before_it_has_its_name(
-    tmp_path: Path, disk_calls: DiskCalls
-) -> None:
-    file = PartFile(tmp_path / "a.log", 0o640, Plain, now_s=0.0)
-    file.append(b"line\n")
-    file.flush(file.end_member(1, 1, 1))
-    with part_of(file.path).open("ab") as torn:
-        torn.write(b"torn")
-    disk_calls.seen.clear()
-
-    assert recover(Directories(tmp_path, tmp_path)) == [tmp_path / "a.log"]
-    wanted = [("ftruncate", PART), ("fsync", PART), ("fsync", INDEX), ("link", "a.log")]
-    assert disk_calls.order(*wanted) == wanted
 
 
 def test_a_repaired_file_is_on_disk_before_it_replaces_the_damaged_one(

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import journal_in
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
-from nsqtools.archive.codecs import Plain
-from nsqtools.archive.journal import Journal, TopicLock
+from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.files.opening import FolderLocks
 
@@ -132,13 +133,4 @@ def test_a_journal_that_is_not_a_file_is_not_read(
 ) -> None:
     make(output / ".clicks@archive@1-000000.journal")
 
-    Journal(
-        output,
-        "clicks",
-        "archive",
-        earlier=[".clicks@archive@1-000000.journal"],
-        run="2",
-        size=10,
-        is_durable=lambda name, head, offset, length: True,
-        now_s=0.0,
-    ).close()
+    journal_in(output, run="2").close()

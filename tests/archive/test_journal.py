@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import journal_in
 
-from nsqtools.archive.codecs import Plain
-from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock, journals_below, stem_of
+from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock
 from nsqtools.archive.layout import LOCKS, Head, Member
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import FolderLocks
@@ -31,11 +32,8 @@ def journal_of(tmp_path: Path) -> Callable[..., Journal]:
     """Open the journal, as a new run does; ``durable`` are the offsets that the index has."""
 
     def open_journal(durable: set[int] | None = None, size: int = 4, now_s: float = 0.0) -> Journal:
-        return Journal(
+        return journal_in(
             tmp_path,
-            "t",
-            "c",
-            earlier=journals_below(tmp_path).get(stem_of("t", "c"), ()),
             run=f"{next(_runs):04d}",
             size=size,
             is_durable=lambda name, head, offset, length: durable is None or offset in durable,
@@ -83,17 +81,7 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
 
     def crash(number: int, name: str = "t.log", *, has_member: bool = False) -> Journal:
         recover(directories)
-        earlier = journals_below(tmp_path).get(stem_of("t", "c"), ())
-        journal = Journal(
-            tmp_path,
-            "t",
-            "c",
-            earlier=earlier,
-            run=f"{number:04d}",
-            size=4,
-            is_durable=directories.have_member,
-            now_s=0.0,
-        )
+        journal = journal_in(tmp_path, run=f"{number:04d}", is_durable=directories.have_member)
         file = PartFile(tmp_path / name, 0o640, Plain, 0.0, Head("a" * 32, number))
         file.append(b"a message\n")
         member = file.end_member(1, 0, 0)
@@ -195,34 +183,24 @@ def lock_of(folder: Path, topic: str, channel: str) -> TopicLock:
     return TopicLock(FolderLocks(folder / LOCKS), folder, topic, channel)
 
 
-def test_numbers_go_on_where_the_last_run_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["kept", None, b"", b"4711", b"4711 writer ab 7\n"])
+def test_numbers_go_on_where_the_last_run_ended_and_without_a_count_there_is_a_new_writer(
+    tmp_path: Path, content: bytes | str | None
+) -> None:
     first = lock_of(tmp_path, "clicks", "archive")
     heads = [first.next_head(), first.next_head()]
     first.release()
+    if content is None:
+        (tmp_path / NAME).unlink()
+    elif isinstance(content, bytes):
+        (tmp_path / NAME).write_bytes(content)
     second = lock_of(tmp_path, "clicks", "archive")
     heads.append(second.next_head())
     second.release()
 
-    assert [head.number for head in heads] == [1, 2, 3]
-    assert len({head.writer for head in heads}) == 1
-
-
-@pytest.mark.parametrize("content", [None, b"", b"4711", b"4711 writer ab 7\n"])
-def test_without_a_count_there_is_a_new_writer(tmp_path: Path, content: bytes | None) -> None:
-    first = lock_of(tmp_path, "clicks", "archive")
-    before = first.next_head()
-    first.release()
-    if content is None:
-        (tmp_path / NAME).unlink()
-    else:
-        (tmp_path / NAME).write_bytes(content)
-
-    again = lock_of(tmp_path, "clicks", "archive")
-    head = again.next_head()
-    again.release()
-
-    assert head.number == 1
-    assert head.writer != before.writer
+    goes_on = content == "kept"
+    assert [head.number for head in heads] == [1, 2, 3 if goes_on else 1]
+    assert len({head.writer for head in heads}) == (1 if goes_on else 2)
 
 
 def test_a_number_that_could_not_be_kept_names_no_file(

@@ -21,23 +21,13 @@ PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PROGRAMS)
 def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
-    (tmp_path / "a").mkdir()
     begin = 1_790_000_000 * 10**9
     messages = [WireMessage(begin + n, 1, b"%016x" % n, b"body %d" % n) for n in range(123)]
     write_archive(tmp_path / "a" / "clicks.gz", messages, messages)
     command = ["archive", "compact", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
     assert run_nsq(command).status == 0
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--target",
-        str(tmp_path / "site"),
-        package,
-    ]
-    subprocess.run(pip, check=True)
+    into = ["install", "-q", "--target", str(tmp_path / "site"), package]
+    subprocess.run([sys.executable, "-m", "pip", *into], check=True)
 
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
     done = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s
 
-from nsqtools.archive.lease import Lease, StoredNumbers, held, leased
+from nsqtools.archive.lease import Lease, StoredNumbers, held
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.errors import OutputError
 
@@ -23,12 +23,12 @@ def place(bucket: Bucket) -> StoredPlace:
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace) -> None:
-    with leased(place, "lock") as lease:
+    with held(place, "lock") as lease:
         lease.check()
-        threading.Timer(0.3, lease.renew).start()
+        threading.Timer(0.3, lease.check).start()
         with pytest.raises(OutputError, match=f"another run writes to {place}/lock"):
             Lease(place / "lock").take(5)
-    with leased(place, "lock"):
+    with held(place, "lock"):
         pass
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.archive.location import parse_location, parse_place, spark_url
+from nsqtools.archive.storage_objects import open_storage
 
 REMOTE = "hdfs://name/lake"
 
@@ -35,6 +36,7 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
         "hdfs:///x",
         "webhdfs://name:9870/lake",
         "s3n://bucket/x",
+        "http://h/x",
         "dbfs:/x",
         "wasb://x",
         "s3://",
@@ -45,10 +47,9 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
-        parse_place(text)
-    with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
-        parse_location(text)
+    for parse in (parse_place, parse_location, open_storage):
+        with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
+            parse(text)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.archives import lines_of, messages_of
+from plugins.archives import journal_in, lines_of, messages_of
 from plugins.power_cut import PowerCut
 
-from nsqtools.archive.codecs import Codec, Plain, gzip_members, members_of
-from nsqtools.archive.journal import Journal, TopicLock
+from nsqtools.archive.journal import TopicLock
+from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, RecordFormat, TopicWriter
 from nsqtools.client.message import Batch, Message
@@ -57,16 +57,7 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
     )
     locks = directories.locks()
     lock = TopicLock(locks, directories.work, "clicks", "archive")
-    journal = Journal(
-        directories.work,
-        "clicks",
-        "archive",
-        earlier=(),
-        run="1",
-        size=100,
-        is_durable=directories.have_member,
-        now_s=NOW,
-    )
+    journal = journal_in(directories.work, is_durable=directories.have_member, now_s=NOW)
     writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock)
     source = Source(record)
     for number in range(0, 12, 2):

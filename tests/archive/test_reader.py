@@ -9,9 +9,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from nsqtools.archive.codecs import Codec
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.members import Codec
 from nsqtools.archive.reader import look_at, read_messages, read_text
 
 LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'

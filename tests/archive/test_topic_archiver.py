@@ -1,4 +1,4 @@
-"""One topic's turns: what fits into memory, when writing works again, and the threads."""
+"""Turns: when topics have them, and the threads."""
 
 from __future__ import annotations
 
@@ -10,49 +10,7 @@ from queue import SimpleQueue
 import pytest
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.topic_archiver import (
-    FIRST_COUNT,
-    MEMORY_BYTES,
-    SETTLED_S,
-    Scheduled,
-    Turns,
-    WriteTrouble,
-    fitting_in_flight,
-)
-
-
-@pytest.mark.parametrize(
-    ("now", "most", "count", "size", "fitting"),
-    [
-        (FIRST_COUNT, 2500, 50, 50 * 200, 2500),  # begins with few, and is soon allowed all
-        (FIRST_COUNT, 2500, 10, 10 << 22, MEMORY_BYTES >> 22),  # large ones: as many as fit
-        (FIRST_COUNT, 2500, 1, 10 * MEMORY_BYTES, 1),  # one is always allowed
-        (512, 2500, 100, 130 << 16, 512),  # a small difference changes nothing
-        (10, 10, 5, 5, 10),  # a limit that was given is kept
-    ],
-)
-def test_what_fits_into_memory_is_in_flight(
-    now: int, most: int, count: int, size: int, fitting: int
-) -> None:
-    assert fitting_in_flight(now, most, MEMORY_BYTES, count, size) == fitting
-
-
-def test_a_disk_that_takes_a_little_now_and_then_is_full() -> None:
-    trouble, reported = WriteTrouble(), []
-    for now in range(10):  # a failure each second, and half a second later something is written
-        if trouble.failed("No space left on device", now):
-            reported.append(("fails", now))
-        trouble.worked()
-        if trouble.is_over(now + 0.5):
-            reported.append(("works", now))
-    assert trouble.settles_at == 9 + SETTLED_S
-    assert trouble.is_over(9 + SETTLED_S)
-    assert not trouble.is_over(99)
-
-    assert reported == [("fails", 0)]
-    assert trouble.failed("No space left on device", 100)
-    assert not trouble.is_over(200)  # nothing was written yet
-    assert trouble.failed("Read-only file system", 201)
+from nsqtools.archive.topic_archiver import Scheduled, Turns
 
 
 @pytest.fixture

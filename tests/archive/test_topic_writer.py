@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from plugins.archives import finished_files, lines_of, parts
+from plugins.archives import finished_files, journal_in, lines_of, parts
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.journal import Journal, journals_below, stem_of
+from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.part_file import Directories
-from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver, Turns
+from nsqtools.archive.topic_archiver import SETTLED_S, Flush, Quota, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import (
     ArchiveSettings,
     ArchiveTotals,
@@ -94,18 +94,12 @@ class Topic:
         self._folder = folder
 
     def writer(self, **changes: Any) -> TopicWriter:
-        journal = Journal(
-            self._folder,
-            "clicks",
-            "archive",
-            earlier=journals_below(self._folder).get(stem_of("clicks", "archive"), ()),
-            run=f"{len(self.writers)}",
-            size=100,
-            is_durable=lambda name, head, offset, length: True,
-            now_s=NOW,
-        )
+        journal = journal_in(self._folder, run=f"{len(self.writers)}", now_s=NOW)
         settings = replace(self.settings, **changes)
-        self.writers.append(TopicWriter("clicks", settings, journal, lambda path: None, self.locks))
+        lock = TopicLock(self.locks, self._folder, f"clicks{len(self.writers)}", "archive")
+        self.writers.append(
+            TopicWriter("clicks", settings, journal, lambda path: None, self.locks, lock)
+        )
         return self.writers[-1]
 
 
@@ -186,16 +180,29 @@ def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(topic: T
     assert writer.totals.already_written == 1
 
 
+class Consumption:
+    """What an archiver sees of its consumer."""
+
+    def __init__(self) -> None:
+        self.stats = SimpleNamespace(late=0)
+        self.is_starved = False
+
+    def gather(self, who: object, size: int) -> None:
+        pass
+
+
+def archiver_of(writer: TopicWriter, consumer: Consumption) -> TopicArchiver:
+    flush, quota = Flush(1, 1, 1), Quota(None)
+    made = cast(Consumer, consumer)
+    return TopicArchiver("clicks", lambda _: made, 10, writer, flush, quota, Turns(), print)
+
+
 @pytest.mark.parametrize(("is_refused", "known"), [(True, 1), (False, 0)])
 def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
     topic: Topic, is_refused: bool, known: int
 ) -> None:
-    writer = topic.writer()
-    consumer = SimpleNamespace(stats=SimpleNamespace(late=0), gather=lambda who, size: None)
-    flush, quota = Flush(1, 1, 1), Quota(None)
-    archiver = TopicArchiver(
-        "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, Turns(), print
-    )
+    writer, consumer = topic.writer(), Consumption()
+    archiver = archiver_of(writer, consumer)
     writer.take(topic.source.deliver(1), NOW)
     writer.flush()
     consumer.stats.late = 1 if is_refused else 0
@@ -207,6 +214,33 @@ def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
     writer.take(topic.source.deliver(1, attempts=2), NOW)
 
     assert writer.totals.already_written == known
+
+
+def test_a_disk_that_takes_a_little_now_and_then_is_full(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    archiver = archiver_of(topic.writer(), Consumption())
+    for number in range(10):  # a failure each second, and half a second later something is written
+        with pytest.MonkeyPatch.context() as broken:
+            failing(broken)
+            archiver._take(topic.source.deliver(2 * number))
+            archiver._attempt(archiver.writer.flush)
+        assert archiver.last_error is not None
+        now += 0.5
+        archiver._take(topic.source.deliver(2 * number + 1))
+        archiver._attempt(archiver.writer.flush)
+        assert archiver.last_error is None
+        archiver._turn()
+        now += 0.5
+    [said] = caplog.messages
+    assert "No space left on device" in said
+    now += SETTLED_S
+    archiver._turn()
+    archiver._turn()
+
+    assert caplog.messages == [said, "topic clicks: writing works again"]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:

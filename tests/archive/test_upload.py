@@ -16,7 +16,7 @@ import pytest
 from obstore.store import S3Store
 from plugins.archives import Writer
 from plugins.object_store import Bucket
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.finding import find_archives
@@ -26,7 +26,6 @@ from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage, open_storage
 from nsqtools.archive.upload import (
     NotUploadable,
-    UploadLock,
     UploadPlan,
     Uploads,
     files_to_upload,
@@ -237,7 +236,6 @@ def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, write
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)
 
-    assert UploadLock.take(path) is None
     assert upload(path, plan(out, storage)) == 0
     assert data_names(storage) == []
 
@@ -369,29 +367,3 @@ def test_a_store_that_is_away_stops_nothing_until_the_limit_and_then_consumption
     assert archiver.states == ["paused", "running"]
     assert caplog.text.count("cannot upload") == 1
     assert len(data_names(storage)) == 2
-
-
-def test_small_files_do_not_wait_for_large_ones_which_go_a_few_at_a_time(
-    out: Path, tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = open_storage(str(tmp_path / "lake"))
-    large = [finished(writer, count=50) for _ in range(6)]
-    small = [finished(writer, count=1) for _ in range(3)]
-    monkeypatch.setattr("nsqtools.archive.upload.LARGE", small[0].stat().st_size)
-    real, gate, under_way = type(storage).put_file, threading.Event(), []
-
-    def put_file(self: Storage, name: str, path: Path) -> str:
-        if path in large:
-            under_way.append(path)
-            assert gate.wait(patience_s(20))
-            under_way.remove(path)
-        return real(self, name, path)
-
-    monkeypatch.setattr(type(storage), "put_file", put_file)
-    uploads = Uploads(plan(out, storage))
-    uploads.start()
-    wait_until(lambda: uploads.totals.files == 3 and len(under_way) == 3, what="the small ones")
-    gate.set()
-
-    assert uploads.close() == 0
-    assert uploads.totals.files == 9

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import pages
-from benchmarks.parts import CHECKOUT, PARTS, Settings
+from benchmarks.parts import CHECKOUT, PARTS
 from benchmarks.raw import RESULTS, Result, Row, machine, save
 
 LONGEST_S = 600  # then a part begins no other run
@@ -39,14 +39,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (600)")
     parser.add_argument("--save", type=Path, help="directory for the raw data of a part")
-    parser.add_argument("--only", action="append", choices=pages.CLAIMED, help="of a report")
+    parser.add_argument("--only", action="append", choices=PARTS, help="of a report")
     parser.add_argument("--render", action="store_true", help="only make the tables of the report")
     given = parser.parse_args(arguments)
     if given.what != "report":
-        result = measure(given.what, Settings(given.seconds, given.rounds), given)
+        result = measure(given.what, given)
         print(pages.tables(result))
         return int(any(row.error for row in result.rows))
-    failed = [] if given.render else measure_all(given.only or list(pages.CLAIMED), given)
+    failed = [] if given.render else measure_all(given.only or list(PARTS), given)
     for path in pages.render_all(CHECKOUT):
         print(f"rendered {path.relative_to(CHECKOUT)}")
     subprocess.run([sys.executable, ".ci/manual"], cwd=CHECKOUT, check=True)
@@ -76,13 +76,13 @@ def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
     return failed
 
 
-def measure(part: str, settings: Settings, given: argparse.Namespace) -> Result:
+def measure(part: str, given: argparse.Namespace) -> Result:
     """Measure one part until its time is up; where it is saved, that is after each run."""
-    facts: dict[str, object] = {**machine(), "sample_s": settings.seconds}
+    facts: dict[str, object] = {**machine(), "sample_s": given.seconds}
     facts["load_before"] = round(os.getloadavg()[0], 1)
     began = time.monotonic()
     result = Result(part, facts, [])
-    for row in PARTS[part](settings):
+    for row in PARTS[part](given.seconds, given.rounds):
         result.rows.append(row)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
         print(f"         {row.name} [{row.number}]: {row.error or shown}", flush=True)

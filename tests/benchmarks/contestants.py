@@ -1,189 +1,129 @@
-"""The programs that are compared, ours and their peers: a name, and an argument list for a job."""
+"""The programs that are compared, ours and their peers: names in tables, and command lines."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from plugins.daemons import GO_PROGRAMS, GoNsqd
 
 HERE = Path(__file__).parent
 NSQ = (sys.executable, "-m", "nsqtools")
-BARE_LOOP = (sys.executable, str(HERE / "bare_loop.py"))
-LIBRARY = (sys.executable, str(HERE / "library_programs.py"))
 UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two connections or more
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One measurement: where the messages are, or go."""
 
-    tcp_address: str
+    nsqd: str
     topic: str
     channel: str
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        """The place in our words."""
-        place = ("-t", self.topic, "-c", self.channel)
-        return (*place, "--nsqd-tcp-address", self.tcp_address)
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        """The place in the words of the Go utilities."""
-        place = (f"-topic={self.topic}", f"-channel={self.channel}")
-        return (*place, f"-nsqd-tcp-address={self.tcp_address}")
-
-
-Command = Callable[[Job], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`command` makes the argument list. A slow one gets only a `share` of the messages. NSQ's own
-    benchmarks leave some FINs unsent, or publish without end."""
+    """``line`` names nsq, a program of Go or a script in this directory, and its arguments with the
+    fields of a `Job`. A slow one gets only a `share` of the messages. NSQ's own benchmarks leave
+    some FINs unsent, or publish without end."""
 
     name: str
-    command: Command
+    line: str
     share: float = 1.0
     leaves: int = 0
     is_endless: bool = False
 
-    def portion(self, messages: int) -> int:
-        return max(1, round(messages * self.share))
+    def command(self, job: Job) -> list[str]:
+        program, *arguments = self.line.format_map(job._asdict()).split()
+        if program == "nsq":
+            return [*NSQ, *arguments]
+        if program.endswith(".py"):
+            return [sys.executable, str(HERE / program), *arguments]
+        return [str(GO_PROGRAMS / program), *arguments]
 
 
-def nsq(command: str, *flags: str) -> Command:
-    return lambda job: (*NSQ, command, *job.ours, *flags)
+# where the messages are: in our words, in those of the Go utilities, and for a script
+OURS = "-t {topic} -c {channel} --nsqd-tcp-address {nsqd}"
+GO_TOPIC = "-topic={topic} -nsqd-tcp-address={nsqd}"
+GO = f"{GO_TOPIC} -channel={{channel}}"
+PLACE = "{nsqd} {topic} {channel}"
 
-
-def go(program: str, *flags: str) -> Command:
-    return lambda job: (str(GO_PROGRAMS / program), *job.theirs, *flags)
-
-
-def tail(*flags: str) -> Command:
-    return nsq("tail", "--max-in-flight", "2500", *flags)
-
-
-def nsq_tail(*flags: str) -> Command:
-    return go("nsq_tail", "-max-in-flight=2500", *flags)
-
-
-def library(what: str, *flags: str) -> Command:
-    def command(job: Job) -> Sequence[str]:
-        channel = [job.channel] if what == "consume" else []
-        return (*LIBRARY, what, job.tcp_address, job.topic, *channel, *flags)
-
-    return command
-
-
-def gonsq(what: str) -> Command:
-    def command(job: Job) -> Sequence[str]:
-        channel = [f"-channel={job.channel}"] if what == "consume" else []
-        program = str(GO_PROGRAMS / "gonsq")
-        return (program, what, f"-topic={job.topic}", *channel, f"-nsqd={job.tcp_address}")
-
-    return command
-
-
-def bare_publish(job: Job) -> Sequence[str]:
-    return (*BARE_LOOP, "publish", job.tcp_address, job.topic)
-
-
-def to_nsq(job: Job) -> Sequence[str]:
-    to = (f"-topic={job.topic}", f"-nsqd-tcp-address={job.tcp_address}")
-    return (str(GO_PROGRAMS / "to_nsq"), *to)
-
-
-def bench_writer(job: Job) -> Sequence[str]:
-    to = (f"-topic={job.topic}", f"-nsqd-tcp-address={job.tcp_address}")
-    return (str(GO_PROGRAMS / "bench_writer"), *to, "-runfor=1h")
-
-
-def bare_consume(job: Job) -> Sequence[str]:
-    return (*BARE_LOOP, "consume", job.tcp_address, job.topic, job.channel)
-
-
-def pynsq(job: Job) -> Sequence[str]:
-    program = str(HERE / "pynsq_consumer.py")
-    return (sys.executable, program, job.tcp_address, job.topic, job.channel)
-
-
-def pub(job: Job) -> Sequence[str]:
-    return (*NSQ, "pub", "-t", job.topic, "--nsqd-tcp-address", job.tcp_address)
-
-
-TLS = ("--tls", "--tls-insecure")
+NSQ_TAIL = f"nsq_tail {GO} -max-in-flight=2500"
+TAIL = f"nsq tail {OURS} --max-in-flight 2500"
+PUBLISH = "library_programs.py publish {nsqd} {topic}"
 TAILS = [
-    Contestant("nsq_tail", nsq_tail(), share=0.2),
-    Contestant("nsq_tail, 25 ms", nsq_tail("-consumer-opt=output_buffer_timeout,25ms"), share=0.2),
-    Contestant("nsq tail", tail()),
+    Contestant("nsq_tail", NSQ_TAIL, share=0.2),
+    Contestant(
+        "nsq_tail, 25 ms", f"{NSQ_TAIL} -consumer-opt=output_buffer_timeout,25ms", share=0.2
+    ),
+    Contestant("`nsq tail`", TAIL),
 ]
 CONSUMERS = [
     *TAILS,
-    Contestant("go-nsq, 1 worker", gonsq("consume"), share=0.3),
-    Contestant("pynsq", pynsq, share=0.1),
-    Contestant("library loop", library("consume")),
-    Contestant("run, 1 worker", library("consume", "--with=run")),
-    Contestant("bench_reader", go("bench_reader", "-rdy=2500", "-runfor=1h"), leaves=UNSENT_FINS),
-    Contestant("bare loop", bare_consume),
-    Contestant("nsq tail TLS", tail(*TLS)),
-    Contestant("nsq tail snappy", tail("--snappy")),
-    Contestant("nsq tail TLS+snappy", tail(*TLS, "--snappy")),
+    Contestant("go-nsq", "gonsq consume -topic={topic} -channel={channel} -nsqd={nsqd}", share=0.3),
+    Contestant("pynsq", f"library_programs.py consume {PLACE} --with pynsq", share=0.1),
+    Contestant("`for` loop", f"library_programs.py consume {PLACE} --with loop"),
+    Contestant("`run(handler)`", f"library_programs.py consume {PLACE} --with run"),
+    Contestant("bench_reader", f"bench_reader {GO} -rdy=2500 -runfor=1h", leaves=UNSENT_FINS),
+    Contestant("bare loop", f"bare_loop.py consume {PLACE}"),
+    Contestant("`nsq tail --tls`", f"{TAIL} --tls --tls-insecure"),
+    Contestant("`nsq tail --snappy`", f"{TAIL} --snappy"),
+    Contestant("with both", f"{TAIL} --tls --tls-insecure --snappy"),
 ]
 PRODUCERS = [
-    Contestant("to_nsq", to_nsq, share=0.2),
-    Contestant("nsq pub", pub),
-    Contestant("go-nsq PublishAsync", gonsq("publish"), share=0.2),
-    Contestant("PUB", library("publish", "--with=pub"), share=0.2),
-    Contestant("aio PUB", library("publish", "--with=aio"), share=0.2),
-    Contestant("linger", library("publish", "--with=linger"), share=0.5),
-    Contestant("bench_writer", bench_writer, is_endless=True),
-    Contestant("bare MPUB loop", bare_publish),
+    Contestant("to_nsq", f"to_nsq {GO_TOPIC}", share=0.2),
+    Contestant("`nsq pub`", "nsq pub -t {topic} --nsqd-tcp-address {nsqd}"),
+    Contestant("go-nsq", "gonsq publish -topic={topic} -nsqd={nsqd}", share=0.2),
+    Contestant("`Producer`", f"{PUBLISH} --with pub", share=0.2),
+    Contestant("`aio.Producer`", f"{PUBLISH} --with aio", share=0.2),
+    Contestant("`Producer`, linger_s", f"{PUBLISH} --with linger", share=0.5),
+    Contestant("bench_writer", f"bench_writer {GO_TOPIC} -runfor=1h", is_endless=True),
+    Contestant("bare MPUB loop", "bare_loop.py publish {nsqd} {topic}"),
 ]
-
-
-def archivers(directory: str) -> list[Contestant]:
-    """Into a directory on disk, fsynced before each FIN."""
-    into = ("--output-dir", directory)
-    flags = (f"-output-dir={directory}", "-max-in-flight=2500", "-sync-interval=1s")
-    raw = (*into, "--format", "raw")
-    return [
-        Contestant("nsq_to_file", go("nsq_to_file", *flags), share=0.4),
-        Contestant("nsq_to_file gzip", go("nsq_to_file", *flags, "-gzip"), share=0.4),
-        Contestant("to-file raw", nsq("to-file", *raw)),
-        Contestant("to-file raw gzip", nsq("to-file", *raw, "--gzip")),
-        Contestant("to-file jsonl gzip", nsq("to-file", *into, "--gzip")),
-        Contestant("to-file raw gzip zlib", nsq("to-file", *raw, "--gzip-level", "6")),
-    ]
 
 
 @contextmanager
-def forwarders(what: str) -> Iterator[list[Contestant]]:
-    """Those that forward to ``nsq`` or ``http``, while what they forward to is there."""
-    if what == "nsq":
-        with TemporaryDirectory() as there, GoNsqd(Path(there), "-mem-queue-size=5000000") as nsqd:
-            to = nsqd.tcp_address
-            flags = ("-destination-topic=copies", f"-destination-nsqd-tcp-address={to}")
-            own = ("--destination-topic", "copies", "--destination-nsqd-tcp-address", to)
-            yield [
-                Contestant("nsq_to_nsq", go("nsq_to_nsq", "-status-every=0", *flags)),
-                Contestant("nsq to-nsq", nsq("to-nsq", *own, "--no-loop-guard")),
-            ]
-        return
+def archivers() -> Iterator[list[Contestant]]:
+    """Into a directory on disk, fsynced before each FIN."""
+    with TemporaryDirectory(prefix="archive-") as place:
+        go = f"nsq_to_file {GO} -output-dir={place} -max-in-flight=2500 -sync-interval=1s"
+        lines = f"nsq to-file {OURS} --output-dir {place}"
+        raw = f"{lines} --format raw"
+        yield [
+            Contestant("nsq_to_file", go, share=0.4),
+            Contestant("nsq_to_file -gzip", f"{go} -gzip", share=0.4),
+            Contestant("`nsq to-file`, raw", raw),
+            Contestant("raw, gzip", f"{raw} --gzip"),
+            Contestant("JSON lines, gzip", f"{lines} --gzip"),
+            Contestant("raw, gzip level 6", f"{raw} --gzip-level 6"),
+        ]
+
+
+@contextmanager
+def to_another_nsqd() -> Iterator[list[Contestant]]:
+    with TemporaryDirectory() as there, GoNsqd(Path(there), "-mem-queue-size=5000000") as nsqd:
+        to = f"--destination-topic=copies --destination-nsqd-tcp-address={nsqd.tcp_address}"
+        yield [  # Go takes two dashes, too
+            Contestant("nsq_to_nsq", f"nsq_to_nsq {GO} -status-every=0 {to}"),
+            Contestant("`nsq to-nsq`", f"nsq to-nsq {OURS} {to} --no-loop-guard"),
+        ]
+
+
+@contextmanager
+def to_http() -> Iterator[list[Contestant]]:
+    """A request takes longer than a publish."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([GO_PROGRAMS / "http_sink"], text=True, **pipes) as server:
+        assert server.stdin is not None
         assert server.stdout is not None
         url = f"http://{server.stdout.readline().strip()}/"
-        go_http = go("nsq_to_http", "-status-every=0", "-post", url)
-        yield [  # a request takes longer than a publish
-            Contestant("nsq_to_http", go_http, share=0.2),
-            Contestant("nsq to-http", nsq("to-http", "--post", url), share=0.2),
+        yield [
+            Contestant("nsq_to_http", f"nsq_to_http {GO} -status-every=0 -post {url}", share=0.2),
+            Contestant("`nsq to-http`", f"nsq to-http {OURS} --post {url}", share=0.2),
         ]
-        assert server.stdin is not None
         server.stdin.close()

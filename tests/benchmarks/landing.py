@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from benchmarks.raw import Row
 from benchmarks.spark_compact import body
 
-from nsqtools.archive.codecs import Plain
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import Head, index_of
+from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
@@ -64,7 +64,7 @@ def land(log: Path, is_delta: bool, kind: BodyKind, messages: int) -> dict[str, 
         shutil.copy(index_of(log), index_of(copy))
         lander = Lander(TablePlan(str(Path(place, "table")), is_delta, "web1", kind), logs)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        drafts, refused = lander.land([copy])
+        drafts, refused, _ = lander.land([copy])
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
         assert not refused, refused
         row_bytes = sum(each.bytes for each in drafts) / messages

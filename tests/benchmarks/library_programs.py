@@ -1,7 +1,7 @@
 """What plain programs with the library do; gonsq is the same with go-nsq.
 
-library_programs.py consume TCP_ADDRESS TOPIC CHANNEL [--with loop|run]
-library_programs.py publish TCP_ADDRESS TOPIC [--with pub|linger|aio]    a message for each line
+library_programs.py consume TCP_ADDRESS TOPIC CHANNEL --with loop|run|pynsq
+library_programs.py publish TCP_ADDRESS TOPIC --with pub|linger|aio    a message for each line
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("topic")
     parser.add_argument("channel", nargs="?", default="")
-    parser.add_argument("--with", dest="how", default="")
+    parser.add_argument("--with", dest="how")
     job = parser.parse_args()
-    PROGRAMS[job.what, job.how or {"consume": "loop", "publish": "pub"}[job.what]](job)
+    PROGRAMS[job.how](job)
 
 
 def consumer_of(job: argparse.Namespace) -> Consumer:
@@ -40,6 +40,20 @@ def loop(job: argparse.Namespace) -> None:
 
 def run(job: argparse.Namespace) -> None:
     consumer_of(job).run(lambda message: None, signals=True)
+
+
+def pynsq(job: argparse.Namespace) -> None:
+    import nsq
+
+    nsq.Reader(
+        message_handler=lambda message: True,  # finish
+        nsqd_tcp_addresses=[job.address],
+        topic=job.topic,
+        channel=job.channel,
+        max_in_flight=2500,
+        output_buffer_timeout=25,
+    )
+    nsq.run()
 
 
 def publish(job: argparse.Namespace) -> None:
@@ -76,11 +90,12 @@ def aio_publish(job: argparse.Namespace) -> None:
 
 
 PROGRAMS = {
-    ("consume", "loop"): loop,
-    ("consume", "run"): run,
-    ("publish", "pub"): publish,
-    ("publish", "linger"): publish,
-    ("publish", "aio"): aio_publish,
+    "loop": loop,
+    "run": run,
+    "pynsq": pynsq,
+    "pub": publish,
+    "linger": publish,
+    "aio": aio_publish,
 }
 
 main()

@@ -1,9 +1,9 @@
 """What programs cost, as nsqd and the kernel see it: one yardstick for all, whatever they print.
 
 A measurement asks nsqd's statistics every few milliseconds, and runs from the last answer that
-shows nothing done to the first that shows all done: so the start-up of a program does not count.
-`Measured` has the whole process beside that. The error is at most two such intervals: take messages
-enough for two seconds or more. CPU time, peak memory and descriptors are read from the kernel, for
+shows nothing done to the first that shows all done: so the start-up of a program does not count,
+but in the figures ``whole_*``. The error is at most two such intervals: take messages enough for
+two seconds or more. CPU time, peak memory and descriptors are read from the kernel, for
 programs in Python and in Go by the same means.
 """
 
@@ -15,20 +15,22 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import bare_loop
 from benchmarks.contestants import Contestant, Job
+from benchmarks.raw import Row
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 POLL_S = 0.01
 LOOK_S = 0.1  # between two looks at memory and descriptors
 STALLED_S = 10.0
+
+Figures = dict[str, float]
 
 BODY = b"x" * 200
 BATCH_SIZE = 500
@@ -56,28 +58,6 @@ _CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel: what all threads took, those tha
 _job_numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run of a program. ``whole_*`` begin with the process, others with its first message."""
-
-    messages: int
-    seconds: float
-    whole_s: float
-    cpu_s: float
-    whole_cpu_s: float
-    peak_mb: float
-    descriptors: int
-
-    @property
-    def rate(self) -> float:
-        return self.messages / self.seconds
-
-    @property
-    def cpu_us(self) -> float:
-        """User and system time of a message."""
-        return self.cpu_s / self.messages * 1e6
-
-
 class Watched:
     """What a process has taken so far; memory and descriptors at their most."""
 
@@ -102,9 +82,8 @@ class Watched:
             pass
 
 
-def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:
+def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
     """Finish messages, while the output goes to /dev/null."""
-    messages = contestant.portion(messages)
     with new_job(nsqd) as job:
         nsqd.create_channel(job.topic, job.channel)
         fill(nsqd, job, messages)
@@ -119,12 +98,11 @@ def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:
             return measured(finished, messages - contestant.leaves, program, began)
 
 
-def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:
+def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
     """Publish the lines of a pipe; the program must end well and have sent exactly all.
 
     An endless contestant reads nothing and is ended when nsqd has as many.
     """
-    messages = contestant.portion(messages)
     with new_job(nsqd) as job, lines_of(messages) as lines:
         nsqd.create_topic(job.topic)
 
@@ -153,7 +131,7 @@ def lines_of(count: int) -> Iterator[Any]:
 
 def measured(
     done: Callable[[], int], goal: int, program: subprocess.Popen[bytes], began_s: float
-) -> Measured:
+) -> Figures:
     """Watch a program until ``done()`` is ``goal``. Raises `RuntimeError` when it stops before."""
     watched = Watched(program.pid)
     first = last_progress = time.monotonic()
@@ -172,22 +150,26 @@ def measured(
         time.sleep(POLL_S)
     ended = time.monotonic()
     watched.look()
-    return Measured(
-        messages=now_done,
-        seconds=ended - first,
-        whole_s=ended - began_s,
-        cpu_s=watched.cpu_s - first_cpu_s,
-        whole_cpu_s=watched.cpu_s,
-        peak_mb=watched.peak_mb,
-        descriptors=watched.descriptors,
-    )
+    seconds, whole_s, cpu_s = ended - first, ended - began_s, watched.cpu_s - first_cpu_s
+    return {
+        "messages": now_done,
+        "seconds": seconds,
+        "whole_s": whole_s,
+        "cpu_s": cpu_s,
+        "whole_cpu_s": watched.cpu_s,
+        "peak_mb": watched.peak_mb,
+        "descriptors": watched.descriptors,
+        "rate": now_done / seconds,
+        "whole_rate": now_done / whole_s,
+        "cpu_us": cpu_s / now_done * 1e6,
+    }
 
 
 def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
     """Put messages into the topic, and wait until they are there."""
     full, rest = divmod(messages, BATCH_SIZE)
     batches = [bare_loop.packed(LINES)] * full + ([bare_loop.packed(LINES[:rest])] if rest else [])
-    bare_loop.publish(job.tcp_address, job.topic, batches)
+    bare_loop.publish(job.nsqd, job.topic, batches)
     wait_until(
         lambda: nsqd.depth(job.topic, job.channel) == messages,
         what="the channel to be filled",
@@ -221,8 +203,20 @@ def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen
 # -- this process and all that it started -------------------------------------------------------
 
 
-def cost(run: Callable[[], object], messages: int) -> dict[str, float]:
-    """Seconds, rate and CPU of some work, and the most memory of a process it was done in.
+def in_turns(
+    contestants: Mapping[str, Callable[[], object]], messages: int, rounds: int
+) -> Iterator[Row]:
+    """All contestants in each round; a first one, which imports and warms a JVM up, is left out."""
+    for number in range(rounds + 1):
+        for name, run in contestants.items():
+            figures = cost(run, messages)
+            if number:
+                yield Row(name, number, figures)
+
+
+def cost(run: Callable[[], object], messages: int) -> Figures:
+    """Seconds, rate and CPU of some work, and the most memory of a process it was done in; and the
+    figures that the work itself returns.
 
     That is a process below this one that is no JVM: what this one has is of the benchmark, too.
     """
@@ -231,13 +225,13 @@ def cost(run: Callable[[], object], messages: int) -> dict[str, float]:
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
-            peaks.extend(_resident_mb(pid) for pid in descendants(os.getpid()))
+            peaks.extend(resident_mb(pid) for pid in descendants(os.getpid()) if not is_jvm(pid))
 
     looking = threading.Thread(target=look)
     began_s, began_cpu_s = time.monotonic(), family_cpu_s()
     looking.start()
     try:
-        run()
+        found = run()
     finally:
         taken_s, taken_cpu_s = time.monotonic() - began_s, family_cpu_s() - began_cpu_s
         is_over.set()
@@ -247,6 +241,7 @@ def cost(run: Callable[[], object], messages: int) -> dict[str, float]:
         "rate": messages / taken_s,
         "cpu_us": taken_cpu_s / messages * 1e6,
         "peak_mb": max(peaks),
+        **(found if isinstance(found, dict) else {}),
     }
 
 
@@ -261,11 +256,17 @@ def family_cpu_s() -> float:
     return used
 
 
-def _resident_mb(pid: int) -> float:
+def is_jvm(pid: int) -> bool:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/exe").endswith("/java")
+    return False
+
+
+def resident_mb(pid: int) -> float:
+    """What a process has in memory now; 0 when it has ended."""
     with suppress(OSError, IndexError):
-        if not os.readlink(f"/proc/{pid}/exe").endswith("/java"):
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
     return 0.0
 
 

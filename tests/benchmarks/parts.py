@@ -11,15 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import contestants, server
 from benchmarks.contestants import UNSENT_FINS, Contestant, Job
-from benchmarks.measure import Measured, Watched, drain, publish, running
-from benchmarks.raw import Row, figures_of
+from benchmarks.measure import Figures, Watched, drain, publish, resident_mb, running
+from benchmarks.raw import Row
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from plugins.certificates import LOOPBACK, Authority
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
@@ -31,50 +31,18 @@ MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
 WARM_UP = 100_000  # of the fastest: the first try
 TRIES = 4  # each with more messages, until one lasts as long as wanted
 
-Measure = Callable[[Nsqd, Contestant, int], Measured]
+Measure = Callable[[Nsqd, Contestant, int], Figures]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How long and how often."""
-
-    seconds: float = 2.5
-    rounds: int = 3
+Entered = Callable[[], AbstractContextManager[Iterable[Contestant]]]
 
 
-def run(contestant: Contestant, number: int, work: Callable[[], dict[str, float]]) -> Row:
+def run(name: str, number: int, work: Callable[[], Figures]) -> Row:
     """A row of what ``work`` returns, or of why it failed."""
     try:
-        return Row(contestant.name, number, work())
+        return Row(name, number, work())
     except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as exc:
-        return Row(contestant.name, number, error=str(exc)[:300] or type(exc).__name__)
-
-
-class Turns:
-    """Contestants in turn, each with messages for the seconds that a sample shall last."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._messages: dict[str, int] = {}
-
-    def rows(
-        self, measure: Measure, nsqd: Nsqd, entered: Iterable[Contestant], number: int
-    ) -> Iterator[Row]:
-        for contestant in entered:
-            yield run(contestant, number, lambda: self._take(measure, nsqd, contestant))  # noqa: B023
-
-    def _take(self, measure: Measure, nsqd: Nsqd, contestant: Contestant) -> dict[str, float]:
-        once = replace(contestant, share=1.0)
-        wanted_s = self._settings.seconds
-        first = max(5 * UNSENT_FINS, contestant.portion(WARM_UP))
-        count = self._messages.get(contestant.name, first)
-        for _ in range(TRIES):  # what syncs each second says little in its first
-            found = measure(nsqd, once, count)
-            if found.seconds >= 0.8 * wanted_s or count >= MOST:
-                break
-            count = min(int(count * 1.1 * wanted_s / found.seconds), MOST)
-        self._messages[contestant.name] = count
-        return figures_of(found)
+        return Row(name, number, error=str(exc)[:300] or type(exc).__name__)
 
 
 @contextmanager
@@ -94,47 +62,58 @@ def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
         yield nsqd
 
 
-def contest(measure: Measure, settings: Settings, entered: Iterable[Contestant]) -> Iterator[Row]:
-    """All contestants on one nsqd, a new one each round."""
-    turns = Turns(settings)
-    for number in range(settings.rounds):
-        with everything_in_memory(MOST) as nsqd:
-            yield from turns.rows(measure, nsqd, entered, number)
+def contest(measure: Measure, entered: Entered, seconds: float, rounds: int) -> Iterator[Row]:
+    """All contestants on one nsqd, a new one each round, each with messages for these seconds."""
+    counts: dict[str, int] = {}
+    for number in range(rounds):
+        with everything_in_memory(MOST) as nsqd, entered() as chosen:
+            for each in chosen:
+                yield run(each.name, number, partial(take, measure, nsqd, each, seconds, counts))
 
 
-def consume(settings: Settings) -> Iterator[Row]:
-    return contest(drain, settings, contestants.CONSUMERS)
+def take(
+    measure: Measure, nsqd: Nsqd, contestant: Contestant, seconds: float, counts: dict[str, int]
+) -> Figures:
+    """Measure one, with as many messages as in the round before, or more until it takes as long."""
+    count = counts.get(contestant.name, max(5 * UNSENT_FINS, round(WARM_UP * contestant.share)))
+    for _ in range(TRIES):  # what syncs each second says little in its first
+        found = measure(nsqd, contestant, count)
+        if found["seconds"] >= 0.8 * seconds or count >= MOST:
+            break
+        count = min(int(count * 1.1 * seconds / found["seconds"]), MOST)
+    counts[contestant.name] = count
+    return found
 
 
-def publishing(settings: Settings) -> Iterator[Row]:
-    return contest(publish, settings, contestants.PRODUCERS)
+def consume(seconds: float, rounds: int) -> Iterator[Row]:
+    return contest(drain, lambda: nullcontext(contestants.CONSUMERS), seconds, rounds)
 
 
-def archiving(settings: Settings) -> Iterator[Row]:
-    with TemporaryDirectory(prefix="archive-") as directory:
-        longer = replace(settings, seconds=1.6 * settings.seconds)  # of which a sync is a second
-        yield from contest(drain, longer, contestants.archivers(directory))
+def publishing(seconds: float, rounds: int) -> Iterator[Row]:
+    return contest(publish, lambda: nullcontext(contestants.PRODUCERS), seconds, rounds)
 
 
-def forwarding(settings: Settings) -> Iterator[Row]:
-    for what in ("nsq", "http"):
-        turns = Turns(settings)
-        for number in range(settings.rounds):
-            with everything_in_memory(MOST) as source, contestants.forwarders(what) as chosen:
-                yield from turns.rows(drain, source, chosen, number)
+def archiving(seconds: float, rounds: int) -> Iterator[Row]:
+    longer_s = 1.6 * seconds  # of which a sync is a second
+    return contest(drain, contestants.archivers, longer_s, rounds)
+
+
+def forwarding(seconds: float, rounds: int) -> Iterator[Row]:
+    for entered in (contestants.to_another_nsqd, contestants.to_http):
+        yield from contest(drain, entered, seconds, rounds)
 
 
 LONE = 40
 
 
-def waiting(settings: Settings) -> Iterator[Row]:
+def waiting(seconds: float, rounds: int) -> Iterator[Row]:
     """A lone message from publish to printed line, through both programs at both settings."""
-    slow = Contestant("nsq tail, 250 ms", contestants.tail("-X", "output_buffer_timeout=250ms"))
-    for contestant in (*contestants.TAILS, slow):
-        yield run(contestant, 0, lambda: lone(contestant))  # noqa: B023
+    slow = f"{contestants.TAIL} -X output_buffer_timeout=250ms"
+    for each in (*contestants.TAILS, Contestant("`nsq tail`, 250 ms", slow)):
+        yield run(each.name, 0, partial(lone, each))
 
 
-def lone(contestant: Contestant) -> dict[str, float]:
+def lone(contestant: Contestant) -> Figures:
     with TemporaryDirectory(prefix="nsqd-") as directory, GoNsqd(Path(directory)) as nsqd:
         job = Job(nsqd.tcp_address, "latency", "c")
         nsqd.create_channel(job.topic, job.channel)
@@ -155,19 +134,18 @@ def lone(contestant: Contestant) -> dict[str, float]:
     return {"p50_ms": statistics.median(taken), "p90_ms": p90, "max_ms": max(taken)}
 
 
-SERVERS: dict[str, type[GoNsqd]] = {"Go nsqd": GoNsqd, "nsq nsqd": EmbeddedNsqdProcess}
+SERVERS: dict[str, type[GoNsqd]] = {"Go nsqd": GoNsqd, "`nsq nsqd`": EmbeddedNsqdProcess}
 
 
-def serving(settings: Settings) -> Iterator[Row]:
+def serving(seconds: float, rounds: int) -> Iterator[Row]:
     """Both nsqd under a bare client, and under NSQ's own benchmarks."""
-    messages = int(settings.seconds * 600_000)
-    for number in range(settings.rounds):
+    for number in range(rounds):
         for name, kind in SERVERS.items():
-            contestant = Contestant(name, lambda job: ())
-            yield run(contestant, number, lambda: serve(kind, messages, settings.seconds))  # noqa: B023
+            yield run(name, number, partial(serve, kind, seconds))
 
 
-def serve(kind: type[GoNsqd], messages: int, seconds: float) -> dict[str, float]:
+def serve(kind: type[GoNsqd], seconds: float) -> Figures:
+    messages = int(seconds * 600_000)
     with (
         TemporaryDirectory(prefix="nsqd-") as directory,
         kind(Path(directory), "-mem-queue-size=5000000") as nsqd,
@@ -179,15 +157,16 @@ def serve(kind: type[GoNsqd], messages: int, seconds: float) -> dict[str, float]
 
         def note(what: str, work: Callable[[], None]) -> None:
             watched.look()
-            before = watched.cpu_s
-            figures[f"{what}_rate"] = messages / server.timed(work)
+            before, began_s = watched.cpu_s, time.perf_counter()
+            work()
+            figures[f"{what}_rate"] = messages / (time.perf_counter() - began_s)
             watched.look()
             figures[f"{what}_cpu_us"] = (watched.cpu_s - before) / messages * 1e6
 
         with server.subscribe(address) as consumer:
-            before = server.resident_bytes(nsqd.pid)
+            before_mb = resident_mb(nsqd.pid)
             note("publish", lambda: server.publish(address, messages))
-            figures["queued_bytes"] = (server.resident_bytes(nsqd.pid) - before) / messages
+            figures["queued_bytes"] = (resident_mb(nsqd.pid) - before_mb) * 1e6 / messages
             note("consume", lambda: server.consume(consumer, messages))
         figures["writer_rate"] = own_benchmark("bench_writer", nsqd, seconds)
         time.sleep(0.2)
@@ -207,17 +186,16 @@ def own_benchmark(program: str, nsqd: GoNsqd, seconds: float) -> float:
     return float(found[1])
 
 
-BARE = "python -c pass"
 SHORT = ("--version", "--help", "pub --help", "tail --help")
 WARM_UPS = 3  # which write the bytecode
 
 
-def starting(settings: Settings) -> Iterator[Row]:
+def starting(seconds: float, rounds: int) -> Iterator[Row]:
     """How long ``nsq`` takes to start, beside a bare interpreter."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    runs = {BARE: ["-c", "pass"]}
-    runs |= {f"nsq {line}": ["-m", "nsqtools", *line.split()] for line in SHORT}
-    for turn in range(-WARM_UPS, 5 * settings.rounds):
+    runs = {"`python -c pass`": ["-c", "pass"]}
+    runs |= {f"`nsq {line}`": ["-m", "nsqtools", *line.split()] for line in SHORT}
+    for turn in range(-WARM_UPS, 5 * rounds):
         for name, arguments in runs.items():
             begin = time.perf_counter()
             command = [sys.executable, *arguments]
@@ -226,19 +204,18 @@ def starting(settings: Settings) -> Iterator[Row]:
                 yield Row(name, turn, {"ms": (time.perf_counter() - begin) * 1e3})
 
 
-def spark(settings: Settings) -> Iterator[Row]:
-    """All about tables, and reading archives, in one session."""
-    from benchmarks import lake  # it needs the packages of tables and of Spark
-    from benchmarks.landing import landing
+def spark(seconds: float, rounds: int) -> Iterator[Row]:
+    """All about tables, and reading archives."""
+    from benchmarks import lake, planning  # these need the packages of tables and of Spark
+    from benchmarks.spark import beside_spark
 
-    messages = int(settings.seconds * 800_000)
-    rounds = settings.rounds
-    yield from errors_as_rows("queries", lake.beside_spark(messages, rounds))
-    yield from errors_as_rows("landing", landing(messages // 4, rounds))
+    messages = int(seconds * 800_000)
+    yield from errors_as_rows("queries", beside_spark(messages, rounds))
+    yield from errors_as_rows("landing", lake.landing(messages // 4, rounds))
     yield from errors_as_rows("to-file", lake.sustained(messages, rounds))
-    yield from errors_as_rows("planning", lake.planning())
-    yield from errors_as_rows("a bucket", lake.buckets())
-    yield from errors_as_rows("a million files", lake.a_million())
+    yield from errors_as_rows("planning", planning.indexes())
+    yield from errors_as_rows("a bucket", planning.buckets())
+    yield from errors_as_rows("a million files", planning.a_million())
 
 
 def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
@@ -249,22 +226,22 @@ def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
         yield Row(name, 0, error=f"{type(exc).__name__}: {exc}"[:300])
 
 
-def spark_publishing(settings: Settings) -> Iterator[Row]:
-    from benchmarks.spark_publish import publishing
+def spark_publishing(seconds: float, rounds: int) -> Iterator[Row]:
+    from benchmarks.spark import publishing
 
-    messages = int(settings.seconds * 400_000)
-    yield from errors_as_rows("publishing", publishing(messages, 2))
-
-
-def spark_queries(settings: Settings) -> Iterator[Row]:
-    from benchmarks.spark_query import planning, queries
-
-    messages = int(settings.seconds * 400_000)
-    yield from errors_as_rows("queries", queries(messages, 5))
-    yield from errors_as_rows("planning", planning(10_000))
+    return errors_as_rows("publishing", publishing(int(seconds * 400_000), 2))
 
 
-PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
+def spark_queries(seconds: float, rounds: int) -> Iterator[Row]:
+    from benchmarks import planning
+    from benchmarks.spark import sql_queries
+
+    yield from errors_as_rows("queries", sql_queries(int(seconds * 400_000), 5))
+    yield from errors_as_rows("planning", planning.small_files())
+
+
+# by seconds of a sample, and rounds
+PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {
     "consume": consume,
     "publish": publishing,
     "archive": archiving,

@@ -8,12 +8,11 @@ import platform
 import re
 import subprocess
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import Measured
 from plugins.daemons import GO_PROGRAMS
 
 from nsqtools import __version__
@@ -29,12 +28,6 @@ class Row:
     number: int
     figures: dict[str, float] = field(default_factory=dict)
     error: str = ""
-
-
-def figures_of(run: Measured) -> dict[str, float]:
-    """All that is kept of one run of a program."""
-    rates = {"rate": run.rate, "whole_rate": run.messages / run.whole_s, "cpu_us": run.cpu_us}
-    return {**asdict(run), **rates}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +56,11 @@ class Result:
 
 def save(result: Result, directory: Path) -> None:
     """Write a part's file; a part of one line a run reads well in a diff."""
-    lines = [
-        json.dumps(
-            {"name": row.name, "round": row.number, **_short(row.figures)}
-            | ({"error": row.error} if row.error else {})
-        )
-        for row in result.rows
-    ]
+    lines = []
+    for row in result.rows:
+        short = {name: float(f"{value:.5g}") for name, value in row.figures.items()}
+        error = {"error": row.error} if row.error else {}
+        lines.append(json.dumps({"name": row.name, "round": row.number, **short, **error}))
     text = json.dumps({"part": result.part, **result.facts}, indent=1)[:-2]
     rows = ",\n  ".join(lines)
     (directory / f"{result.part}.json").write_text(f'{text},\n "rows": [\n  {rows}\n ]\n}}\n')
@@ -86,10 +77,6 @@ def load(part: str, directory: Path) -> Result | None:
         for row in facts.pop("rows")
     ]
     return Result(facts.pop("part"), facts, rows)
-
-
-def _short(figures: dict[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.5g}") for name, value in figures.items()}
 
 
 def machine() -> dict[str, object]:

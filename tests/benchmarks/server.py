@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 BODY = b"x" * 200
 BATCH = 100
@@ -57,13 +54,3 @@ def consume(connection: socket.socket, count: int) -> None:
             connection.sendall(b"FIN " + b"\nFIN ".join(ids) + b"\n")
             count -= len(ids)
             buffered = buffered[whole:]
-
-
-def timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

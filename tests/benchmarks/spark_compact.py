@@ -23,7 +23,8 @@ from benchmarks.raw import Row
 from plugins.archives import write_archive
 
 from nsqtools.archive.catalog import find_inputs
-from nsqtools.archive.compaction import Compaction, RunJobs, Selection, Settings, in_processes
+from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
+from nsqtools.archive.slices import Settings
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction import in_tasks
 from nsqtools.spark.spark_settings import SparkSettings

@@ -4,8 +4,8 @@
 
 A stop is a module of nsqtools of which a function runs, on any thread, between the command line and
 the exit; what runs while modules are imported does not count. Three command lines are
-followed, against an embedded nsqd in a process of its own: ``nsq tail`` of one message, ``nsq pub``
-of two lines, ``nsq to-file`` of two messages. Version 0.1 had 48, 41 and 67 stops.
+followed, each in a process of its own, against an embedded nsqd: ``nsq tail`` of one message,
+``nsq pub`` of two lines, ``nsq to-file`` of two messages. Version 0.1 had 48, 41 and 67 stops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -65,29 +63,6 @@ def declares(frame: FrameType) -> bool:
     return False
 
 
-@contextmanager
-def a_server() -> Iterator[str]:
-    """The TCP address of an nsqd that runs in another process."""
-    program = (
-        "import sys\n"
-        "from nsqtools.server.embedded import EmbeddedNsqd\n"
-        "with EmbeddedNsqd() as nsqd:\n"
-        "    print(nsqd.tcp_address, nsqd.http_address, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.communicate("", timeout=SECONDS)
-
-
 def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
     """`followed`, in a fresh interpreter."""
     with tempfile.TemporaryDirectory() as directory:
@@ -107,12 +82,13 @@ def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
 
 def measure() -> dict[str, list[str]]:
     """The modules of each command."""
-    with a_server() as addresses, tempfile.TemporaryDirectory() as directory:
-        tcp, http = addresses.split()
-        nsqd = ["--nsqd-tcp-address", tcp]
+    from nsqtools.server.embedded import EmbeddedNsqd
+
+    with EmbeddedNsqd() as server, tempfile.TemporaryDirectory() as directory:
+        nsqd = ["--nsqd-tcp-address", server.tcp_address]
         found = {"pub": in_a_process(["pub", "-t", TOPIC, *nsqd], "one\ntwo\n")}
         archive = ["to-file", "-t", TOPIC, "-n", "2", "--output-dir", directory]
-        both = [*nsqd, "--nsqd-http-address", http]
+        both = [*nsqd, "--nsqd-http-address", server.http_address]
         found["to-file"] = in_a_process([*archive, *both])
         in_a_process(["pub", "-t", TOPIC, *nsqd], "three\n")
         found["tail"] = in_a_process(["tail", "-t", TOPIC, "-n", "1", "-c", "nsq_to_file", *both])

@@ -5,7 +5,7 @@ How fast is for a person to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from plugins.daemons import GoNsqd
 
 CHECKOUT = Path(__file__).parents[2]
 MESSAGES = 2000
-RELIABLE = [each for each in CONSUMERS if not (each.leaves or "TLS" in each.name)]
+RELIABLE = [each for each in CONSUMERS if not (each.leaves or "--tls" in each.line)]
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ RELIABLE = [each for each in CONSUMERS if not (each.leaves or "TLS" in each.name
     ids=["drain", "publish"],
 )
 def test_every_contestant_does_its_work(
-    nsqd: GoNsqd, measure: Callable[..., parts.Measured], entered: list[Contestant]
+    nsqd: GoNsqd, measure: parts.Measure, entered: list[Contestant]
 ) -> None:
     for contestant in entered:
-        assert measure(nsqd, contestant, MESSAGES).rate > 0, contestant.name
+        assert measure(nsqd, contestant, MESSAGES)["rate"] > 0, contestant.name
 
 
 def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
-    idle = Contestant("idle", lambda job: ["sh", "-c", "exit 3"])
+    idle = Contestant("idle", "library_programs.py fail")
     with pytest.raises(RuntimeError, match="stopped at 0 of 2000"):
         publish(nsqd, idle, MESSAGES)
 
@@ -57,10 +57,10 @@ def test_every_block_is_in_a_document() -> None:
 def test_a_run_that_fails_is_said_and_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def some(settings: parts.Settings) -> Iterator[Row]:
-        yield Row("python -c pass", 0, {"ms": 12.3456789})
-        yield Row("nsq --version", 0, error="it crashed")
-        yield Row("nsq --help", 0, {"ms": 24.7})
+    def some(seconds: float, rounds: int) -> Iterator[Row]:
+        yield Row("`python -c pass`", 0, {"ms": 12.3456789})
+        yield Row("`nsq --version`", 0, error="it crashed")
+        yield Row("`nsq --help`", 0, {"ms": 24.7})
 
     monkeypatch.setitem(parts.PARTS, "startup", some)
 
@@ -72,7 +72,7 @@ def test_a_run_that_fails_is_said_and_ends_no_other(
     assert [row.figures for row in result.rows] == [{"ms": 12.346}, {}, {"ms": 24.7}]
     made = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
     assert "| `nsq --version` | - | - |" in made
-    assert "Failed in this run: nsq --version." in made
+    assert "Failed in this run: `nsq --version`." in made
     assert "Not measured" in render("<!-- measured: spark -->\n<!-- end -->", tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_a_part_whose_time_is_up_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = (Row("a", n, {"ms": 1.0}) for n in range(9))
-    monkeypatch.setitem(parts.PARTS, "startup", lambda _: endless)
+    monkeypatch.setitem(parts.PARTS, "startup", lambda *_: endless)
 
     assert main(["startup", "--save", str(tmp_path), "--longest", "0"]) == 1
 

@@ -109,7 +109,7 @@ def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
     assert described - {"message", "error"} <= tried | ELSEWHERE | spark
 
 
-def test_a_schema_is_valid_and_says_its_version() -> None:
+def test_a_schema_is_valid_and_has_a_title_and_its_version() -> None:
     for name in DOCUMENTS:
         schema = read_schema(name)
         jsonschema.Draft202012Validator.check_schema(schema)

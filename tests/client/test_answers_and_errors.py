@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -18,8 +16,6 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.names import parse_address
-
-InBackground = Callable[..., "Future[object]"]
 
 
 def batch_of(consumer: Consumer) -> Batch:
@@ -74,10 +70,7 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
     ],
 )
 def test_zero_is_a_delay_and_seconds_become_milliseconds(
-    dialog: Dialog,
-    attempts: int,
-    delay_s: float | None,
-    delay_ms: int,
+    dialog: Dialog, attempts: int, delay_s: float | None, delay_ms: int
 ) -> None:
     consumer, conn = dialog("RDY 200", max_attempts=0)
     message_id = conn.message(b"x", attempts=attempts)
@@ -200,19 +193,3 @@ def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(
     conn.expect(f"SUB {TOPIC} {CHANNEL}")
     conn.ok()
     conn.skip_to("RDY 2500")
-
-
-def test_a_refused_subscription_is_reported_with_the_words_of_nsqd(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    errors: list[NsqError] = []
-    consume(scripted_nsqd.address, more={"on_error": errors.append})
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify()
-    conn.expect(f"SUB {TOPIC} {CHANNEL}")
-    conn.error("E_UNAUTHORIZED AUTH failed for SUB")
-    conn.expect_closed()
-    wait_until(lambda: errors, what="the error")
-    assert "E_UNAUTHORIZED AUTH failed for SUB" in str(errors[0])
-    assert errors[0].category == "refused"

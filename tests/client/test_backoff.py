@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.client.rdy import Backoff, BackoffMode, Wait
+from nsqtools.client.rdy import Backoff, BackoffMode
 
 
 def backoff_at(level: int, mode: BackoffMode, **settings: float) -> Backoff:
@@ -35,7 +35,7 @@ def test_the_delay_doubles_up_to_the_cap(
 ) -> None:
     backoff = Backoff(multiplier_s, maximum_s)
     for delay_s in delays:
-        assert backoff.failure() == Wait(delay_s)
+        assert backoff.failure() == delay_s
         backoff.expire()
 
 
@@ -50,21 +50,17 @@ def test_a_maximum_of_zero_disables_backoff() -> None:
     [
         (BackoffMode.NORMAL, "success", None, 0, BackoffMode.NORMAL),
         (BackoffMode.NORMAL, "neutral", None, 0, BackoffMode.NORMAL),
-        (BackoffMode.NORMAL, "failure", Wait(2), 1, BackoffMode.WAIT),
+        (BackoffMode.NORMAL, "failure", 2, 1, BackoffMode.WAIT),
         (BackoffMode.WAIT, "success", None, 2, BackoffMode.WAIT),
         (BackoffMode.WAIT, "neutral", None, 2, BackoffMode.WAIT),
         (BackoffMode.WAIT, "failure", None, 2, BackoffMode.WAIT),
-        (BackoffMode.TEST, "failure", Wait(8), 3, BackoffMode.WAIT),
-        (BackoffMode.TEST, "neutral", Wait(4), 2, BackoffMode.WAIT),
-        (BackoffMode.TEST, "success", Wait(2), 1, BackoffMode.WAIT),
+        (BackoffMode.TEST, "failure", 8, 3, BackoffMode.WAIT),
+        (BackoffMode.TEST, "neutral", 4, 2, BackoffMode.WAIT),
+        (BackoffMode.TEST, "success", 2, 1, BackoffMode.WAIT),
     ],
 )
 def test_every_event_in_every_mode(
-    mode: BackoffMode,
-    event: str,
-    action: Wait | None,
-    level: int,
-    next_mode: BackoffMode,
+    mode: BackoffMode, event: str, action: float | None, level: int, next_mode: BackoffMode
 ) -> None:
     backoff = backoff_at(0 if mode is BackoffMode.NORMAL else 2, mode)
     assert getattr(backoff, event)() == action
@@ -87,9 +83,7 @@ def test_jitter_is_spread_over_the_whole_delay() -> None:
     delays_s = []
     for _ in range(200):
         backoff.mode = BackoffMode.TEST
-        wait = backoff.neutral()
-        assert isinstance(wait, Wait)
-        delays_s.append(wait.delay_s)
+        delays_s.append(backoff.neutral() or 0.0)
 
     ceiling_s = backoff.ceiling_s(5)
     assert min(delays_s) >= 0
@@ -115,7 +109,9 @@ def test_whatever_happens_the_state_makes_sense(
         action = getattr(backoff, event)()
         levels.append(backoff.level)
         assert (backoff.level == 0) == (backoff.mode is BackoffMode.NORMAL)
-        assert isinstance(action, Wait) <= (backoff.mode is BackoffMode.WAIT)
-        if isinstance(action, Wait):
-            assert 0 <= action.delay_s <= maximum_s
+        if action is not None:
+            assert 0 <= action <= maximum_s
+            assert backoff.mode is (
+                BackoffMode.NORMAL if event == "success" and not backoff.level else BackoffMode.WAIT
+            )
     assert all(abs(after - before) <= 1 for before, after in pairwise(levels))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC
+from plugins.clients import CHANNEL, TOPIC, fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
@@ -19,11 +19,6 @@ from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
-
-
-def fill(nsqd: Nsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"%d" % n for n in range(count)])
 
 
 def consumer_of(*servers: Nsqd) -> Consumer:
@@ -104,14 +99,6 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
         assert (len(batch), batch.finish()) == (500, 499)
         wait_until(lambda: consumer.stats.finished == 499, what="the FINs")
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
-
-
-def test_what_is_there_is_a_batch_when_its_time_is_over(nsqd: GoNsqd) -> None:
-    fill(nsqd, 3)
-    with consumer_of(nsqd) as consumer:
-        batch = next(iter(consumer.batches(size=500, within_s=0.2)))
-        assert len(batch) == 3
-        batch.finish()
 
 
 def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: GoNsqd) -> None:

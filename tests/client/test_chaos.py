@@ -9,12 +9,8 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
-import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
-from plugins.daemons import GoNsqd
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.embedded import EmbeddedServer
 from plugins.network import Proxy
 from plugins.waiting import patience_s, wait_until
@@ -22,8 +18,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.message import Message
 from nsqtools.client.producer import Producer
 from nsqtools.errors import PublishError, PublishUnknown
-
-InBackground = Callable[..., "Future[Any]"]
 
 
 class Publisher:
@@ -52,34 +46,6 @@ class Publisher:
     def confirms_more(self) -> Callable[[], bool]:
         before = len(self.confirmed)
         return lambda: len(self.confirmed) > before + 20
-
-
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
-    go_nsqd: Callable[..., GoNsqd],
-    consume: Consume,
-    handle: Handle,
-    produce: Produce,
-    in_background: InBackground,
-    rounds: int,
-) -> None:
-    """SIGTERM: nsqd writes what it has in memory to disk. Nothing comes that was not sent."""
-    nsqd = go_nsqd()
-    nsqd.create_channel(TOPIC, CHANNEL)
-    publisher = Publisher(produce(nsqd.tcp_address))
-    consumer = consume(nsqd.tcp_address)
-    seen: Counter[bytes] = Counter()
-    handle(consumer, lambda message: seen.update([message.body]))
-    publishing = in_background(publisher.run)
-    for _ in range(rounds):
-        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
-        nsqd.stop()
-        nsqd.start()
-    wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
-    publisher.is_over.set()
-    publishing.result(patience_s(10))
-    wait_until(lambda: publisher.confirmed <= set(seen), what="all that was confirmed")
-    assert set(seen) <= publisher.confirmed | publisher.unknown
 
 
 def test_connections_cut_at_any_moment_lose_nothing(

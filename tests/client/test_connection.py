@@ -23,6 +23,8 @@ class Loop:
     def now(self) -> float:
         return self.time
 
+    buffer = memoryview(bytearray(1024))
+
     def register(self, connection: Connection) -> None: ...
     def unregister(self, connection: Connection) -> None: ...
 
@@ -93,7 +95,7 @@ class Bench:
             FrameBuffer(),
             ClientOptions(**options),  # type: ignore[arg-type]
         )
-        self.connection.attach(self.loop, self.user, memoryview(bytearray(1024)))
+        self.connection.attach(self.loop, self.user)
         self.user.connection = self.connection
 
 

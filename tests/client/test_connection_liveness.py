@@ -133,21 +133,3 @@ def test_an_ended_compressed_stream_takes_no_cpu(
     wait_until(lambda: errors, what="the loss")
     assert cpu_share(0.5) < 0.1
     assert "closed the connection" in str(errors[0])
-
-
-def test_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    def once() -> None:
-        consumer = consume(nsqd.tcp_address, fail_fast=True)
-        assert consumer.stop(timeout_s=patience_s(5))
-        producer = produce(nsqd.tcp_address)
-        producer.publish(TOPIC, b"x")
-        assert producer.stop(patience_s(5))
-
-    once()
-    before = descriptors()
-    for _ in range(20):
-        once()
-    wait_until(lambda: descriptors() <= before, what="no more descriptors than before")

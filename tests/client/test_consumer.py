@@ -40,13 +40,6 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
         Consumer(**(usable | arguments))
 
 
-def test_next_batch_gives_up_after_its_time(nsqd: GoNsqd, consume: Consume) -> None:
-    consumer = consume(nsqd.tcp_address)
-    assert consumer.next_batch(timeout_s=0) is None
-    assert consumer.next_batch(timeout_s=0.05) is None
-    assert list(consumer.batches(timeout_s=0.05)) == []
-
-
 def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"true", b"none", b"false", b"raise", b"neutral", b"own")
@@ -109,19 +102,3 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
 
     threading.Thread(target=answer_all).start()
     assert finished.wait(patience_s(10))
-
-
-def test_consumers_may_share_one_backlog(nsqd: GoNsqd, consume: Consume) -> None:
-    first = consume(nsqd.tcp_address, topic="one")
-    second = consume(nsqd.tcp_address, topic="two", more={"_backlog": first.backlog})
-    nsqd.publish("one", b"1")
-    nsqd.publish("two", b"2")
-    seen = {}
-    while len(seen) < 2:
-        batch = first.next_batch(timeout_s=patience_s(5))
-        assert batch
-        assert batch.nsqd == nsqd.tcp_address
-        seen[batch.topic] = [message.body for message in batch]
-        batch.finish()
-    assert seen == {"one": [b"1"], "two": [b"2"]}
-    wait_until(lambda: second.stats.finished == 1, what="the answer to its own connection")

@@ -46,21 +46,6 @@ def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> No
     conn.expect(f"FIN {fourth}")
 
 
-def test_a_connection_made_in_backoff_is_tested(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
-    handle(consumer, as_the_body_says)
-    conn = scripted_nsqd.subscribed("RDY 5")
-    conn.message(b"bad")
-    conn.expect("RDY 0")
-    conn.close()
-    scripted_nsqd.identified()  # it is looked for
-    again = scripted_nsqd.subscribed()
-    again.expect("RDY 1")
-    assert again.not_yet_expected == []
-
-
 def test_a_requeue_without_backoff_is_tested_again(dialog: Dialog, handle: Handle) -> None:
     consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
@@ -85,11 +70,7 @@ def test_giving_up_is_neither_success_nor_failure(
         return True
 
     consumer = consume(
-        scripted_nsqd.address,
-        max_in_flight=5,
-        max_attempts=3,
-        more={"on_giving_up": take},
-        **QUICK,
+        scripted_nsqd.address, max_in_flight=5, max_attempts=3, more={"on_giving_up": take}, **QUICK
     )
     handle(consumer, as_the_body_says)
     conn = scripted_nsqd.subscribed("RDY 5")

@@ -6,39 +6,8 @@ test_rdy_machine.py. The share of an idle nsqd is not lent to others, as in all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, take
-from plugins.daemons import GoNsqd
+from plugins.clients import CHANNEL, TOPIC, Consume
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import wait_until
-
-from nsqtools.client.message import Message
-
-
-def requeue(message: Message) -> bool:
-    return False
-
-
-def test_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consume) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * 20)
-    consumer = consume(nsqd.tcp_address, max_in_flight=5)
-
-    def in_flight() -> int:
-        count: int = nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"]
-        return count
-
-    first = take(consumer, 5)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    for message in first[:2]:
-        message.finish()
-    take(consumer, 2)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    consumer.set_max_in_flight(7)
-    take(consumer, 2)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    assert in_flight() == 7
 
 
 def test_a_new_connection_waits_until_the_others_were_lowered(
@@ -59,32 +28,3 @@ def test_a_new_connection_waits_until_the_others_were_lowered(
         late.close()
         conn.expect("RDY 10")
         assert consumer.connections == [scripted_nsqd.address]
-
-
-def test_a_pause_holds_through_backoff(dialog: Dialog, handle: Handle) -> None:
-    consumer, conn = dialog("RDY 10", max_in_flight=10, backoff_multiplier_s=0.02)
-    handle(consumer, requeue)
-    message_id = conn.message(b"bad")
-    conn.expect("RDY 0")
-    consumer.set_max_in_flight(0)
-    conn.skip_to(f"REQ {message_id} 90000")
-    # The pause may come before or after the end of the wait: RDY 1 must be taken back then.
-    wait_until(
-        lambda: [c.line for c in conn.commands if c.line.startswith("RDY")][-1] == "RDY 0",
-        what="a pause",
-    )
-    consumer.set_max_in_flight(10)
-    conn.skip_to("RDY 1")
-
-
-def test_the_limit_of_a_real_nsqd_is_kept(
-    go_nsqd: Callable[..., GoNsqd], consume: Consume, handle: Handle
-) -> None:
-    nsqd = go_nsqd("-max-rdy-count=3")
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * 50)
-    consumer = consume(nsqd.tcp_address, max_in_flight=100)
-    handle(consumer, lambda message: True)
-    wait_until(lambda: consumer.stats.finished == 50, what="50 messages")
-    assert consumer.connections == [nsqd.tcp_address]
-    assert "E_INVALID" not in nsqd.log

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground, fill
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.message import Message
 from nsqtools.errors import ConnectionFailed
-
-InBackground = Callable[..., "Future[object]"]
-
-
-def fill(nsqd: GoNsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x" * 100] * count)
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:
@@ -46,29 +37,6 @@ def test_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: int
     assert (depth, in_flight) == (1000 - finished, 0)
 
 
-def test_messages_that_no_handler_saw_are_there_for_the_next_consumer(
-    nsqd: GoNsqd, consume: Consume
-) -> None:
-    fill(nsqd, 400)
-    consumer = consume(nsqd.tcp_address, max_in_flight=400)
-    wait_until(lambda: consumer.stats.received == 400, what="400 messages queued")
-    assert consumer.stop(timeout_s=patience_s(5))
-    assert left(nsqd) == (400, 0)
-    second = consume(nsqd.tcp_address, max_in_flight=400)
-    wait_until(lambda: second.stats.received == 400, what="all of them again")
-
-
-def test_a_drain_handles_what_was_delivered(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
-    fill(nsqd, 400)
-    consumer = consume(nsqd.tcp_address, max_in_flight=300)
-    wait_until(lambda: consumer.stats.received == 300, what="300 messages queued")
-    consumer.begin_stop(drain=True)
-    handle(consumer, lambda message: True).result(patience_s(5))
-    assert consumer.stop(drain=True, timeout_s=5)
-    assert consumer.stats.finished == 300
-    assert left(nsqd) == (100, 0)
-
-
 def test_a_handler_that_never_answers_is_waited_for_and_its_message_requeued(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
@@ -81,44 +49,30 @@ def test_a_handler_that_never_answers_is_waited_for_and_its_message_requeued(
     assert left(nsqd) == (1, 0)
 
 
-def test_stop_inside_a_handler_returns_and_the_run_ends(
-    nsqd: GoNsqd, consume: Consume, handle: Handle
+@pytest.mark.parametrize("place", ["handler", "loop"])
+def test_a_stop_in_the_midst_returns_and_ends_it(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground, place: str
 ) -> None:
     fill(nsqd, 100)
     consumer = consume(nsqd.tcp_address, max_in_flight=50)
     stopped: list[bool] = []
 
     def stop(message: Message) -> None:
+        if place == "loop":
+            message.finish()
         stopped.append(consumer.stop())
 
-    handle(consumer, stop).result(patience_s(5))
-    assert stopped == [False]
+    def work() -> None:
+        if place == "handler":
+            consumer.run(stop)
+        else:
+            for message in consumer:
+                stop(message)
+
+    in_background(work).result(patience_s(5))
+    assert stopped == [place == "loop"]  # whose message is answered
     assert consumer.stop(timeout_s=patience_s(5))
     assert left(nsqd) == (99, 0)
-
-
-def test_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> None:
-    fill(nsqd, 100)
-    consumer = consume(nsqd.tcp_address, max_in_flight=50)
-    seen = 0
-    for message in consumer:
-        message.finish()
-        seen += 1
-        consumer.stop()
-    assert seen == 1
-    assert consumer.stop(timeout_s=patience_s(5))
-    assert left(nsqd) == (99, 0)
-
-
-def test_stop_from_two_threads(
-    nsqd: GoNsqd, consume: Consume, handle: Handle, in_background: InBackground
-) -> None:
-    fill(nsqd, 100)
-    consumer = consume(nsqd.tcp_address)
-    running = handle(consumer, lambda message: True, workers=3)
-    stops = [in_background(consumer.stop, timeout_s=patience_s(5)) for _ in range(2)]
-    assert [stop.result(patience_s(6)) for stop in stops] == [True, True]
-    running.result(patience_s(5))
 
 
 def test_stop_before_the_start(consume: Consume) -> None:
@@ -204,10 +158,7 @@ def test_a_start_that_fails_fast_says_why_and_leaves_nothing(
 
 
 def test_a_start_with_one_of_two_nsqd_goes_on_and_says_which_failed(
-    scripted_nsqd: ScriptedNsqd,
-    nsqd: GoNsqd,
-    consume: Consume,
-    caplog: pytest.LogCaptureFixture,
+    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = scripted_nsqd.address
     scripted_nsqd.stop_listening()

@@ -59,8 +59,6 @@ elif how == "batches":
         for message in batch:
             handle(message)
         batch.finish()
-elif how == "inline":
-    consumer.run(handle, inline=True)
 else:
     consumer.run(handle, workers=8)
 """
@@ -72,18 +70,13 @@ else:
         ("threads", [20]),
         pytest.param("threads", [0], marks=pytest.mark.slow),
         pytest.param("threads", [10, 30], marks=pytest.mark.slow),
-        pytest.param("inline", [20], marks=pytest.mark.slow),
         pytest.param("pool", [20], marks=pytest.mark.slow),
         pytest.param("asyncio", [20], marks=pytest.mark.slow),
         pytest.param("batches", [20], marks=pytest.mark.slow),
     ],
 )
 def test_the_poison_alone_reaches_the_dead_letters(
-    how: str,
-    poisoned: list[int],
-    serve: Serve,
-    data_path: Callable[[], Path],
-    tmp_path: Path,
+    how: str, poisoned: list[int], serve: Serve, data_path: Callable[[], Path], tmp_path: Path
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, fill
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -35,13 +35,6 @@ from nsqtools.client.options import ClientOptions
 FINISHING = {"giving_up": "finish"}
 
 
-def fill(nsqd: Nsqd, count: int) -> list[bytes]:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    bodies = [b"%d" % number for number in range(count)]
-    nsqd.publish(TOPIC, *bodies)
-    return bodies
-
-
 @contextmanager
 def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iterator[Consumer]:
     """A consumer with default options, and ``work(consumer)`` on a thread until the block ends."""
@@ -54,32 +47,6 @@ def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iter
         consumer.abort()
         thread.join(patience_s(10))
         assert not thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    ("handler_s", "count", "msg_timeout"),
-    [(0.1, 30, "2s"), pytest.param(1.0, 150, "60s", marks=pytest.mark.slow)],
-)
-def test_a_slow_handler_gets_every_message_once_and_in_time(
-    serve: Serve, data_path: Callable[[], Path], handler_s: float, count: int, msg_timeout: str
-) -> None:
-    """With 200 in flight most of them would expire in the client's own queue."""
-    nsqd = serve(EmbeddedServer(data_path(), f"--msg-timeout={msg_timeout}"))
-    bodies = fill(nsqd, count)
-    seen: collections.Counter[bytes] = collections.Counter()
-
-    def handler(message: Message) -> None:
-        time.sleep(handler_s)
-        seen[message.body] += 1
-
-    with running(nsqd, lambda consumer: consumer.run(handler)) as consumer:
-        wait_until(lambda: len(seen) == count, what="all messages", timeout_s=3 * count * handler_s)
-        wait_until(lambda: consumer.stats.finished >= count, what="the last FIN")
-        stats = nsqd.channel_stats(TOPIC, CHANNEL)
-    assert sorted(seen) == sorted(bodies)
-    assert sum(seen.values()) <= 1.01 * count
-    assert (consumer.stats.given_up, consumer.stats.late) == (0, 0)
-    assert stats["timeout_count"] == 0
 
 
 def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
@@ -164,8 +131,7 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
         ids = [process.stdout.readline()]
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(
-            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"],
-            what="what times out",
+            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"], what="what times out"
         )
         os.kill(process.pid, signal.SIGCONT)
         wait_until(

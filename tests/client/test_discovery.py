@@ -29,49 +29,30 @@ PRODUCER = {
 }
 
 
-def addresses(*producers: Any) -> set[Address]:
-    return set(decode_lookup({"channels": ["c"], "producers": [*producers]}, "url").nsqd)
-
-
-def test_a_producer_is_where_it_says() -> None:
-    assert addresses(PRODUCER) == {Address("nsqd.example.org", 4150)}
-    assert addresses(PRODUCER | {"broadcast_address": "fe80::1"}) == {Address("fe80::1", 4150)}
+NEXT_BEST = {"broadcast_address": "", "hostname": ""}
 
 
 @pytest.mark.parametrize(
     ("changes", "host"),
     [
+        ({}, "nsqd.example.org"),
+        ({"broadcast_address": "fe80::1"}, "fe80::1"),
         ({"broadcast_address": ""}, "host"),
         ({"broadcast_address": None, "hostname": ""}, "10.0.0.9"),
-        ({"broadcast_address": "", "hostname": "", "remote_address": "[::1]:5000"}, "::1"),
-    ],
-)
-def test_without_a_broadcast_address_the_next_best_is_taken(
-    changes: dict[str, object], host: str
-) -> None:
-    assert addresses(PRODUCER | changes) == {Address(host, 4150)}
-
-
-@pytest.mark.parametrize(
-    "producer",
-    [
-        None,
-        1,
-        "x",
-        [],
-        {},
-        PRODUCER | {"tcp_port": 0},
-        PRODUCER | {"tcp_port": -1},
-        PRODUCER | {"tcp_port": 65536},
-        PRODUCER | {"tcp_port": "4150"},
-        PRODUCER | {"tcp_port": True},
-        PRODUCER | {"broadcast_address": 7},
-        {"tcp_port": 4150},
+        (NEXT_BEST | {"remote_address": "[::1]:5000"}, "::1"),
+        (NEXT_BEST | {"remote_address": ""}, ""),
+        ({"broadcast_address": 7}, ""),
+        *(({"tcp_port": port}, "") for port in (0, -1, 65536, "4150", True)),
     ],
     ids=str,
 )
-def test_a_producer_that_cannot_be_used_hides_no_other(producer: object) -> None:
-    assert addresses(producer, PRODUCER) == {Address("nsqd.example.org", 4150)}
+def test_a_producer_is_where_it_says_or_hides_no_other(
+    changes: dict[str, object], host: str
+) -> None:
+    good = PRODUCER | {"broadcast_address": "good"}
+    producers = [PRODUCER | changes, good, None, 1, "x", [], {}]
+    found = decode_lookup({"channels": ["c"], "producers": producers}, "url").nsqd
+    assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
 
 
 @pytest.mark.parametrize(
@@ -86,12 +67,7 @@ def test_another_answer_is_a_protocol_error_that_names_the_url(answer: object) -
 
 
 def discovery(**options: Any) -> Discovery:
-    return Discovery(
-        ["localhost"],
-        "t",
-        ClientOptions(**options),
-        rng=random.Random(1),
-    )
+    return Discovery(["localhost"], "t", ClientOptions(**options), rng=random.Random(1))
 
 
 def test_every_delay_is_drawn_afresh() -> None:
@@ -115,7 +91,9 @@ class Loop:
     def now(self) -> float:
         return self.time
 
-    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
+    def call_later(
+        self, delay_s: float, call: Callable[[], object], instead_of: object = None
+    ) -> Timer:
         return Timer(self, self.time + delay_s, call, 0.0)  # type: ignore[arg-type]
 
 
@@ -155,8 +133,7 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "mapped"),
-    [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})],
+    ("addresses", "mapped"), [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})]
 )
 def test_a_context_for_tls_is_made_when_an_address_needs_one(
     addresses: list[str], mapped: dict[str, str]

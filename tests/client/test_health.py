@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce
+from plugins.clients import TOPIC, Consume, Produce
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
-
-from nsqtools import aio
 
 
 def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Consume) -> None:
@@ -52,24 +49,3 @@ def test_health_of_a_producer_tells_connections_and_what_waits(
         conn.ok()
         publication.wait(patience_s(5))
     wait_until(lambda: not producer.health().under_way, what="both outcomes")
-
-
-def test_health_of_asyncio_is_the_same(nsqd: GoNsqd) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"x")
-
-    async def main() -> None:
-        consumer = aio.Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address)
-
-        async def handle(message: aio.Message) -> None:
-            health = consumer.health()
-            assert (health.connections, health.in_flight) == ([nsqd.tcp_address], 1)
-            consumer.begin_stop()
-
-        async with aio.Producer(nsqd.tcp_address) as producer:
-            await producer.publish("other", b"x")
-            assert producer.health().connections == [nsqd.tcp_address]
-        await consumer.run(handle)
-        assert consumer.health().connections == []
-
-    asyncio.run(main())

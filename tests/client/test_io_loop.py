@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plugins.clients import TOPIC, Consume, Produce, take
+from plugins.clients import TOPIC, Consume, Produce, run_program, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -53,16 +50,6 @@ def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
         consumer.begin_stop()
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(20),
-        check=False,
-    )
-
-
 def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
     program = """
         import os, sys, threading, time
@@ -90,7 +77,7 @@ def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
         with Producer(sys.argv[1]) as again:
             again.publish("t", b"3")
         """
-    done = run(program, nsqd.tcp_address)
+    done = run_program(program, nsqd.tcp_address)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -164,27 +151,8 @@ def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: G
             assert consumer.connections
             next(iter(consumer)).finish()
         """
-    done = run(program, nsqd.tcp_address)
+    done = run_program(program, nsqd.tcp_address)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_program_may_end_without_stopping_anything(nsqd: GoNsqd) -> None:
-    program = """
-        import sys
-        from nsqtools import Consumer, Producer
-        consumers = [
-            Consumer(f"t{n}", "c", nsqd_tcp_addresses=[sys.argv[1], "127.0.0.1:1"])
-            for n in range(10)
-        ]
-        for consumer in consumers:
-            consumer.start(fail_fast=True)
-        producer = Producer(sys.argv[1])
-        producer.submit("t0", [b"x"])
-        """
-    done = run(program, nsqd.tcp_address)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    wait_until(lambda: nsqd.topic_stats("t0")["message_count"] == 1, what="the message")
 
 
 def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
@@ -285,7 +253,7 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience_s(60))
         assert not thread.is_alive()
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
@@ -320,23 +288,17 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
 
 
-def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_raises_costs_no_thread_and_idle_threads_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
     background = Background()
     for _ in range(2 * MAX_THREADS):
         background.run("x", lambda: bool(1 // 0))
+    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
+    wait_until(lambda: background._threads == 0, what="the end of the threads")
     done = threading.Event()
     background.run("y", lambda: done.set() or True)
-    assert done.wait(patience_s(5))
-    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
-
-
-def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
-    background = Background()
-    background.run("x", lambda: True)
-    wait_until(lambda: background._threads == 0, what="the end of the thread")
-    done = threading.Event()
-    background.run("x", lambda: done.set() or True)
     assert done.wait(patience_s(5))
 
 

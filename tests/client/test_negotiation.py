@@ -1,6 +1,6 @@
 """TLS, compression and AUTH, and the order in which a connection gets them.
 
-Latency in every mode is in test_matrix.py, the codecs alone in tests/protocol/test_codecs.py. nsqd
+The codecs alone are in tests/protocol/test_codecs.py. nsqd
 gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
@@ -10,9 +10,9 @@ import random
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,17 @@ import pytest
 import snappy
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Dialog, Handle, Produce, take
+from plugins.clients import (
+    CHANNEL,
+    OPTIONS,
+    TOPIC,
+    Consume,
+    Dialog,
+    Handle,
+    InBackground,
+    Produce,
+    take,
+)
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
@@ -40,7 +50,6 @@ from nsqtools.errors import (
 from nsqtools.protocol.names import parse_address
 from nsqtools.transport.stream import Stream
 
-InBackground = Callable[..., "Future[Any]"]
 OK_FRAME = struct.pack(">II", 6, 0) + b"OK"
 
 COMPRESSION = [{}, {"snappy": True}, {"deflate": True}]
@@ -141,6 +150,26 @@ def test_large_publishes_in_little_pieces(
             message.finish()
     assert sorted(received) == sorted([body] * 3 + [b"small"] * 10)
     assert consumer.stats.late == 0
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("mode", MODES, ids=names)
+def test_a_lone_message_does_not_wait_for_a_buffer(
+    tls_nsqd: GoNsqd,
+    certificates: Certificates,
+    produce: Produce,
+    consume: Consume,
+    mode: dict[str, bool],
+) -> None:
+    """Without a flush in some layer it would come with the next heartbeat, in half a minute."""
+    options: dict[str, Any] = {"tls_root_ca_file": str(certificates.ca), **mode}
+    consumer = consume(tls_nsqd.tcp_address, fail_fast=True, **options)
+    producer = produce(tls_nsqd.tcp_address, **options)
+    for _ in range(3):
+        began = time.monotonic()
+        producer.publish(TOPIC, b"x")
+        take(consumer, 1)[0].finish()
+        assert time.monotonic() - began < patience_s(1)
 
 
 def test_sockets_are_read_and_written_by_one_thread(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nsqtools.client.connection import identify_body
 from nsqtools.client.options import CLIENT_OPTIONS as OPTIONS
 from nsqtools.client.options import ClientOptions, read_option
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.commands import decode_identify
 
 # What go-nsq 1.1.0 knows and we take under another name or not at all.
 GO_NSQ_NAMES = """
@@ -142,3 +145,15 @@ def test_what_cannot_be_is_refused(change: dict[str, Any]) -> None:
 
 def test_a_secret_is_not_shown() -> None:
     assert "hush" not in repr(ClientOptions(auth_secret="hush"))
+
+
+def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> None:
+    options = ClientOptions(client_id="me", hostname="me.example", heartbeat_interval_s=-1)
+    asked = json.loads(identify_body(options))
+    assert (asked["client_id"], asked["short_id"]) == ("me", "me")
+    assert (asked["hostname"], asked["long_id"]) == ("me.example", "me.example")
+    assert (asked["heartbeat_interval"], asked["output_buffer_timeout"]) == (-1, 250)
+    decided = identify_body(replace(options, msg_timeout_s=2, deflate=True, sample_rate=5))
+    more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
+    assert json.loads(decided) == asked | more
+    assert decode_identify(decided).msg_timeout == 2000  # nsqd's side

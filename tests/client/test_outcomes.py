@@ -322,19 +322,6 @@ def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
     assert nsqd.depth(TOPIC) == before
 
 
-def test_joined_messages_that_nsqd_stored_in_part_are_unknown(
-    go_nsqd: Callable[..., GoNsqd], small_disk: Path
-) -> None:
-    nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
-    with Producer(nsqd.tcp_address, linger_s=0.05) as producer:
-        sent = [producer.submit(TOPIC, [b"x" * 1000]) for _ in range(100)]
-        producer.flush()
-    certain = [each for each in sent if not isinstance(each.error, PublishUnknown)]
-    confirmed = sum(each.error is None for each in sent)
-    assert len(certain) < len(sent)
-    assert confirmed <= nsqd.depth(TOPIC) <= confirmed + len(sent) - len(certain)
-
-
 def test_what_is_sent_again_after_a_batch_was_stored_in_part_goes_one_by_one(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:

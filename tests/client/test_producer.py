@@ -14,18 +14,13 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Produce
 from plugins.daemons import GoNsqd
-from plugins.network import TO_CLIENT, TO_SERVER, Proxy
+from plugins.network import TO_SERVER, Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import producer as producer_module
 from nsqtools.client.publication import Publication
-from nsqtools.errors import (
-    ConfigurationError,
-    PublishError,
-    PublishNotSent,
-    PublishUnknown,
-)
+from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent, PublishUnknown
 
 
 def outcome(publication: Publication) -> str:
@@ -96,22 +91,6 @@ def test_a_real_rejection_fails_no_other_publish(
     assert nsqd.depth(TOPIC) == 21
 
 
-def test_what_was_outstanding_when_the_connection_broke_is_unknown(
-    scripted_nsqd: ScriptedNsqd, produce: Produce
-) -> None:
-    producer = produce(scripted_nsqd.address)
-    confirmed, unknown = producer.submit(TOPIC, [b"1"]), producer.submit(TOPIC, [b"2"])
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
-    conn.expect(f"PUB {TOPIC}")
-    conn.ok()
-    wait_until(lambda: confirmed.is_settled, what="a confirmation")
-    conn.reset()
-    with pytest.raises(PublishUnknown, match=scripted_nsqd.address) as caught:
-        unknown.wait(patience_s(5))
-    assert "may" in caught.value.hint
-
-
 def test_what_no_byte_was_sent_of_is_not_unknown(
     nsqd: GoNsqd,
     proxy_to: Callable[[str], Proxy],
@@ -165,31 +144,6 @@ def test_heartbeats_do_not_stand_in_for_an_answer(
         publication.wait(patience_s(5))
 
 
-def test_every_publication_settles_once(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
-) -> None:
-    proxy = proxy_to(nsqd.tcp_address)
-    producer = produce(proxy.address)
-    settled: list[int] = []
-    publications = []
-
-    def on_settled(publication: Publication) -> None:
-        number = int(publication.bodies[0])
-        settled.append(number)
-        if number % 100 == 0:
-            raise LookupError("of the callback: it harms nothing")
-
-    for number in range(300):
-        if number == 150:
-            proxy.cut(reset=True)
-        publications.append(producer.submit(TOPIC, [b"%d" % number], on_settled=on_settled))
-    outcomes = [outcome(publication) for publication in publications]
-    wait_until(lambda: len(settled) == 300, what="300 callbacks")
-    assert sorted(settled) == list(range(300))
-    published, unknown = outcomes.count("published"), outcomes.count("PublishUnknown")
-    assert published <= nsqd.depth(TOPIC) <= published + unknown
-
-
 def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     most = 0
@@ -221,18 +175,6 @@ def test_an_answer_to_nothing_ends_the_connection(
     next_conn.expect(f"PUB {TOPIC}")
     next_conn.ok()
     assert outcome(again) == "published"
-
-
-def test_a_stop_that_cannot_wait_settles_the_rest(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
-) -> None:
-    proxy = proxy_to(nsqd.tcp_address)
-    producer = produce(proxy.address)
-    producer.publish(TOPIC, b"x")
-    proxy.pause(TO_CLIENT)
-    publication = producer.submit(TOPIC, [b"x"])
-    assert not producer.stop(0.2)
-    assert outcome(publication) == "PublishUnknown"
 
 
 def test_a_stopped_producer_publishes_nothing(nsqd: GoNsqd, produce: Produce) -> None:

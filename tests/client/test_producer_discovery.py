@@ -33,10 +33,7 @@ def make() -> Iterator[Make]:
 
         def make(lookupd: Any, nsqd: Any = None, more: Any = None, **options: Any) -> Producer:
             producer = Producer(
-                nsqd,
-                replace(OPTIONS, **options),
-                lookupd_http_addresses=lookupd,
-                **(more or {}),
+                nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
             )
             producers.callback(producer.stop, 0)  # what a test leaves under way is not waited for
             return producer
@@ -160,18 +157,13 @@ def test_given_nsqd_come_before_those_that_are_found(
 # -- nobody to publish to -------------------------------------------------------------------------
 
 
-def test_without_any_nsqd_the_error_says_so(
+def test_without_any_nsqd_or_nsqlookupd_the_error_says_so(
     scripted_lookupd: ScriptedLookupdFactory, make: Make
 ) -> None:
-    producer = make(scripted_lookupd().address)
-    with pytest.raises(PublishNotSent, match="know no nsqd that messages can be published to"):
-        producer.publish(TOPIC, b"x")
-
-
-def test_without_any_nsqlookupd_the_error_names_it(make: Make) -> None:
-    producer = make(DEAD)
-    with pytest.raises(PublishNotSent, match=DEAD):
-        producer.publish(TOPIC, b"x")
+    empty = "know no nsqd that messages can be published to"
+    for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
+        with pytest.raises(PublishNotSent, match=complaint):
+            make(lookupd).publish(TOPIC, b"x")
 
 
 def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(
@@ -181,18 +173,6 @@ def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(
     producer = make(scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
     with pytest.raises(PublishNotSent, match=f"{scripted_nsqd.address}: no answer within"):
         producer.publish(TOPIC, b"x", timeout_s=0.5)
-
-
-def test_a_publish_waits_for_an_nsqd_within_the_retry_timeout(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd, nsqd = scripted_lookupd(), go_nsqd()
-    producer = make(lookupd.address, more={"retry_timeout_s": patience_s(20)})
-    publication = producer.submit(TOPIC, [b"x"])
-    wait_until(lambda: len(lookupd.requests) > 2, what="empty answers")
-    lookupd.list_nsqd(nsqd.tcp_address)
-    publication.wait(patience_s(10))
-    assert nsqd.depth(TOPIC) == 1
 
 
 def test_a_stop_ends_the_polling(scripted_lookupd: ScriptedLookupdFactory, make: Make) -> None:

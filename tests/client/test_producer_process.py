@@ -8,19 +8,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from plugins.clients import bodies_in
+from plugins.clients import bodies_in, run_program
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s
-
-
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(30),
-        check=False,
-    )
 
 
 def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
@@ -48,14 +38,14 @@ def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsq
             os._exit(0)
         os.waitpid(child, 0)
         """
-    done = run(program, nsqd.tcp_address)
+    done = run_program(program, nsqd.tcp_address)
     assert (done.returncode, done.stderr) == (0, "")
     expected = [b"%03d" % number for number in range(40)] + [b"parent", b"parent again"]
     assert bodies_in(nsqd, "orders", len(expected)) == expected
 
 
 def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNsqd) -> None:
-    done = run(
+    done = run_program(
         """
         import os, signal, sys, warnings
         from nsqtools import Producer, PublishUnknown
@@ -79,7 +69,7 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNs
 
 
 def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
-    done = run(
+    done = run_program(
         """
         from nsqtools import ClientOptions, Producer
         options = ClientOptions(publish_timeout_s=0.5)

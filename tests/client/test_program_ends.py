@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume
+from plugins.clients import CHANNEL, TOPIC, Consume, fill
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -42,18 +42,9 @@ def stuck(message):
 """
 
 
-SAYS_STOPPING = """
-def begin_stop(begin=consumer.begin_stop, **how):
-    begin(**how)
-    print("stopping", flush=True)
-consumer.begin_stop = begin_stop
-"""
-
-
 @contextmanager
 def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"%d" % n for n in range(COUNT)])
+    fill(nsqd, COUNT)
     code = BEGINNING + textwrap.dedent(text)
     with subprocess.Popen(
         [sys.executable, "-c", code, nsqd.tcp_address],
@@ -77,7 +68,6 @@ def left(nsqd: GoNsqd) -> tuple[int, int]:
 
 ENDS = {
     "run without signals": "consumer.run(handle, signals=False)",
-    "run inline without signals": "consumer.run(handle, inline=True, signals=False)",
     "a loop": "for m in consumer: handle(m); m.finish()",
     "a loop in with": "with consumer:\n    for m in consumer: handle(m); m.finish()",
     "batches": "for b in consumer.batches(): handle(b[0]); b.finish()",
@@ -96,13 +86,7 @@ def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [
-        ("workers=1", signal.SIGTERM),
-        ("workers=4", signal.SIGINT),
-        ("inline=True", signal.SIGTERM),
-        ("inline=True", signal.SIGINT),
-    ],
+    ("how", "number"), [("workers=1", signal.SIGTERM), ("workers=4", signal.SIGINT)]
 )
 def test_a_worker_program_drains_at_a_signal(
     nsqd: GoNsqd, how: str, number: signal.Signals
@@ -151,25 +135,16 @@ def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, t
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [
-        ("workers=1", signal.SIGTERM),
-        ("workers=2", signal.SIGINT),
-        ("inline=True", signal.SIGTERM),
-        ("inline=True", signal.SIGINT),
-    ],
+    ("how", "number"), [("workers=1", signal.SIGTERM), ("workers=2", signal.SIGINT)]
 )
 def test_a_second_signal_ends_a_program_whose_handler_is_stuck(
     nsqd: GoNsqd, how: str, number: signal.Signals
 ) -> None:
-    with program(nsqd, SAYS_STOPPING + NEVER_RETURNS + f"consumer.run(stuck, {how})") as process:
+    with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, {how})") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
-        if how == "inline=True":  # nothing is sent before the handler returns
-            assert process.stdout.readline() == "stopping\n"
-        else:
-            wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
+        wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
         process.send_signal(number)
         process.communicate(timeout=patience_s(20))
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
@@ -198,11 +173,6 @@ def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) ->
 
 
 # -- leaving a block ------------------------------------------------------------------------------
-
-
-def fill(nsqd: GoNsqd, count: int) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * count)
 
 
 def test_leaving_a_block_requeues_what_is_unanswered_at_once(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nsqtools.client.rdy import PROBE_S, ReadyControl, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, ReadyControl
 
 
 def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
@@ -35,8 +35,7 @@ LASTS_S = 30
 
 
 @pytest.mark.parametrize(
-    ("connections", "allowed", "busy"),
-    [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)],
+    ("connections", "allowed", "busy"), [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)]
 )
 def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_little(
     connections: int, allowed: int, busy: int
@@ -109,20 +108,6 @@ def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
     assert states.is_full(60.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("version", "is_window"),
-    [
-        ("1.3.0", True),
-        ("0.10.0", True),
-        ("v1.2.1-alpha", True),
-        ("0.2.31", False),
-        ("dev", False),
-    ],
-)
-def test_versions_are_compared_as_numbers(version: str, is_window: bool) -> None:
-    assert has_windowed_rdy(version) is is_window
-
-
 def test_rdy_is_sent_again_with_an_answer_when_a_quarter_is_left() -> None:
     rdy = control(8, "a")
     rdy.redistribute(5.0)
@@ -137,16 +122,6 @@ def test_rdy_is_sent_again_with_an_answer_when_a_quarter_is_left() -> None:
     assert sent(rdy) == [("a", 8)]
 
 
-def test_rdy_is_not_sent_again_where_it_is_a_window() -> None:
-    rdy: ReadyControl[str] = ReadyControl(8)
-    rdy.add("a", 2500, 0.0, resend=False)
-    rdy.redistribute(5.0)
-    sent(rdy)
-    rdy.received("a", 8, 6.0)
-    rdy.answered("a", 8, 6.0)
-    assert sent(rdy) == []
-
-
 def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
     rdy = control(2, "a", "b", "c")
     owners = dict(sent(rdy))
@@ -155,18 +130,6 @@ def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
         rdy.received(key, 1, 0.01)
         rdy.answered(key, 1, 0.01)
     assert sent(rdy) == []
-
-
-def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
-    rdy = control(10, "a")
-    rdy.hold(1.0)
-    rdy.remove("a", 2.0)
-    sent(rdy)
-    assert not rdy.test(3.0)
-    rdy.add("b", 2500, 4.0)
-    assert sent(rdy) == []
-    assert rdy.test(5.0)
-    assert sent(rdy) == [("b", 1)]
 
 
 def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:

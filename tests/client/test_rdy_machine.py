@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plugins.examples import examples
 
-from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl, Resume, Wait
+from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
 
 MOST = 8
 
@@ -53,12 +53,12 @@ class ReadyMachine(RuleBasedStateMachine):
         return st.sampled_from(sorted(self.caps))
 
     @precondition(lambda self: len(self.caps) < MOST)
-    @rule(cap=st.integers(1, 8) | st.just(2500), resend=st.booleans())
-    def connect(self, cap: int, resend: bool) -> None:
+    @rule(cap=st.integers(1, 8) | st.just(2500))
+    def connect(self, cap: int) -> None:
         name = self.next_name
         self.next_name += 1
         self.caps[name], self.at_nsqd[name], self.in_flight[name] = cap, 0, 0
-        self.rdy.add(name, cap, self.now, resend=resend)
+        self.rdy.add(name, cap, self.now)
         self.deliver()
 
     @precondition(lambda self: self.caps)
@@ -107,10 +107,10 @@ class ReadyMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(1, self.in_flight[name]))
         self.in_flight[name] -= count
         self.rdy.answered(name, count, self.now)
-        action = getattr(self.backoff, result)() if result else None
-        if isinstance(action, Wait):
+        delay_s = getattr(self.backoff, result)() if result else None
+        if delay_s is not None and self.backoff.mode is BackoffMode.WAIT:
             self.rdy.hold(self.now)
-        elif isinstance(action, Resume):
+        elif delay_s is not None:
             self.rdy.resume(self.now)
         self.deliver()
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Callable
-from concurrent.futures import Future
 from hashlib import sha256
 from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
+from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s
 
 import nsqtools
-from nsqtools import aio
 from nsqtools.client import connection
 from nsqtools.client.connection import open_connection, tls_context
 from nsqtools.client.options import ClientOptions
@@ -26,7 +23,6 @@ from nsqtools.errors import ConfigurationError, PublishRefused, RefusedError, TL
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
-InBackground = Callable[..., Future[Any]]
 ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
 
 WARNING = "the auth secret goes in plain text to"
@@ -115,11 +111,6 @@ def test_only_nsqd_at_allowed_addresses_are_connected_to(
     ]
 
 
-def test_a_pattern_that_cannot_match_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="invalid pattern of addresses ':4150'"):
-        ClientOptions(allow_announced="a:1 :4150")
-
-
 def fingerprint(certificates: Certificates) -> str:
     der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
     return sha256(der).hexdigest()
@@ -190,18 +181,6 @@ def test_a_context_of_the_program_s_own_serves_all_clients(
     ) as consumer:
         consumer.start(fail_fast=True)
         take(consumer, 1)[0].finish()
-
-    async def with_asyncio() -> bytes:
-        async with aio.Producer(nsqd.tcp_address, options) as producer:
-            await producer.publish(TOPIC, b"2")
-        async with aio.Consumer(
-            TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options
-        ) as consumer:
-            message = await anext(aiter(consumer))
-            await message.finish()
-            return message.body
-
-    assert asyncio.run(asyncio.wait_for(with_asyncio(), patience_s(10))) == b"2"
 
 
 def test_a_context_means_tls_and_replaces_the_other_options(

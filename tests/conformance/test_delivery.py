@@ -1,4 +1,6 @@
-"""How messages reach consumers: the same on the Go nsqd and on the embedded one.
+"""When messages reach consumers, and which: the same on the Go nsqd and on the embedded one.
+
+What does not depend on time or chance is recorded: ``exchanges/clients-delivery.jsonl``.
 
 The Go nsqd looks for new channels only every 5 s before it watches their timeouts, so the tests of
 timeouts share a server whose channels are made at its start.
@@ -45,18 +47,6 @@ def test_every_channel_gets_every_message_with_the_same_identity(any_nsqd: AnyNs
         nsqd.publish("t", b"body")
 
         assert a.read_message() == b.read_message()
-
-
-def test_the_first_channel_gets_the_backlog_and_the_second_does_not(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    nsqd.publish("t", b"1", b"2")
-    nsqd.create_channel("t", "first")
-    wait_until(lambda: nsqd.depth("t", "first") == 2, what="the backlog is copied")
-    nsqd.create_channel("t", "second")
-    nsqd.publish("t", b"3")
-
-    wait_until(lambda: nsqd.depth("t", "second") == 1, what="the new message is copied")
-    assert (nsqd.depth("t"), nsqd.depth("t", "first")) == (0, 3)
 
 
 def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
@@ -168,49 +158,6 @@ def touch_until_it_comes_again(
                 return again, longest_s
 
 
-def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as owner, RawClient(nsqd.tcp_address) as other:
-        owner.subscribe("t", "ch", ready=1)
-        other.subscribe("t", "ch")
-        nsqd.publish("t", b"body")
-        held = owner.read_message()
-        failures = []
-        for command in (b"FIN %b\n", b"REQ %b 0\n", b"TOUCH %b\n"):
-            other.send(command % held.id)
-            failures.append(other.read_error().split(b" failed ")[1])
-
-    assert failures == [b"client does not own message"] * 3
-
-
-def test_each_answer_of_a_run_counts_for_itself(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    unknown = b"0123456789abcdef"
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=4)
-        nsqd.publish("t", b"a", b"b", b"c", b"d")
-        a, b, c, d = (message.id for message in client.read_messages(4))
-        client.send(b"RDY 0\n")
-        runs = (
-            [b"TOUCH %b\n" % each for each in (d, unknown, c)],
-            [b"REQ %b %d\n" % each for each in ((b, 0), (unknown, 0), (b, 5), (c, 60_000))],
-            [b"FIN %b\n" % each for each in (a, unknown, a, d)],
-        )
-        client.send(b"".join(b"".join(run) for run in runs))
-        errors = [client.read_error() for _ in range(5)]
-        client.settle()
-        stats = nsqd.channel_stats("t", "ch")
-
-    failed = [(b"TOUCH", unknown), (b"REQ", unknown), (b"REQ", b), (b"FIN", unknown), (b"FIN", a)]
-    assert errors == [
-        b"E_%b_FAILED %b %b failed ID not in flight" % (command, command, each)
-        for command, each in failed
-    ]
-    counts = ("depth", "deferred_count", "in_flight_count", "requeue_count")
-    assert [stats[count] for count in counts] == [1, 1, 0, 2]
-    assert [each["finish_count"] for each in stats["clients"]] == [2]
-
-
 def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
@@ -231,83 +178,12 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     assert waited_s > 0.4
 
 
-@pytest.mark.parametrize("what", ["topic", "channel"])
-def test_what_is_paused_holds_messages_back(any_nsqd: AnyNsqd, what: str) -> None:
-    nsqd = any_nsqd()
-    names = {"topic": "t", "channel": "ch"} if what == "channel" else {"topic": "t"}
-    with RawClient(nsqd.tcp_address) as client:
-        # not ready with one in flight: what is ready may take a message before it hears of a pause
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"1")
-        first = client.read_message()
-        nsqd.post(f"/{what}/pause", **names)
-        nsqd.publish("t", b"2")
-        client.finish([first])
-        client.settle()
-        wait_until(lambda: nsqd.depth(*names.values()) == 1, what="the message waits")
-        nsqd.post(f"/{what}/unpause", **names)
-
-        assert client.read_message().body == b"2"
-
-
-def test_emptying_a_channel_forgets_what_is_in_flight(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"1", b"2")
-        dropped = client.read_message()
-        client.send(b"RDY 0\n")  # or it may get the second while the channel is emptied
-        client.settle()
-        nsqd.post("/channel/empty", topic="t", channel="ch")
-        client.finish([dropped])
-        assert b"ID not in flight" in client.read_error()
-        client.send(b"RDY 1\n")
-        nsqd.publish("t", b"3")
-
-        assert client.read_message().body == b"3"
-
-
-@pytest.mark.parametrize("what", ["topic", "channel"])
-def test_deleting_closes_the_consumers(any_nsqd: AnyNsqd, what: str) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        names = {"topic": "t", "channel": "ch"} if what == "channel" else {"topic": "t"}
-        nsqd.post(f"/{what}/delete", **names)
-
-        with pytest.raises((EOFError, ConnectionError)):
-            client.read()
-    assert list(nsqd.data_path.glob("t:ch*")) == []
-
-
 def test_an_ephemeral_channel_goes_with_its_last_consumer(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as a, RawClient(nsqd.tcp_address) as b:
         a.subscribe("t#ephemeral", "ch#ephemeral")
         b.subscribe("t#ephemeral", "ch#ephemeral")
     wait_until(lambda: not nsqd.stats()["topics"], what="channel and topic are gone")
-
-
-def test_an_ephemeral_channel_drops_the_newest(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-mem-queue-size=2")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch#ephemeral")
-        for number in range(1, 5):  # together two of them might wait on the disk of the topic
-            nsqd.publish("t", b"%d" % number)
-        client.send(b"RDY 5\n")
-        assert [message.body for message in client.read_messages(2)] == [b"1", b"2"]
-        assert nsqd.depth("t", "ch#ephemeral") == 0
-
-
-def test_a_channel_takes_no_more_consumers_than_allowed(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-max-channel-consumers=1")
-    with RawClient(nsqd.tcp_address) as first, RawClient(nsqd.tcp_address) as second:
-        first.subscribe("t", "ch")
-        second.send(b"SUB t ch\n")
-
-        assert (
-            second.read_error() == b"E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
-        )
 
 
 def test_sampling_discards(any_nsqd: AnyNsqd) -> None:
@@ -385,21 +261,6 @@ def test_a_command_resets_the_silence(any_nsqd: AnyNsqd) -> None:
         for _ in range(3):
             assert client.read_frame() == (RESPONSE, HEARTBEAT)
             client.send(b"NOP\n")
-
-
-def test_a_restart_makes_deferred_messages_depth(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    nsqd.create_channel("t", "ch")
-    with RawClient(nsqd.tcp_address) as client:
-        client.publish_deferred("t", 3_600_000, b"in an hour")
-    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
-    nsqd.stop()
-    nsqd.start()
-    stats = nsqd.channel_stats("t", "ch")
-    assert (stats["depth"], stats["deferred_count"]) == (1, 0)
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        assert client.read_message().body == b"in an hour"
 
 
 def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsqd) -> None:

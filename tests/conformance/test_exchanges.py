@@ -8,6 +8,9 @@ case's own, ``{id -1}`` the id of the last message that came.
     tcp          bytes, and the frames to wait for; after the last ones it sends no more, and
                  all that comes until nsqd closes is the answer
     http         [method, target, body] on one connection; bytes have a connection of their own
+    clients      {client: bytes}, and the frames to wait for; [method, target, body]; of the figures
+                 of a channel, or of the topic, what they become; "restart".
+                 ``{client 0}`` is the id of the first message that came to it
     nsqlookupd   {peer: bytes}, which waits for an answer to each line, or to the end if the peer
                  leaves; [method, target]
 
@@ -24,12 +27,14 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
+from select import select
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
@@ -37,8 +42,10 @@ import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd, answer
+from plugins.raw_client import RawClient
 from plugins.raw_peer import RawPeer
 from plugins.waiting import patience_s
+from plugins.wire import MESSAGE
 
 TIMEOUT_S = patience_s(10.0)
 FOLDER = Path(__file__).with_name("exchanges")
@@ -89,7 +96,8 @@ def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
                     nsqd = nsqds[tuple(flags)] = stack.enter_context(
                         running(kinds["nsqd"](path, *flags))
                     )
-                answers = (talk if table.startswith("tcp") else ask)(nsqd, steps, topic)
+                way = {"tcp": talk, "http": ask, "clients": act}[table.partition("-")[0]]
+                answers = way(nsqd, steps, topic)
             played = [[sent, now] for (sent, _), now in zip(recorded, answers, strict=True)]
             yield json.dumps([name, flags, short(played)]) + "\n"
 
@@ -164,6 +172,65 @@ def shown_frame(frame: bytes) -> str:
     else:
         data = re.sub(rb"[0-9a-f]{16} failed", b"ID failed", frame[8:])
     return f"{int.from_bytes(frame[4:8], 'big')} {data.decode('latin-1')}"
+
+
+# -- nsqd, several clients ------------------------------------------------------------------------
+
+
+def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
+    clients: dict[str, RawClient] = {}
+    ids: dict[str, str] = {}  # by client and number
+
+    def figures(channel: str, *names: str) -> list[int]:
+        stats = nsqd.channel_stats(topic, channel) if channel else nsqd.topic_stats(topic)
+        return [stats[name] for name in names]
+
+    def step(sent: Any, answered: Any) -> Any:
+        until_s = time.monotonic() + (TIMEOUT_S if answered is not None else 0.5)
+        if sent == "restart":
+            nsqd.stop()
+            nsqd.start()
+            return "restarted"
+        if isinstance(sent, list) and sent[0] == "stats":
+            while (found := figures(*sent[1:])) != answered and time.monotonic() < until_s:
+                time.sleep(0.01)
+            return found
+        if isinstance(sent, list):
+            method, target, body = (*sent, "")[:3]
+            status, text = nsqd.request(method, target.replace("TOPIC", topic), body.encode())
+            return [status, text.decode()]
+        [(name, text)] = sent.items()
+        if name not in clients:
+            clients[name] = stack.enter_context(RawClient(nsqd.tcp_address))
+        text = re.sub(r"\{\w+ \d\}", lambda which: ids[which[0]], text)
+        clients[name].send(text.replace("TOPIC", topic).encode("latin-1"))
+        return list(map(partial(shown, name), frames_of(clients[name], answered)))
+
+    def shown(name: str, frame: tuple[int, bytes]) -> str:
+        kind, data = frame
+        if kind == MESSAGE:
+            number = sum(each.startswith(f"{{{name} ") for each in ids)
+            ids[f"{{{name} {number}}}"] = data[10:26].decode()
+            data = data[8:10] + data[26:]
+        text = data.decode("latin-1")
+        for place, message_id in ids.items():
+            text = text.replace(message_id, place)
+        return f"{kind} {text}"
+
+    with ExitStack() as stack:
+        return [step(sent, answered) for sent, answered in steps]
+
+
+def frames_of(client: RawClient, answered: list[str] | None) -> Iterator[tuple[int, bytes]]:
+    """As many frames as were recorded; when they are being recorded those of a moment."""
+    for _ in answered if answered is not None else count():
+        if answered is None and not (client._buffer or select([client.socket], [], [], 0.5)[0]):
+            return
+        try:
+            yield client.read()
+        except (EOFError, ConnectionError):
+            yield -1, b"closed"
+            return
 
 
 # -- nsqd, HTTP -----------------------------------------------------------------------------------

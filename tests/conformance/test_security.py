@@ -256,7 +256,11 @@ ANSWERS = {
     b'{"ttl":60,"authorizations":[]}': b"E_UNAUTHORIZED AUTH no authorizations found",
     **dict.fromkeys(
         [
-            *(b"", b"{}", b"[]", b'{"ttl":0,"authorizations":[]}'),
+            *(b"", b"{}", b"[]", b'{"ttl":0,"authorizations":[]}', b"null", b" " * 2_000_000),
+            *(b"[" * 200_000, b'{"ttl":1,"authorizations":' + b'{"a":' * 100_000),
+            b'{"ttl":1' + b"0" * 400 + b',"authorizations":[]}',
+            b'{"ttl":1,"authorizations":{"a":1},"identity":1}',
+            b'{"ttl":1,"authorizations":[{"topic":"","channels":7,"permissions":[[]]}]}',
             b'{"ttl":1.5,"authorizations":[]}',
             b'{"ttl":1,"authorizations":[%b]}' % (RULE % (b"(", b"", b"")),
             b'{"ttl":1,"authorizations":[%b]}' % (RULE % (b"", b"(", b"")),

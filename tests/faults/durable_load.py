@@ -11,7 +11,7 @@ from plugins.waiting import patience_s
 
 OFTEN = """
 import sys
-from nsqtools.server.durable import database
+from nsqtools.server import durable_database as database
 database._WAL_BYTES = 50_000
 from nsqtools.cli.commands.daemons import nsqd
 sys.exit(nsqd(sys.argv[1:]))

@@ -26,12 +26,12 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
+from nsqtools.server.client_connection import ClientConnection
+from nsqtools.server.negotiation import TLSLayer
+from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.queues.backlog import QueueBacklog
 from nsqtools.server.queues.channel import Channel, ChannelSubscription
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.negotiation import TLSLayer
-from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + b"x" * 32
 CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
@@ -271,7 +271,7 @@ FAULTS = {
     "a look at deadlines": (Channel, "_queue_what_is_due"),
     "a put": (QueueBacklog, "put"),
     "a step of a topic": (Topic, "_copy"),
-    "a client that leaves": (Topic, "_consumers_left"),
+    "a client that leaves": (Topic, "consumers_left"),
 }
 
 

@@ -92,31 +92,6 @@ def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
     assert len(received) <= len(confirmed) + 1  # the last one may have been written unconfirmed
 
 
-def test_a_kill_in_the_middle_of_reading_loses_nothing(process: Start) -> None:
-    nsqd = process("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=2000")
-    nsqd.create_channel("t", "ch")
-    bodies = {b"%d" % number for number in range(300)}
-    nsqd.publish("t", *bodies)
-    finished: set[bytes] = set()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        for _ in range(100):
-            message = client.read_message()
-            client.finish([message])
-            finished.add(message.body)
-        client.read_message()  # the next one, which is not answered
-        nsqd.kill()
-
-    nsqd.start()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=300)
-        # the one in flight had left the disk, and its file position may have been synced, as in the
-        # Go nsqd; what was finished after the last sync comes again
-        missing = bodies - finished
-        while len(missing) > 1:
-            missing.discard(client.read_message().body)
-
-
 @pytest.mark.parametrize("damage", ["cut off", "garbage inside", "no meta"])
 def test_a_damaged_file_costs_what_is_in_it_and_no_more(process: Start, damage: str) -> None:
     nsqd = process("-mem-queue-size=0", "-max-bytes-per-file=1000")
@@ -153,35 +128,15 @@ def test_a_damaged_file_costs_what_is_in_it_and_no_more(process: Start, damage: 
 # hostile
 
 
-def test_random_bytes_harm_nobody(process: Start) -> None:
-    nsqd = process()
-    chance = random.Random(4150)
-    words = [b"PUB", b"MPUB", b"DPUB", b"SUB", b"RDY", b"FIN", b"IDENTIFY", b"AUTH", b"REQ", b"CLS"]
-    for _ in range(150):
-        with RawClient(nsqd.tcp_address) as client:
-            for _ in range(chance.randrange(1, 6)):
-                line = chance.choice(words) + b" " + chance.randbytes(chance.randrange(20))
-                size = struct.pack(">i", chance.choice([-1, 0, 5, 1 << 20, chance.getrandbits(31)]))
-                try:
-                    client.send(line + b"\n" + size + chance.randbytes(chance.randrange(50)))
-                except OSError:
-                    break  # it has closed
-    for magic in (b"GET ", b"\x16\x03\x01\0", b"\0\0\0\0"):
-        for address in (nsqd.tcp_address, nsqd.http_address):
-            for _ in range(20):
-                with RawClient(address, magic=magic + chance.randbytes(200)):
-                    pass
-    assert_serves(nsqd)
-    assert "Traceback" not in nsqd.log
-
-
 @pytest.mark.parametrize("codec", ["snappy", "deflate"])
 def test_a_broken_or_exploding_compressed_stream_ends_the_connection(
     process: Start, codec: str
 ) -> None:
     nsqd = process()
     before = resident_bytes(nsqd)
-    for data in (b"\xff" * 1000, random.Random(1).randbytes(100_000), bomb(codec)):
+    too_large = b"\xff\x06\0\0sNaPpY\0\xff\xff\xff" + bytes(1000)  # a chunk of 16 MB
+    noise = random.Random(1).randbytes(100_000)
+    for data in (b"\xff" * 1000, noise, too_large, bomb(codec)):
         with RawClient(nsqd.tcp_address) as client:
             client.identify(**{codec: True})
             try:
@@ -227,14 +182,6 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def test_a_snappy_chunk_larger_than_the_format_allows_ends_the_connection(process: Start) -> None:
-    nsqd = process()
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(snappy=True)
-        client.send(b"\xff\x06\0\0sNaPpY\0\xff\xff\xff" + bytes(1000))
-        nsqd.wait_for_log("damaged snappy stream")
-
-
 def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(
     process: Start,
 ) -> None:
@@ -273,28 +220,6 @@ def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
     assert len(nsqd.stats()["topics"]) == 1_000
 
 
-ANSWERS = [
-    b'{"ttl": 1' + b"0" * 400 + b', "authorizations": []}',
-    b"[" * 200_000,
-    b'{"ttl": 1, "authorizations": ' + b'{"a":' * 100_000,
-    b'{"ttl": 1, "authorizations": [{"topic": "(", "channels": 7, "permissions": [[]]}]}',
-    b'{"ttl": 1, "authorizations": {"a": 1}, "identity": 1}',
-    b" " * 2_000_000,
-    b"null",
-]
-
-
-def test_an_answer_about_a_secret_may_have_any_shape(
-    process: Start, auth_server: AuthServer
-) -> None:
-    nsqd = process(f"-auth-http-address={auth_server.address}")
-    for answer in ANSWERS:
-        auth_server.answer("s", 200, answer)
-        with RawClient(nsqd.tcp_address) as client:
-            client.send(b"AUTH\n" + sized(b"s"))
-            assert client.read_error() == b"E_AUTH_FAILED AUTH failed", answer[:60]
-
-
 def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
     process: Start, auth_server: AuthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,18 +245,6 @@ def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
         assert nsqd.request("GET", "/ping") == (200, b"OK")
         assert resident_bytes(nsqd) - before < 30_000_000
         may_answer.set()
-
-
-def test_a_name_that_a_pattern_can_match_in_endless_ways_delays_nobody(
-    process: Start, auth_server: AuthServer
-) -> None:
-    auth_server.allow("s", topic="^(([a-z])+.)+[A-Z]([a-z])+$")
-    nsqd = process(f"-auth-http-address={auth_server.address}")
-    with RawClient(nsqd.tcp_address) as client:
-        client.ask(b"AUTH\n" + sized(b"s"))
-        client.send(b"PUB " + b"a" * 40 + b"\n" + sized(b"x"))
-        assert client.read_error().startswith(b"E_UNAUTHORIZED AUTH failed for PUB")
-    assert nsqd.request("GET", "/ping") == (200, b"OK")
 
 
 def test_json_that_is_nested_without_end_ends_the_connection_only(process: Start) -> None:
@@ -390,20 +303,6 @@ def test_running_out_of_descriptors_is_said_once_a_minute(process: Start) -> Non
     nsqd.stop()
     assert "Traceback" not in nsqd.log
     assert "Invalid file descriptor" not in nsqd.log
-
-
-def test_a_thousand_connections_are_borne(process: Start) -> None:
-    nsqd = process()
-    before = resident_bytes(nsqd)
-    with ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(1000)]
-        for client in clients[::10]:
-            client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", *[b"%d" % number for number in range(100)])
-        received = {client.read_message().body for client in clients[::10]}
-        assert len(received) == 100
-        assert_serves(nsqd)
-        assert resident_bytes(nsqd) - before < 100_000_000
 
 
 def test_a_client_that_never_reads_takes_bounded_memory(process: Start) -> None:

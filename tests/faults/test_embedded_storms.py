@@ -177,23 +177,6 @@ def test_consumers_that_leave_at_one_moment_hold_up_nobody(
     assert nsqd.channel_stats("t", "ch")["in_flight_count"] == count
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("held_up_nobody")
-def test_ten_thousand_topics_with_a_channel_each_are_borne(nsqd: EmbeddedNsqdProcess) -> None:
-    count = 10_000
-    for number in range(count):
-        with RawClient(nsqd.tcp_address) as client:
-            client.publish(f"t{number}", b"x")
-            client.subscribe(f"t{number}", "ch")
-    nsqd.get("/stats", format="json")
-    nsqd.get("/metrics")
-    nsqd.stop()
-    nsqd.start()
-    topics = nsqd.stats()["topics"]
-    assert len(topics) == count
-    assert sum(channel["depth"] for topic in topics for channel in topic["channels"]) == count
-
-
 # clocks that jump
 
 

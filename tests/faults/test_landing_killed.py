@@ -7,68 +7,60 @@ other; then it runs again. The long form also kills ``nsq to-file`` under load, 
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import Writer, unfinished
+from plugins.archives import (
+    CHANNEL,
+    KILLING_ITSELF,
+    TOPIC,
+    Writer,
+    assert_each_once,
+    ended,
+    to_file,
+    wait_until_archived,
+)
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.catalog import find_inputs
-from nsqtools.archive.compaction import Compaction, Selection, Settings, in_processes
+from nsqtools.archive.compaction import Compaction, Selection, in_processes
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.reader import read_messages
+from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
 
 DAY_NS = 86_400 * 10**9
 BASE_NS = 20_000 * DAY_NS
-TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)
 
-KILLED = """
-import os, sys
-from nsqtools.archive import landing, parquet, table
+LANDING = f"""
+{KILLING_ITSELF}
+import pickle
+from pathlib import Path
+from nsqtools.archive import landing, parquet
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 
-left = int(sys.argv[1])
-
-def step():
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), 9)
-
-def killing(owner, name):
-    real = getattr(owner, name)
-    def call(*args, **options):
-        step()
-        result = real(*args, **options)
-        step()
-        return result
-    setattr(owner, name, call)
-
-for owner, name in [
-    (parquet.ParquetWriter, "close"), (landing, "replace_file"), (landing, "sync_folder"),
-    (DeltaCatalog, "create"), (DeltaCatalog, "commit"),
-    *((each, name) for each in (LocalStorage, ObjectStorage) for name in ("put_file", "put")),
-]:
-    killing(owner, name)
-plan = table.TablePlan.decode(sys.argv[2])
-from pathlib import Path
+around(parquet.ParquetWriter, "close")
+around(landing, "replace_file", "sync_folder")
+around(DeltaCatalog, "create", "commit")
+around(LocalStorage, "put_file", "put")
+around(ObjectStorage, "put_file", "put")
+plan = pickle.loads(bytes.fromhex(sys.argv[2]))
 landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
 print("landed")
 """
@@ -105,7 +97,7 @@ def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, s
     """Land the logs in another process, which kills itself; tell whether it came to its end."""
     paths = map(str, logs_of(logs))
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(step), plan.encode(), str(logs), *paths],
+        [sys.executable, "-c", LANDING, str(step), pickle.dumps(plan).hex(), str(logs), *paths],
         env=env,
         capture_output=True,
         timeout=DEADLINE_S,
@@ -202,8 +194,7 @@ def archive_with_kills(
     nsqd = go_nsqd("-msg-timeout=2s")
     nsqd.create_channel(TOPIC, CHANNEL)
     published = [json.dumps({"n": n, "text": "x" * 100}).encode() for n in range(count)]
-    args = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
-    args += ["--output-dir", str(out), "--store", store, "--body", "json"]
+    args = to_file(nsqd.tcp_address, out, "--store", store, "--body", "json")
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     args += [] if place == str(out) else ["--upload", place]
     logs = out if place != str(out) else out / ".nsq-log"
@@ -224,15 +215,9 @@ def archive_with_kills(
         threading.Event().wait(rng.uniform(0, 0.3))  # the random point
         process.kill()
         process.wait(DEADLINE_S)
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
-    process.send_signal(signal.SIGTERM)  # which finishes a last file, and lands it
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, b"not uploaded" in stderr) == (143, False), stderr.decode()
-    found = Counter(bodies_at(place))
-    assert set(published) - set(found) == set(), "messages are missing"
-    assert [body for body, times in found.items() if times > 1] == [], "messages are doubled"
+    wait_until_archived(nsqd)
+    assert "not uploaded" not in ended(process)
+    assert_each_once(bodies_at(place), published)
     assert list(logs.rglob("*.log")) == []
 
 

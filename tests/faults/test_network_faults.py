@@ -29,9 +29,10 @@ from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
 from plugins.daemons import GoNsqd
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Consumer, Message, Producer, PublishError
+from nsqtools import Consumer, Producer, PublishError
 
 TOPIC = "clicks"
 QUICK = ["heartbeat_interval=1s", "reconnect_base=100ms", "reconnect_max=500ms", "dial_timeout=1s"]
@@ -42,25 +43,16 @@ MAX_PACKET = 65_536
 MAX_QUEUE_S = 0.4
 
 
-def ip(*words: str) -> str:
+def ip(*words: str) -> None:
     """Run ip(8). Raises ``CalledProcessError`` where that is not allowed."""
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["ip", *words], capture_output=True, check=True)
 
 
 _numbers = itertools.count()
 
 
-def link_addresses() -> tuple[str, str]:
-    """Return this end's address and the other's, in a /30 that no other link is likely to have:
-    other workers, and other runs, make links on this machine too.
-    """
-    first = secrets.randbelow(1 << 14) * 4
-    prefix = f"10.213.{first >> 8}"
-    return f"{prefix}.{(first & 255) + 1}", f"{prefix}.{(first & 255) + 2}"
-
-
 class Link:
-    """Loses, delays or throttles packets: `impair` or `lose`, then `heal`.
+    """Loses, delays or throttles packets: `impair` or `lose`, then `impair` by nothing.
 
     Two TUN devices, one of them in the namespace, and a thread that carries packets between them:
     it needs no netem, which many kernels do not have. What is over the rate waits in a queue for
@@ -70,7 +62,9 @@ class Link:
     def __init__(self) -> None:
         number = next(_numbers)
         self.namespace = f"nsqtools-{os.getpid()}-{number}"
-        our_address, self.nsqd_address = link_addresses()
+        # in a /30 that no other link has, of other workers or other runs on this machine
+        high, low = divmod(4 * secrets.randbelow(1 << 14), 256)
+        our_address, self.nsqd_address = (f"10.213.{high}.{low + end}" for end in (1, 2))
         self._here, there = f"n{os.getpid()}-{number}a", f"n{os.getpid()}-{number}b"
         self._ends = [_open_tun(self._here), _open_tun(there)]
         self._stop_receiver, self._stop_sender = os.pipe()
@@ -96,9 +90,6 @@ class Link:
     def lose(self, *, to_nsqd: bool = True, from_nsqd: bool = True) -> None:
         """Lose all that goes to the one or the other end."""
         self._loss = float(to_nsqd), float(from_nsqd)
-
-    def heal(self) -> None:
-        self.impair()
 
     def take_down(self) -> None:
         ip("link", "set", self._here, "down")
@@ -180,23 +171,16 @@ def link() -> Iterator[Link]:
 
 
 @pytest.fixture
-def far_nsqd(nsqd: GoNsqd, tmp_path: Path) -> Iterator[Callable[[Link], FarNsqd]]:
-    """Starts an nsqd at the end of a link; skipped without Go."""
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    with ExitStack() as running:
-
-        def start(link: Link) -> FarNsqd:
-            flags = ("-msg-timeout=3s", "-mem-queue-size=100")
-            return running.enter_context(FarNsqd(link, data_path, *flags))
-
-        yield start
+def far_nsqd(
+    link: Link, go_program: object, data_path: Callable[[], Path], serve: Serve
+) -> FarNsqd:
+    return serve(FarNsqd(link, data_path(), "-msg-timeout=3s", "-mem-queue-size=100"))
 
 
 class Traffic:
     """Publishes all the time, and consumes; `confirmed` and `consumed` are what came of it."""
 
-    def __init__(self, nsqd: FarNsqd, padding: int = 0) -> None:
+    def __init__(self, nsqd: FarNsqd, padding: int) -> None:
         self._padding = b"." * padding
         for channel in ("live", "archive"):
             nsqd.create_channel(TOPIC, channel)
@@ -227,10 +211,7 @@ class Traffic:
             self.confirmed.append(body)
 
     def _consume(self) -> None:
-        def handle(message: Message) -> None:
-            self.consumed[message.body] += 1
-
-        self._consumer.run(handle)
+        self._consumer.run(lambda message: self.consumed.update([message.body]))
 
     def end_publishing(self) -> None:
         self._ends.set()
@@ -318,27 +299,23 @@ FAULTS = ["black hole", "from nsqd only", "to nsqd only", "interface down", "nsq
 def test_what_was_confirmed_is_consumed_and_archived_once(
     fault: str,
     seconds: float,
-    far_nsqd: Callable[[Link], FarNsqd],
+    far_nsqd: FarNsqd,
     link: Link,
     begin: Callable[..., Course],
 ) -> None:
-    nsqd = far_nsqd(link)
-    course = begin(nsqd)
-    if fault == "interface down":
-        link.take_down()
-    elif fault == "nsqd stopped":
-        nsqd.pause()
-    else:
-        link.lose(to_nsqd=fault != "from nsqd only", from_nsqd=fault != "to nsqd only")
+    course = begin(far_nsqd)
+    begins, ends = {
+        "black hole": (link.lose, link.impair),
+        "from nsqd only": (lambda: link.lose(to_nsqd=False), link.impair),
+        "to nsqd only": (lambda: link.lose(from_nsqd=False), link.impair),
+        "interface down": (link.take_down, link.bring_up),
+        "nsqd stopped": (far_nsqd.pause, far_nsqd.resume),
+    }[fault]
+    begins()
     began_with = len(course.traffic.confirmed)
     time.sleep(seconds)
     during = len(course.traffic.confirmed)
-    if fault == "interface down":
-        link.bring_up()
-    elif fault == "nsqd stopped":
-        nsqd.resume()
-    else:
-        link.heal()
+    ends()
     assert during - began_with < 20
     course.goes_on()
     course.end()
@@ -363,17 +340,17 @@ def test_a_bad_link_costs_time_only(
     impairment: dict[str, float],
     padding: int,
     seconds: float,
-    far_nsqd: Callable[[Link], FarNsqd],
+    far_nsqd: FarNsqd,
     link: Link,
     begin: Callable[..., Course],
 ) -> None:
     """With loss on its way a publish takes a second or more; it goes on, and ends well."""
-    course = begin(far_nsqd(link), padding)
+    course = begin(far_nsqd, padding)
     link.impair(**impairment)
     before = len(course.traffic.confirmed)
     time.sleep(seconds)
     wait_until(lambda: len(course.traffic.confirmed) > before, what="a publish", timeout_s=30)
-    link.heal()
+    link.impair()
     course.goes_on()
     course.end()
 
@@ -381,15 +358,13 @@ def test_a_bad_link_costs_time_only(
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_kill_9_of_nsqd_costs_what_it_had_in_memory(
     kills: int,
-    far_nsqd: Callable[[Link], FarNsqd],
-    link: Link,
+    far_nsqd: FarNsqd,
     begin: Callable[..., Course],
 ) -> None:
-    nsqd = far_nsqd(link)
-    course = begin(nsqd)
+    course = begin(far_nsqd)
     for _ in range(kills):
-        nsqd.kill()
+        far_nsqd.kill()
         time.sleep(1)
-        nsqd.start()
+        far_nsqd.start()
         course.goes_on()
     course.end(may_lose=kills * 300)  # its memory queue, and what was in flight

@@ -6,22 +6,31 @@ The long form, with 20 kills while a million messages of a Go nsqd drain, runs w
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from plugins.archives import lines_of, messages_of, parts, unfinished
+from plugins.archives import (
+    CHANNEL,
+    TOPIC,
+    assert_each_once,
+    ended,
+    filled,
+    lines_of,
+    messages_of,
+    parts,
+    to_file,
+    unfinished,
+    wait_until_archived,
+)
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
-TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(60.0)
 
 FORMS = {
@@ -31,25 +40,6 @@ FORMS = {
     "zstd": ["--format", "raw", "--compression", "zstd"],
 }
 SHORT_FORMS = ["plain", "zstd"]  # fleets and uploads are killed as they write jsonl-gzip
-
-
-def bodies(count: int) -> list[bytes]:
-    return [b"%08d some text that a message may have" % number for number in range(count)]
-
-
-def filled(nsqd: Nsqd, count: int) -> list[bytes]:
-    """Publish messages that all differ, and wait until the channel has them."""
-    nsqd.create_channel(TOPIC, CHANNEL)
-    published = bodies(count)
-    for begin in range(0, count, 1000):
-        nsqd.publish(TOPIC, *published[begin : begin + 1000])
-    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == count, what="a full channel", timeout_s=60)
-    return published
-
-
-def arguments(nsqd: Nsqd, directory: Path, *flags: str) -> list[str]:
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(directory)]
-    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
 
 
 def archived(directory: Path, form: str) -> list[bytes]:
@@ -70,17 +60,6 @@ def wait_for_progress(nsqd: Nsqd, process: subprocess.Popen[bytes]) -> int:
     return unfinished(nsqd, TOPIC, CHANNEL)
 
 
-def finish_draining(nsqd: Nsqd, spawn_nsq: SpawnNsq, args: Sequence[str]) -> None:
-    """Run to the end of the channel, redeliveries included, and stop with SIGTERM."""
-    process = spawn_nsq(args)
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, stderr.decode()
-
-
 def drain_with_kills(
     nsqd: Nsqd,
     spawn_nsq: SpawnNsq,
@@ -92,8 +71,9 @@ def drain_with_kills(
     flags: Sequence[str],
 ) -> None:
     rng = random.Random(f"{form} {messages}")
-    published = filled(nsqd, messages)
-    args = arguments(nsqd, directory, *FORMS[form], *flags)
+    bodies = [b"%08d some text that a message may have" % number for number in range(messages)]
+    published = filled(nsqd, bodies)
+    args = to_file(nsqd.tcp_address, directory, *FORMS[form], *flags)
     for _ in range(kills):
         process = spawn_nsq(args)
         if wait_for_progress(nsqd, process):
@@ -102,12 +82,11 @@ def drain_with_kills(
         process.wait(DEADLINE_S)
     nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
     published.append(b"the last one")
-    finish_draining(nsqd, spawn_nsq, args)
+    process = spawn_nsq(args)
+    wait_until_archived(nsqd)
+    ended(process)
 
-    found = Counter(archived(directory, form))
-    assert set(published) - set(found) == set(), "messages were lost"
-    assert [body for body, times in found.items() if times > 1] == [], "messages were doubled"
-    assert len(found) == len(published)
+    assert_each_once(archived(directory, form), published)
     assert parts(directory) == []
 
 

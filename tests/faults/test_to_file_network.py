@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from plugins.archives import messages_of, unfinished
+from plugins.archives import (
+    CHANNEL,
+    TOPIC,
+    ended,
+    filled,
+    messages_of,
+    to_file,
+    unfinished,
+    wait_until_archived,
+)
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.network import TO_SERVER, Proxy
-from plugins.waiting import patience_s, wait_until
-
-TOPIC, CHANNEL = "clicks", "archive"
-DEADLINE_S = patience_s(60.0)
-
-
-def filled(nsqd: Nsqd, count: int) -> list[bytes]:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    bodies = [b"%06d" % number for number in range(count)]
-    for begin in range(0, count, 1000):
-        nsqd.publish(TOPIC, *bodies[begin : begin + 1000])
-    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == count, what="a full channel", timeout_s=30)
-    return bodies
-
-
-def arguments(address: str, directory: Path, *flags: str) -> list[str]:
-    place = ["--nsqd-tcp-address", address, "--output-dir", str(directory)]
-    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
+from plugins.waiting import wait_until
 
 
 def archived_when_stopped(process: subprocess.Popen[bytes], directory: Path) -> list[bytes]:
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, stderr.decode()
+    ended(process)
     return sorted(message["body"] for message in messages_of(directory))
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(count)]
 
 
 def test_cut_connections_lose_and_double_nothing(
@@ -47,10 +39,10 @@ def test_cut_connections_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     nsqd = quick_nsqd
-    bodies = filled(nsqd, 15_000)
+    bodies = filled(nsqd, numbers(15_000))
     proxy = proxy_to(nsqd.tcp_address)
     fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "200"]
-    process = spawn_nsq(arguments(proxy.address, tmp_path, *fast))
+    process = spawn_nsq(to_file(proxy.address, tmp_path, *fast))
     left = len(bodies)
     for _ in range(2):
         wait_until(
@@ -59,7 +51,7 @@ def test_cut_connections_lose_and_double_nothing(
             timeout_s=20,
         )
         proxy.pause(TO_SERVER)  # what is FINished now does not arrive
-        more = [b"%06d" % number for number in range(len(bodies), len(bodies) + 100)]
+        more = numbers(len(bodies) + 100)[len(bodies) :]
         nsqd.publish(TOPIC, *more)  # it may have been done with what there was
         bodies += more
         wait_until(
@@ -69,7 +61,7 @@ def test_cut_connections_lose_and_double_nothing(
         proxy.cut(reset=True)
         proxy.resume(TO_SERVER)
 
-    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=30)
+    wait_until_archived(nsqd)
 
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] > 0  # FINs were lost
     assert archived_when_stopped(process, tmp_path) == bodies
@@ -80,14 +72,14 @@ def test_an_nsqd_killed_and_started_again_has_lost_nothing_that_was_on_its_disk(
 ) -> None:
     # nothing in memory: what is killed with nsqd is only what it had in flight
     nsqd = go_nsqd("-mem-queue-size=0", "-sync-every=1", "-msg-timeout=2s")
-    bodies = filled(nsqd, 1_500)
+    bodies = filled(nsqd, numbers(1_500))
     fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "50"]
-    process = spawn_nsq(arguments(nsqd.tcp_address, tmp_path, *fast))
+    process = spawn_nsq(to_file(nsqd.tcp_address, tmp_path, *fast))
     wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) < 1_200, what="progress", timeout_s=20)
 
     nsqd.kill()
     nsqd.start()
-    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=30)
+    wait_until_archived(nsqd)
 
     archived = archived_when_stopped(process, tmp_path)
     # nsqd counts what it reads ahead as consumed: at most that and what was in flight is its loss
@@ -99,8 +91,8 @@ def test_sigterm_amid_a_backlog_leaves_each_message_in_the_file_or_in_the_queue(
     go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-mem-queue-size=100000")
-    bodies = filled(nsqd, 100_000)
-    process = spawn_nsq(arguments(nsqd.tcp_address, tmp_path, "--max-in-flight", "200"))
+    bodies = filled(nsqd, numbers(100_000))
+    process = spawn_nsq(to_file(nsqd.tcp_address, tmp_path, "--max-in-flight", "200"))
     wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) < 95_000, what="progress", timeout_s=20)
 
     archived = archived_when_stopped(process, tmp_path)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plugins.archives import messages_of, unfinished
+from plugins.archives import CHANNEL, TOPIC, ended, messages_of, to_file, wait_until_archived
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(60.0)
 
 
@@ -45,34 +42,15 @@ def finished_by_host(nsqd: GoNsqd) -> dict[str, int]:
     return {client["client_id"]: client["finish_count"] for client in clients}
 
 
-def ended(process: subprocess.Popen[bytes]) -> str:
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, stderr.decode()
-    return stderr.decode()
-
-
 def test_both_make_progress_one_may_end_and_nothing_is_lost_or_in_both(
     go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=5m")  # an archiver that waits for the processor is not away
     nsqd.create_channel(TOPIC, CHANNEL)
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--sync-interval", "20ms"]
+    flags = ["--sync-interval", "20ms", "--create"]
     archivers = {
         host: spawn_nsq(
-            [
-                "to-file",
-                "-t",
-                TOPIC,
-                "-c",
-                CHANNEL,
-                *place,
-                "--create",
-                "--output-dir",
-                str(tmp_path / host),
-                "-X",
-                f"client_id={host}",
-            ]
+            to_file(nsqd.tcp_address, tmp_path / host, *flags, "-X", f"client_id={host}")
         )
         for host in ("one", "two")
     }
@@ -89,7 +67,7 @@ def test_both_make_progress_one_may_end_and_nothing_is_lost_or_in_both(
             what="the other to go on",
             timeout_s=DEADLINE_S,
         )
-    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the rest", timeout_s=DEADLINE_S)
+    wait_until_archived(nsqd)
     ended(archivers["two"])
 
     found = {

@@ -6,7 +6,6 @@ The long form, with 10 kills, runs with ``-m slow``.
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import threading
 from collections import Counter
@@ -14,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import Writer, finished_files, unfinished
+from plugins.archives import (
+    TOPIC,
+    Writer,
+    assert_each_once,
+    ended,
+    filled,
+    finished_files,
+    to_file,
+    wait_until_archived,
+)
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
@@ -28,7 +36,6 @@ from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.upload import uploaded_of
 from nsqtools.protocol.frames import WireMessage
 
-TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)
 
 
@@ -80,13 +87,9 @@ def upload_with_kills(
 ) -> None:
     out.mkdir()
     expected = left_by_an_earlier_run(out, small=small, large=large)
-    nsqd.create_channel(TOPIC, CHANNEL)
-    published = [b"live %06d %s" % (number, b"x" * 300) for number in range(live)]
-    for begin in range(0, live, 1000):
-        nsqd.publish(TOPIC, *published[begin : begin + 1000])
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(out)]
-    args = ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, "--upload", f"{bucket.url}/lake"]
-    args += ["--max-in-flight", "200", "--rotate-text-size", "100KB", "--gzip"]
+    published = filled(nsqd, [b"live %06d %s" % (n, b"x" * 300) for n in range(live)])
+    args = to_file(nsqd.tcp_address, out, "--upload", f"{bucket.url}/lake", "--gzip")
+    args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     args += ["--delete-uploaded"] if deletes else []
 
     rng = random.Random(kills)
@@ -95,28 +98,23 @@ def upload_with_kills(
     nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
     published.append(b"the last one")
     process = spawn_nsq(args)
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
+    wait_until_archived(nsqd)
     wait_until(
         lambda: all(uploaded_of(path).exists() for path in finished_files(out)),
         what="all uploads",
         timeout_s=DEADLINE_S,
     )
-    process.send_signal(signal.SIGTERM)  # which finishes a last file, and uploads it
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, b"not uploaded" in stderr) == (143, False), stderr.decode()
+    assert "not uploaded" not in ended(process)
 
     stored = find_archives([bucket.url])
     problems: list[tuple[str, str]] = []
-    bodies = Counter(
+    bodies = [
         message.body
         for archive in stored
         for message in read_messages(archive, lambda *problem: problems.append(problem))
-    )
+    ]
     assert problems == []
-    assert set(expected + published) - set(bodies) == set(), "messages are missing"
-    assert [body for body, times in bodies.items() if times > 1] == [], "messages are doubled"
+    assert_each_once(bodies, expected + published)
     assert len({archive.head for archive in stored}) == len(stored), "a file is stored twice"
     names = bucket.names()
     assert len(names) == 3 * len(stored), "each file has its index and its manifest, and no more"

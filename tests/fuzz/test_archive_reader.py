@@ -8,7 +8,6 @@ has no checksum to show it.)
 from __future__ import annotations
 
 import gzip
-import itertools
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +18,7 @@ from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
 from nsqtools.archive.finding import PARQUET_MAGIC, find_archives
-from nsqtools.archive.layout import decode_index, index_of
+from nsqtools.archive.layout import index_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
@@ -59,10 +58,3 @@ def test_a_damaged_archive_is_read_without_inventing_messages(
         if len(cuts) == len(what) or (has_index and not cuts):
             assert {message.body for message in found if message.topic} <= BODIES
             assert problems or len(found) in (0, 20, 40, 60)
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_an_index_or_none(data: bytes) -> None:
-    members = decode_index(data)
-
-    assert all(after.offset == before.end for before, after in itertools.pairwise(members))

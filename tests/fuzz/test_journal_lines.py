@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from plugins.archives import journal_in
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
-from nsqtools.archive.journal import Journal, journals_below, stem_of
+from nsqtools.archive.journal import stem_of
 from nsqtools.archive.layout import decode_index, encode_members
 
 IDS = [b"%016x" % number for number in range(40)]
@@ -39,16 +40,12 @@ def test_a_journal_knows_nothing_that_was_not_in_it(
 ) -> None:
     with TemporaryDirectory() as directory:
         folder = Path(directory)
-        path = folder / f"{stem_of('t', 'c')}abc-000001.journal"
+        path = folder / f"{stem_of('clicks', 'archive')}abc-000001.journal"
         path.write_bytes(damaged(LINES, what) + more + (b"proved\n" if is_proved else b""))
 
-        journal = Journal(
+        journal = journal_in(
             folder,
-            "t",
-            "c",
-            earlier=journals_below(folder).get(stem_of("t", "c"), ()),
             run="def",
-            size=4,
             is_durable=lambda name, head, offset, length: offset in durable,
             now_s=time.time(),
         )

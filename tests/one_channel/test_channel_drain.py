@@ -39,7 +39,9 @@ def source(
 ) -> Nsqd:
     kind = getattr(request, "param", GoNsqd)
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    return serve(kind(data_path(), "-msg-timeout=2s", "-max-req-timeout=2h", register))
+    return serve(
+        kind(data_path(), f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h", register)
+    )
 
 
 @pytest.fixture(autouse=True)

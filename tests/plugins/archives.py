@@ -6,17 +6,21 @@ import base64
 import gzip
 import json
 import shutil
+import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.codecs import Codec, gzip_members, members_of
+from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
+from nsqtools.archive.members import Codec, gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -30,13 +34,19 @@ def write_archive(
     is_finished: bool = True,
 ) -> Path:
     """Write a jsonl file with an index, a flush for each member: zstd if named so, else gzip."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else gzip_members(6)
     file = PartFile(path, 0o640, compressor, now_s=0.0)
+    flush(file, topic, nsqd, members)
+    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
+
+
+def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[WireMessage]]) -> None:
+    """Make members durable."""
     for messages in members:
         times = [message.timestamp_ns for message in messages]
         file.append(encode_many(topic, nsqd, messages))
         file.flush(file.end_member(len(messages), min(times), max(times)))
-    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
 
 
 class Writer:
@@ -63,10 +73,7 @@ class Writer:
             path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
             head = Head(self.writer, self.number)
             self._file = PartFile(path, 0o640, gzip_members(6), 0.0, head)
-        for messages in members:
-            times = [message.timestamp_ns for message in messages]
-            self._file.append(encode_many(self._topic, "nsqd:4150", messages))
-            self._file.flush(self._file.end_member(len(messages), min(times), max(times)))
+        flush(self._file, self._topic, "nsqd:4150", members)
         return self._file.path
 
     def finish(self) -> Path:
@@ -75,6 +82,29 @@ class Writer:
         path = finish(self._file.path, self.directories)
         self._file = None
         return path
+
+
+def journal_in(
+    folder: Path,
+    topic: str = "clicks",
+    channel: str = "archive",
+    *,
+    run: str = "1",
+    size: int = 100,
+    is_durable: IsDurable = lambda name, head, offset, length: True,
+    now_s: float = 0.0,
+) -> Journal:
+    """The journal of a topic and channel, as a new run opens it."""
+    return Journal(
+        folder,
+        topic,
+        channel,
+        earlier=journals_below(folder).get(stem_of(topic, channel), ()),
+        run=run,
+        size=size,
+        is_durable=is_durable,
+        now_s=now_s,
+    )
 
 
 def finished_files(directory: Path) -> list[Path]:
@@ -89,23 +119,15 @@ def parts(directory: Path) -> list[Path]:
 
 
 def text_of(path: Path) -> bytes:
-    """The content of a file; Python's gzip, or zstdcat, must find nothing wrong with it."""
+    """The content of a file; Python's gzip, or zstdcat if it is there, must find nothing wrong."""
     if path.suffix == ".gz":
         return gzip.decompress(path.read_bytes())
     if path.suffix != ".zst":
         return path.read_bytes()
-    if not shutil.which("zstdcat"):  # another implementation must do
-        return b"".join(pieces_of(path))
+    if not shutil.which("zstdcat"):
+        with path.open("rb") as file:
+            return b"".join(piece.text for piece in unpack_members(file, Codec.ZSTD))
     return subprocess.run(["zstdcat", path], capture_output=True, check=True, timeout=60).stdout
-
-
-def pieces_of(path: Path) -> Iterator[bytes]:
-    """The frames of a zstd file."""
-    from nsqtools.archive.members import unpack_members
-
-    with path.open("rb") as file:
-        for piece in unpack_members(file, Codec.ZSTD):
-            yield piece.text
 
 
 def lines_of(directory: Path) -> list[bytes]:
@@ -123,10 +145,7 @@ def messages_of(directory: Path) -> list[dict[str, Any]]:
     messages = [json.loads(line) for line in lines_of(directory)]
     for message in messages:
         encoded = message.pop("body64", None)
-        if encoded is None:
-            message["body"] = message["body"].encode()
-        else:
-            message["body"] = base64.b64decode(encoded)
+        message["body"] = base64.b64decode(encoded) if encoded else message["body"].encode()
     return messages
 
 
@@ -144,3 +163,70 @@ def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
         return found
     time.sleep(ON_ITS_WAY_S)
     return counted()
+
+
+# -- nsq to-file in a process of its own ----------------------------------------------------------
+
+TOPIC, CHANNEL = "clicks", "archive"
+
+
+def filled(nsqd: Nsqd, bodies: Sequence[bytes]) -> list[bytes]:
+    """Publish messages, and wait until the channel has them."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    for begin in range(0, len(bodies), 1000):
+        nsqd.publish(TOPIC, *bodies[begin : begin + 1000])
+    wait_until(
+        lambda: nsqd.depth(TOPIC, CHANNEL) == len(bodies), what="a full channel", timeout_s=60
+    )
+    return list(bodies)
+
+
+def to_file(address: str, directory: Path, *flags: str) -> list[str]:
+    """The arguments of an archiver."""
+    place = ["--nsqd-tcp-address", address, "--output-dir", str(directory)]
+    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
+
+
+def wait_until_archived(nsqd: Nsqd) -> None:
+    """Wait until the channel has nothing any more, redeliveries included."""
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
+
+
+def ended(process: subprocess.Popen[bytes]) -> str:
+    """End an archiver, which finishes and stores its files; return what it said."""
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=patience_s(90))
+    assert process.returncode == 143, stderr.decode()
+    return stderr.decode()
+
+
+def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:
+    """Compare what is in files or tables with what was published."""
+    counts = Counter(found)
+    assert set(published) - set(counts) == set(), "messages were lost"
+    assert [body for body, times in counts.items() if times > 1] == [], "messages were doubled"
+    assert set(counts) == set(published)
+
+
+KILLING_ITSELF = """
+import os, sys
+
+left = int(sys.argv[1])
+
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+
+def around(owner, *names):
+    for name in names:
+        def stepped(*args, original=getattr(owner, name), **more):
+            step()
+            result = original(*args, **more)
+            step()
+            return result
+        setattr(owner, name, stepped)
+"""
+"""The beginning of a program that is killed at the step that its first argument says: before or
+after a function that it has put steps ``around``."""

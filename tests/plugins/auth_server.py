@@ -12,17 +12,18 @@ A secret it has not been told about is answered with 401, and nsqd then says E_A
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
+from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from plugins.http_server import Handler, serving
 
 
 class AuthServer(ThreadingHTTPServer):
     """Listens on a free port from the start; what it knows may change at any time."""
+
+    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _QuestionHandler)
@@ -55,25 +56,13 @@ class AuthServer(ThreadingHTTPServer):
         return self._answers.get(question.get("secret", ""), (401, b"{}"))
 
 
-class _QuestionHandler(BaseHTTPRequestHandler):
+class _QuestionHandler(Handler):
     def do_GET(self) -> None:
-        query = urlsplit(self.path).query
-        question = dict(parse_qsl(query, keep_blank_values=True))
-        status, body = cast(AuthServer, self.server).ask(question)
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing: the questions are kept."""
+        question = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+        self.reply(*self.server.ask(question))
 
 
 @pytest.fixture
 def auth_server() -> Iterator[AuthServer]:
-    with AuthServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(AuthServer()) as server:
         yield server
-        server.shutdown()
-        thread.join()

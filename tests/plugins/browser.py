@@ -15,7 +15,6 @@ other test of the worker could run an event loop.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from plugins.servers import need
 from plugins.waiting import patience_s, wait_until
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def missing_browser() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())) and (reason := missing_browser()):
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        need(missing_browser())
 
 
 @pytest.fixture(scope="module")

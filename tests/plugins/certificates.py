@@ -75,15 +75,12 @@ class Authority:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = common_name(f"nsqtools tests {name}")
-        self._key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         self.cert_path = directory / f"{name}.pem"
-        certificate = (
-            self._builder(self._name, self._key, NOW + DAY)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(key_usage(signs_certificates=True), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        basic = x509.BasicConstraints(ca=True, path_length=0)
+        # digital signatures, certificates, and lists of revoked ones
+        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+        certificate = self._sign(self._name, self._key, NOW + DAY, (basic, True), (usage, True))
+        self.cert_path.write_bytes(certificate)
 
     def issue(
         self,
@@ -94,32 +91,29 @@ class Authority:
         until: datetime.datetime = NOW + DAY,
     ) -> Credentials:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = (
-            self._builder(common_name(name), key, until)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        )
+        extensions: list[tuple[x509.ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (x509.ExtendedKeyUsage([usage]), False),
+        ]
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        certificate = builder.sign(self._key, hashes.SHA256())
+            extensions.append((x509.SubjectAlternativeName(hosts), False))
         paths = Credentials(self._directory / f"{name}.pem", self._directory / f"{name}.key")
-        paths.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        paths.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        paths.cert.write_bytes(self._sign(common_name(name), key, until, *extensions))
+        form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        paths.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
         return paths
 
-    def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
-    ) -> x509.CertificateBuilder:
-        subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_id)
-        return (
+    def _sign(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        until: datetime.datetime,
+        *extensions: tuple[x509.ExtensionType, bool],
+    ) -> bytes:
+        """Return a certificate; an extension is critical or not."""
+        issuer = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
@@ -127,24 +121,14 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(NOW - 2 * DAY)
             .not_valid_after(until)
-            .add_extension(subject_key, critical=False)
-            .add_extension(issuer_key, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+            .add_extension(issued_by, False)
         )
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, is_critical)
+        signed = builder.sign(self._key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
 
 
 def common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

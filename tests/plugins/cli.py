@@ -7,23 +7,25 @@ progress. What is still running when a test ends is killed.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
+from plugins import in_process
 from plugins.in_process import Result, run_in_process
 from plugins.waiting import patience_s
 
 import nsqtools
 from nsqtools.cli import registry
 
+CHECKOUT = Path(nsqtools.__file__).parents[1]
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = patience_s(30.0)
 NEED_A_PROCESS = {"bench", "demo", "spark"}  # they start others, and a JVM
@@ -50,15 +52,9 @@ TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Put the package's logger back where a test configured it, as the command line does.
-
-    For every test: what one leaves would hide the log from the next, wherever it runs.
-    """
-    logger = logging.getLogger("nsqtools")
-    before = [*logger.handlers], logger.level, logger.propagate
-    yield
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    """For every test: what one leaves would hide the log from the next, wherever it runs."""
+    with in_process.own_logging():
+        yield
 
 
 @pytest.fixture
@@ -75,7 +71,7 @@ def given_command(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> GivenCo
 def nsq_env(tmp_path: Path) -> dict[str, str]:
     """An environment in which nobody's settings, colours or addresses are set."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")}
-    return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": _package_home()}
+    return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": str(CHECKOUT)}
 
 
 @pytest.fixture
@@ -142,28 +138,31 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
-            try:
+            with suppress(BrokenPipeError):  # unsent input of a process that is gone
                 stream.close()
-            except BrokenPipeError:
-                pass  # unsent input of a process that is gone
         process.wait(DEADLINE_S)
 
 
 @pytest.fixture
 def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
-    """Start ``nsq ARGS`` on a terminal of its own, 24 lines by ``columns``; stderr is there too."""
+    """Start ``nsq ARGS`` on a terminal of its own; stderr is there too."""
     started: list[pexpect.spawn[str]] = []
 
     def spawn(
-        args: Sequence[str], env: Mapping[str, str] | None = None, columns: int = 80
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        *,
+        lines: int = 24,
+        encoding: str | None = "utf-8",
     ) -> pexpect.spawn[str]:
         child = pexpect.spawn(
             NSQ[0],
             [*NSQ[1:], *args],
             env={**nsq_env, **(env or {})},
-            encoding="utf-8",
+            encoding=encoding,
             timeout=DEADLINE_S,
-            dimensions=(24, columns),
+            dimensions=(lines, columns),
         )
         started.append(child)
         return child
@@ -181,20 +180,12 @@ def end_terminal(child: pexpect.spawn[Any]) -> None:
     child.close()
 
 
-def all_commands() -> dict[str, registry.Command]:
+def all_commands(entries: Any = registry.COMMANDS, prefix: str = "") -> dict[str, registry.Command]:
     """Every command by its words, those of groups too: ``topic create``."""
-    return dict(_walk("", registry.COMMANDS))
-
-
-def _walk(
-    prefix: str, entries: Mapping[str, registry.Command | registry.Group]
-) -> Iterator[tuple[str, registry.Command]]:
+    found = {}
     for name, entry in entries.items():
         if isinstance(entry, registry.Command):
-            yield prefix + name, entry
+            found[prefix + name] = entry
         else:
-            yield from _walk(f"{prefix}{name} ", entry.commands)
-
-
-def _package_home() -> str:
-    return str(Path(nsqtools.__file__).parents[1])
+            found |= all_commands(entry.commands, f"{prefix}{name} ")
+    return found

@@ -11,6 +11,9 @@ own, `in_background` any call.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -47,6 +50,7 @@ Consume = Callable[..., Consumer]
 Produce = Callable[..., Producer]
 Dialog = Callable[..., tuple[Consumer, Connection]]
 Handle = Callable[..., "Future[None]"]
+InBackground = Callable[..., "Future[Any]"]
 T = TypeVar("T")
 
 
@@ -70,6 +74,25 @@ def take(consumer: Consumer, count: int) -> list[Message]:
         assert batch is not None, f"{len(taken)} of {count} messages"
         taken += batch
     return taken
+
+
+def fill(nsqd: Nsqd, count: int, channel: str = CHANNEL) -> list[bytes]:
+    """Put numbers in a channel of ``clicks``, as messages; return their bodies."""
+    nsqd.create_channel(TOPIC, channel)
+    bodies = [b"%d" % number for number in range(count)]
+    nsqd.publish(TOPIC, *bodies)
+    return bodies
+
+
+def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own to its end; what a thread or socket leaves is a warning."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patience_s(30),
+        check=False,
+    )
 
 
 @pytest.fixture

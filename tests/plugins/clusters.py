@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jsonschema
 import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands.schema import read_schema
-
-if TYPE_CHECKING:
-    from plugins.servers import Serve
 
 KINDS = [
     pytest.param((GoNsqd, GoNsqlookupd), id="real", marks=pytest.mark.real_nsqd),
@@ -47,14 +45,12 @@ class RunningCluster(NamedTuple):
 
     def wait_until_registered(self) -> None:
         """Wait until every nsqlookupd knows every nsqd."""
-        wait_until(
-            lambda: all(
-                len(lookupd.json("/nodes")["producers"]) == len(self.nsqds)
-                for lookupd in self.lookupds
-            ),
-            what="every nsqd is registered everywhere",
-            timeout_s=20,
-        )
+        for lookupd in self.lookupds:
+            wait_until(
+                lambda: len(lookupd.json("/nodes")["producers"]) == len(self.nsqds),  # noqa: B023
+                what="every nsqd is registered everywhere",
+                timeout_s=20,
+            )
 
     def wait_for_topic(self, topic: str, nodes: int) -> None:
         """Wait until every nsqlookupd names so many nsqd for the topic, and its channels, which
@@ -100,10 +96,9 @@ def strict(schema: Any) -> Any:
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: strict(each) for key, each in schema.items()}
-    if "properties" in schema and schema.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
+    is_object = "properties" in schema and schema.get("type") == "object"
+    closed = {"additionalProperties": False} if is_object else {}
+    return closed | {key: strict(each) for key, each in schema.items()}
 
 
 @pytest.fixture

@@ -100,6 +100,7 @@ class Console:
 def console(spawn_nsq: SpawnNsq) -> Callable[..., Console]:
     def start(*arguments: str, env: Mapping[str, str] | None = None) -> Console:
         given: Sequence[str] = ["web", "--listen", "127.0.0.1:0", *arguments]
-        return Console(spawn_nsq(given, env))
+        # for daemons, which are as slow as this machine
+        return Console(spawn_nsq(given, {"NSQ_TIMEOUT": f"{patience_s(2):g}s", **(env or {})}))
 
     return start

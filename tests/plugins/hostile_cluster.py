@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import socketserver
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from plugins.http_server import Handler, serving
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.wire import ERROR, MAGIC, RESPONSE, frame, message_frame, split_commands
 
@@ -24,8 +24,6 @@ EVIL = "\x1b]0;pwned\x07\x9b31m\x7f\u202e\r\nnsq: forged\u2028\ud800"
 
 SCRIPT = f"</title><script>document.title='pwned'</script>\"'><img src=x onerror=alert(1)>/..{EVIL}"
 """The same for a browser, with what would be an address of another page."""
-
-S = TypeVar("S", bound=socketserver.BaseServer)
 
 BODY = EVIL.encode("utf-8", "replace")
 RAW_BODY = BODY + b"\x9b\xff"
@@ -65,21 +63,11 @@ def polite_cluster() -> Iterator[HostileCluster]:
 
 @contextmanager
 def _cluster(evil: str) -> Iterator[HostileCluster]:
-    with ExitStack() as stack:
-        nsqd = _start(stack, _NsqdServer(("127.0.0.1", 0), _Nsqd))
-        http = _start(stack, ThreadingHTTPServer(("127.0.0.1", 0), _API))
+    api = ThreadingHTTPServer(("127.0.0.1", 0), _API)
+    with serving(_NsqdServer(("127.0.0.1", 0), _Nsqd)) as nsqd, serving(api) as http:
         cluster = HostileCluster(http.server_port, nsqd.server_address[1], evil)
         http.answers = cluster.answers  # type: ignore[attr-defined]
         yield cluster
-
-
-def _start(stack: ExitStack, server: S) -> S:
-    stack.enter_context(server)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
-    thread.start()
-    stack.callback(thread.join)
-    stack.callback(server.shutdown)
-    return server
 
 
 def _answers(http: int, tcp: int, evil: str) -> dict[str, Any]:
@@ -114,38 +102,30 @@ def _answers(http: int, tcp: int, evil: str) -> dict[str, Any]:
     }
 
 
-class _API(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-
+class _API(Handler):
     def do_GET(self) -> None:
-        answer = self.server.answers.get(urlsplit(self.path).path)  # type: ignore[attr-defined]
+        answer = self.server.answers.get(urlsplit(self.path).path)
         if answer is None:
-            self._send(500, json.dumps({"message": EVIL}).encode())
-        elif isinstance(answer, str):
-            self._send(200, RAW_BODY)
+            self.do_POST()
         else:
-            self._send(200, json.dumps(answer).encode())
+            self.reply(200, RAW_BODY if isinstance(answer, str) else json.dumps(answer).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._send(500, json.dumps({"message": EVIL}).encode())
+        self.read()
+        self.reply(500, json.dumps({"message": EVIL}).encode())
 
     do_PUT = do_POST
 
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response_only(status, "\x1b]0;pwned\x07")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+    def send_response(self, code: int, message: str | None = None) -> None:
+        self.send_response_only(code, "\x1b]0;pwned\x07")
 
 
 class _NsqdServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
 
 
 class _Nsqd(socketserver.BaseRequestHandler):
@@ -154,7 +134,7 @@ class _Nsqd(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         rest, has_delivered = b"", False
         self.request.settimeout(30)
-        while data := self._receive():
+        while data := self.request.recv(1 << 16):
             commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
             for command in commands:
                 word, _, argument = command.line.partition(" ")
@@ -171,13 +151,6 @@ class _Nsqd(socketserver.BaseRequestHandler):
                     self.request.sendall(frame(ERROR, b"E_BAD_TOPIC " + RAW_BODY))
                 elif word == "CLS":
                     self.request.sendall(frame(RESPONSE, b"CLOSE_WAIT"))
-
-    def _receive(self) -> bytes:
-        try:
-            data: bytes = self.request.recv(1 << 16)
-            return data
-        except OSError:
-            return b""
 
 
 def _message(numbered: tuple[int, bytes]) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -53,12 +53,10 @@ class HttpApi:
     def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer, whatever it is."""
         connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
-        try:
+        with closing(connection):
             connection.request(method, target, body)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
 
     def _successful(
         self, method: str, path: str, query: dict[str, object], body: bytes = b""
@@ -69,28 +67,18 @@ class HttpApi:
         return answer
 
 
-class Running(HttpApi, ABC):
-    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards."""
+class Running(HttpApi):
+    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
+
+    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL.
+    """
 
     name: str  # of the program, for messages
     tcp_address: str
-
-    @property
-    @abstractmethod
-    def log(self) -> str:
-        """All that was logged, over all runs."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start, or start again; returns when it listens."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Shut down in order, as after SIGTERM."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End at once, as after SIGKILL."""
+    log: str  # of all runs
+    start: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
 
 
 class Nsqlookupd(Running):

@@ -5,19 +5,57 @@
         server.requests[0].headers["X-Nsq-Topic"]
 
 ``server.answer`` may be a function of the request that returns a status, or a status and headers.
+`serving` and `Handler` are for other servers that answer by a script.
 """
 
 from __future__ import annotations
 
+import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from plugins.certificates import Credentials
+
+S = TypeVar("S", bound=socketserver.BaseServer)
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    """Serve on a thread of its own meanwhile."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """``self.read()`` and ``self.reply(...)``; requests are kept by the server, and not logged."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body in one write: two would wait for an acknowledgement
+    disable_nagle_algorithm = True
+    server: Any
+
+    def read(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Silent."""
 
 
 class Request(NamedTuple):
@@ -39,7 +77,7 @@ class HttpServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, plan: tuple[Answer, ...], credentials: Credentials | None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _Planned)
         self.url = f"{'https' if credentials else 'http'}://127.0.0.1:{self.server_port}"
         self.requests: list[Request] = []
         self.connections = 0
@@ -66,46 +104,26 @@ class HttpServer(ThreadingHTTPServer):
         """A client that went away is no news."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: HttpServer
-
+class _Planned(Handler):
     def setup(self) -> None:
         super().setup()
         self.server.connections += 1
 
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        answer = self.server.take(Request(self.command, self.path, dict(self.headers), body))
+    def do_GET(self) -> None:
+        request = Request(self.command, self.path, dict(self.headers), self.read())
+        answer = self.server.take(request)
         status, headers = answer if isinstance(answer, tuple) else (answer, {})
         if status == 0:  # no answer at all
             self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
+        else:
+            self.reply(status, b"ok", headers)
 
-    do_POST = do_GET = _serve
-
-    def log_message(self, *arguments: object) -> None:
-        """Silent."""
+    do_POST = do_GET
 
 
 @pytest.fixture
 def http_server() -> Iterator[Callable[..., HttpServer]]:
     with ExitStack() as stack:
-
-        def start(*plan: Answer, credentials: Credentials | None = None) -> HttpServer:
-            server = HttpServer(plan, credentials)
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            return server
-
-        yield start
+        yield lambda *plan, credentials=None: stack.enter_context(
+            serving(HttpServer(plan, credentials))
+        )

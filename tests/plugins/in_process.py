@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, NoReturn, TextIO
 
 from nsqtools.cli.main import main
@@ -53,8 +53,8 @@ def run_in_process(
     ``columns`` wide (0: it does not say).
     """
     with ExitStack() as stack:
-        for kept in (_signals(), _collector(), _logging(), _environment(env)):
-            stack.enter_context(kept)
+        stack.enter_context(own_logging())
+        stack.enter_context(_own_process(env))
         out, err = stack.enter_context(_terminal(stdin, columns) if terminal else _streams(stdin))
         stack.enter_context(_deadline(timeout_s, arguments))
         try:
@@ -68,10 +68,8 @@ def run_in_process(
 
 
 def _flush(stream: TextIO) -> None:
-    try:
+    with suppress(OSError):  # a reader that went away, which the command has reported
         stream.flush()
-    except OSError:
-        pass  # a reader that went away, which the command has reported
 
 
 @contextmanager
@@ -146,58 +144,26 @@ def _text_streams() -> Iterator[None]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
         for stream in ours:
-            try:
+            with suppress(OSError, io.UnsupportedOperation):  # nobody reads what it still holds
                 stream.close()
-            except (OSError, io.UnsupportedOperation):
-                pass  # what it still held, nobody reads any more
 
 
 def _feed(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb", 0) as pipe:
-        try:
-            pipe.write(data)
-        except BrokenPipeError:
-            pass  # the command did not read all of it
+    with open(descriptor, "wb", 0) as pipe, suppress(BrokenPipeError):
+        pipe.write(data)  # the command may not read all of it
 
 
 def _drain(descriptor: int, into: bytearray) -> None:
-    with open(descriptor, "rb", 0) as pipe:
-        try:
-            while data := pipe.read(1 << 16):
-                into += data
-        except OSError:
-            pass  # how a terminal ends
+    with open(descriptor, "rb", 0) as pipe, suppress(OSError):  # how a terminal ends
+        while data := pipe.read(1 << 16):
+            into += data
 
 
 @contextmanager
-def _environment(env: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        os.environ.clear()
-        os.environ.update(env)
-        time.tzset()
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        time.tzset()
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGPIPE)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _logging() -> Iterator[None]:
+def own_logging() -> Iterator[None]:
+    """Put the package's logger back where it was configured, as the command line does."""
     logger = logging.getLogger("nsqtools")
-    before = logger.handlers, logger.level, logger.propagate
+    before = [*logger.handlers], logger.level, logger.propagate
     try:
         yield
     finally:
@@ -206,12 +172,23 @@ def _logging() -> Iterator[None]:
 
 
 @contextmanager
-def _collector() -> Iterator[None]:
-    before = gc.get_threshold()
+def _own_process(env: Mapping[str, str]) -> Iterator[None]:
+    """Run with an environment; put it, signal handlers and the collector's thresholds back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGPIPE)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    environ, thresholds = dict(os.environ), gc.get_threshold()
     try:
+        os.environ.clear()
+        os.environ.update(env)
+        time.tzset()
         yield
     finally:
-        gc.set_threshold(*before)
+        os.environ.clear()
+        os.environ.update(environ)
+        time.tzset()
+        gc.set_threshold(*thresholds)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

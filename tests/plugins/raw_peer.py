@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Self
 
-from plugins.raw_client import TIMEOUT_S, sized
-
-MAGIC = b"  V1"
+from plugins.raw_client import RawClient, sized
 
 DESCRIPTION = {
     "broadcast_address": "nsqd.example",
@@ -30,20 +27,11 @@ def identify(**fields: object) -> bytes:
     return b"IDENTIFY\n" + sized(json.dumps(given).encode())
 
 
-class RawPeer:
-    """One connection; every read fails after `TIMEOUT_S` without bytes."""
+class RawPeer(RawClient):
+    """One connection; every read fails after `raw_client.TIMEOUT_S` without bytes."""
 
-    def __init__(self, address: str, *, magic: bytes = MAGIC) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-        self._stream = self.socket.makefile("rb")
-        self.send(magic)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __init__(self, address: str, *, magic: bytes = b"  V1") -> None:
+        super().__init__(address, magic=magic)
 
     @property
     def address(self) -> str:
@@ -51,22 +39,11 @@ class RawPeer:
         host, port = self.socket.getsockname()
         return f"{host}:{port}"
 
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
     def read_response(self) -> bytes:
         """The next response; EOFError when nsqlookupd has closed."""
-        head = self._stream.read(4)
-        if not head:
-            raise EOFError("nsqlookupd has closed the connection")
-        return self._stream.read(int.from_bytes(head, "big"))
+        return self._take(int.from_bytes(self._take(4), "big"))
 
-    def ask(self, command: bytes) -> bytes:
-        """Send a command and return its response."""
-        self.send(command)
-        return self.read_response()
-
-    def identify(self, **fields: object) -> bytes:
+    def identify(self, **fields: object) -> bytes:  # type: ignore[override]
         return self.ask(identify(**fields))
 
     def leave(self) -> bytes:
@@ -74,16 +51,14 @@ class RawPeer:
 
         nsqlookupd closes its side when it has forgotten the peer, so it has on return.
         """
-        try:
-            self.socket.shutdown(socket.SHUT_WR)
-            return self._stream.read()
-        except TimeoutError:
-            raise
-        except OSError:
-            return b""  # a reset is an end, too: Go closes with input unread
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self._stream.close()
-        self.socket.close()
+        rest = self._buffer
+        with self:
+            try:
+                self.socket.shutdown(socket.SHUT_WR)
+                while chunk := self.socket.recv(1 << 16):
+                    rest += chunk
+            except TimeoutError:
+                raise
+            except OSError:
+                pass  # a reset is an end, too: Go closes with input unread
+        return rest

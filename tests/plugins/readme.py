@@ -46,7 +46,7 @@ class Command(NamedTuple):
     """One command line, and what it must print (None: anything)."""
 
     text: str
-    output: str | None
+    output: str | None = None
 
     @property
     def runs_until_interrupted(self) -> bool:

@@ -25,6 +25,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from plugins.servers import GO_FIXTURES
+from plugins.spark import SPARK_FIXTURES
 
 TESTS = Path(__file__).parents[1]
 QUICK = (
@@ -79,9 +81,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_quick(item: pytest.Item) -> bool:
     """Whether a test needs neither the Go programs nor Spark."""
-    from plugins.servers import GO_FIXTURES  # not above: pytest is to rewrite their assertions
-    from plugins.spark import SPARK_FIXTURES
-
     fixtures = set(getattr(item, "fixturenames", ()))
     needs = fixtures & (GO_FIXTURES | SPARK_FIXTURES)
     return not needs and item.get_closest_marker("real_nsqd") is None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from http.server import ThreadingHTTPServer
+from typing import Any
 
 import pytest
+from plugins.http_server import Handler, serving
 
 
 class ScriptedLookupd(ThreadingHTTPServer):
     """Answers every request with ``status`` and ``answer``; ``requests`` are (path, headers)."""
+
+    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _LookupHandler)
@@ -31,35 +33,14 @@ class ScriptedLookupd(ThreadingHTTPServer):
         self.answer = {"channels": [], "producers": producers}
 
 
-class _LookupHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body in one write: two would wait for an acknowledgement
-
+class _LookupHandler(Handler):
     def do_GET(self) -> None:
-        lookupd = cast(ScriptedLookupd, self.server)
-        lookupd.requests.append((self.path, dict(self.headers)))
-        body = json.dumps(lookupd.answer).encode()
-        self.send_response(lookupd.status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing: the requests are kept."""
+        self.server.requests.append((self.path, dict(self.headers)))
+        self.reply(self.server.status, json.dumps(self.server.answer).encode())
 
 
 @pytest.fixture
 def scripted_lookupd() -> Iterator[Callable[[], ScriptedLookupd]]:
     """A factory."""
     with ExitStack() as stack:
-
-        def make() -> ScriptedLookupd:
-            server = stack.enter_context(ScriptedLookupd())
-            server.daemon_threads = True
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(server.shutdown)
-            return server
-
-        yield make
+        yield lambda: stack.enter_context(serving(ScriptedLookupd()))

@@ -22,12 +22,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from plugins.daemons import GO_PROGRAMS, Daemon, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
+from plugins.http_api import Nsqd, Running
 
 # What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
 # that need the Go programs carry the mark.
@@ -39,27 +39,10 @@ NSQD_KINDS = [
 GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
 
-class Served(Protocol):
-    """What `serve` asks of a daemon."""
+Serve = Callable[..., Any]
+D = TypeVar("D", bound=Running)
 
-    name: str
-
-    @property
-    def log(self) -> str: ...
-    def start(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-D = TypeVar("D", bound=Served)
-
-
-class Serve(Protocol):
-    """The fixture `serve`: starts a daemon and hands it back."""
-
-    def __call__(self, daemon: D) -> D: ...
-
-
-SERVED = pytest.StashKey[list[Served]]()
+SERVED = pytest.StashKey[list[Running]]()
 
 
 @pytest.fixture
@@ -135,10 +118,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("real_nsqd") and (reason := missing_programs()):
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    if item.get_closest_marker("real_nsqd"):
+        need(missing_programs())
+
+
+def need(missing: str) -> None:
+    """Skip a test that lacks something; with ``CI=true`` it fails."""
+    if missing and os.environ.get("CI") == "true":
+        pytest.fail(missing, pytrace=False)
+    elif missing:
+        pytest.skip(missing)
 
 
 @pytest.hookimpl(wrapper=True)

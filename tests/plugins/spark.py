@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.in_process import Result, run_in_process
+from plugins.servers import need
 from plugins.waiting import patience_s
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if REASON not in item.session.stash:
         item.session.stash[REASON] = missing_spark()
-    if reason := item.session.stash[REASON]:
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    need(item.session.stash[REASON])
 
 
 REASON = pytest.StashKey[str]()

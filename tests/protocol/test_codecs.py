@@ -38,13 +38,6 @@ def test_every_write_can_be_decoded_at_once(make: Make, writes: list[bytes]) -> 
         assert receiver.decompress(sender.compress(data)) == data
 
 
-@both
-@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 1 << 20])
-def test_large_writes_survive(make: Make, size: int) -> None:
-    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    assert make().decompress(make().compress(data)) == data
-
-
 def test_snappy_writes_its_identifier_once_and_checksums_nsqd_accepts() -> None:
     codec = SnappyCodec()
     assert codec.compress(OK_FRAME) == SNAPPY_OK
@@ -55,19 +48,6 @@ def test_snappy_skips_padding_and_repeated_identifiers() -> None:
     padding = b"\xfe\x03\x00\x00\x00\x00\x00"
     codec = SnappyCodec()
     assert codec.decompress(SNAPPY_OK + padding + SNAPPY_OK) == OK_FRAME * 2
-
-
-@both
-@pytest.mark.parametrize("size", [1, 65_536, 1 << 20, 5_000_001])
-def test_a_limit_bounds_each_step_and_loses_nothing(make: Make, size: int) -> None:
-    limit, codec = 100_000, make()
-    steps = [codec.decompress(make().compress(bytes(size)), limit)]
-    while codec.has_more:
-        steps.append(codec.decompress(b"", limit))
-
-    assert b"".join(steps) == bytes(size)
-    assert max(map(len, steps)) <= limit + 65_536
-    assert codec.decompress(b"") == b""
 
 
 def test_a_snappy_chunk_that_no_peer_may_send_is_refused_from_its_head() -> None:

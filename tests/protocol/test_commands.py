@@ -1,18 +1,21 @@
-"""Commands as they go over the wire, and as nsqd's side of the protocol reads them."""
+"""Commands as they go over the wire, and every kind of answer to IDENTIFY.
+
+What is asked by it is in client/test_options.py.
+"""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.errors import ProtocolError
 from nsqtools.protocol import commands
-from nsqtools.protocol.commands import IdentifyRequest, decode_identify
+from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 from nsqtools.protocol.requests import (
     BodiesReader,
     read_answers,
-    read_body,
     read_line,
-    read_message,
     read_multi_publish_size,
 )
 
@@ -39,14 +42,6 @@ def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
     assert read_answers(wire, 0) == (b"FIN", encoded, [], len(wire))
 
 
-@given(st.binary(min_size=1, max_size=200))
-def test_nsqd_reads_a_publish_back(body: bytes) -> None:
-    wire = commands.publish("clicks", body)
-    words, position = read_line(wire, 0)
-    assert words == [b"PUB", b"clicks"]
-    assert read_message(wire, position, 0, "PUB", LIMIT) == (body, len(wire))
-
-
 @given(bodies)
 def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     wire = commands.multi_publish("clicks", bodies)
@@ -61,17 +56,46 @@ def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     assert reader.bodies == bodies
 
 
-def test_nsqd_reads_identify_back() -> None:
-    request = IdentifyRequest(
-        client_id="me", hostname="here", heartbeat_interval_ms=1000, snappy=True, sample_rate=5
+# -- answers to IDENTIFY --------------------------------------------------------------------
+
+
+def test_a_plain_ok_means_an_old_nsqd_and_its_limits() -> None:
+    reply = decode_identify_reply(b"OK")
+    assert reply.max_rdy_count == 2500
+    assert reply.msg_timeout == 60_000
+    assert reply.version == ""
+    assert not any([reply.tls_v1, reply.snappy, reply.deflate, reply.auth_required])
+
+
+def test_a_reply_reads_back() -> None:
+    reply = IdentifyReply(
+        max_rdy_count=3, version="1.3.0", tls_v1=True, deflate=True, deflate_level=2
     )
-    wire = commands.identify(request.encode())
-    words, position = read_line(wire, 0)
-    body, position = read_body(wire, position, 0, "IDENTIFY", LIMIT)
-    received = decode_identify(body)
-    assert (words, position) == ([b"IDENTIFY"], len(wire))
-    assert (received.client_id, received.hostname) == ("me", "here")
-    assert received.heartbeat_interval == 1000
-    assert received.snappy
-    assert received.feature_negotiation
-    assert received.sample_rate == 5
+    assert decode_identify_reply(reply.encode()) == reply
+
+
+def test_unknown_and_empty_fields_are_passed_over() -> None:
+    assert decode_identify_reply(b'{"max_rdy_count":7,"new":[1],"version":null}') == IdentifyReply(
+        max_rdy_count=7
+    )
+
+
+WRONG = [b"", b"ok", b"OK\n", b"[]", b"1", b"null", b'"OK"', b"{", b"\xff", b"_heartbeat_"]
+WRONG_FIELDS = """
+    "max_rdy_count":"7" "max_rdy_count":7.5 "max_rdy_count":true "tls_v1":1 "version":1
+    "max_rdy_count":0 "deflate":true,"deflate_level":0 "deflate":true,"deflate_level":10
+"""
+
+
+@pytest.mark.parametrize("data", [*WRONG, *(b"{%b}" % f.encode() for f in WRONG_FIELDS.split())])
+def test_any_other_answer_is_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_identify_reply(data)
+
+
+@given(st.binary(max_size=60))
+def test_random_answers_are_a_reply_or_a_protocol_error(data: bytes) -> None:
+    try:
+        decode_identify_reply(data)
+    except ProtocolError:
+        pass

@@ -1,4 +1,4 @@
-"""Frames, however the stream is cut: whole, byte by byte, and by chance."""
+"""Frames, however the stream is cut: whole, byte by byte, and by chance; and error frames."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ProtocolError
+from nsqtools.errors import ProtocolError, ServerRefused
 from nsqtools.protocol.frames import (
     ERROR,
     MESSAGE,
     RESPONSE,
     FrameBuffer,
     WireMessage,
+    decode_error,
     encode_frame,
 )
 
@@ -149,3 +150,37 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
     assert take_all([stream_of(frames)], limit) == expected(frames)
     with pytest.raises(ProtocolError, match="above the limit of 40 bytes"):
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
+
+
+# -- error frames: by the code alone, whatever the text -------------------------------------------
+
+LATE, REFUSED = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"), "refused"
+NOT_ALLOWED = ("E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED")
+OTHERS = ("E_INVALID", "E_BAD_TOPIC E_BAD_TOPIC x", "E_NEW_IN_2.0", "", "E_FIN_FAILEDX", "\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_fatal", "category"),
+    [
+        (
+            [f"{code}{text}" for code in LATE for text in ("", " FIN 0123 failed", " x")],
+            0,
+            "failed",
+        ),
+        ([f"{code} no" for code in NOT_ALLOWED], 1, REFUSED),
+        (["E_INVALID cannot SUB in current state (TLS required)"], 1, REFUSED),
+        (OTHERS, 1, "failed"),
+    ],
+)
+def test_the_code_says_whether_the_connection_ends_and_who_is_refused(
+    texts: list[str], is_fatal: bool, category: str
+) -> None:
+    for text in texts:
+        error = decode_error(text.encode("latin-1"), "127.0.0.1:4150")
+        assert (error.fatal, error.category) == (is_fatal, category), text
+        assert isinstance(error, ServerRefused) == (category == REFUSED)
+        if text.isascii():
+            assert str(error) == f"127.0.0.1:4150: {text}".rstrip()
+            assert error.code == text.partition(" ")[0]
+            assert error.text == text.partition(" ")[2]
+    assert ("--tls" in error.hint) == ("TLS required" in text)

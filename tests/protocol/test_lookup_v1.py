@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.requests import (
-    MAX_IDENTIFY_SIZE,
-    Incomplete,
     PeerInfo,
-    Request,
     decode_peer_info,
     encode_identify,
     encode_register,
@@ -32,7 +27,6 @@ INFO = PeerInfo(
     tcp_port=4150,
     version="1.3.0",
 )
-HEAD = len(b"IDENTIFY\n")
 
 names = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)
 infos = st.builds(
@@ -64,24 +58,6 @@ def test_registrations_come_back(topic: str, channel: str) -> None:
         assert request.position == len(encoded)
 
 
-def test_a_body_in_pieces_is_waited_for() -> None:
-    data = encode_identify(INFO)
-    for end in range(HEAD + 1, len(data)):
-        with pytest.raises(Incomplete) as waiting:
-            read_identify(Request([b"IDENTIFY"], data[:end], HEAD, 0))
-        assert waiting.value.position == 0
-        assert end < waiting.value.wanted <= len(data)
-
-
-def test_a_size_above_the_limit_is_refused_before_its_body() -> None:
-    data = b"IDENTIFY\n" + (MAX_IDENTIFY_SIZE + 1).to_bytes(4, "big")
-
-    with pytest.raises(RequestError) as refused:
-        read_identify(Request([b"IDENTIFY"], data, HEAD, 0))
-
-    assert refused.value.data == b"E_BAD_BODY IDENTIFY body too big 65537 > 65536"
-
-
 NOTHING = PeerInfo(broadcast_address="", hostname="", http_port=0, tcp_port=0, version="")
 
 
@@ -103,28 +79,3 @@ def test_an_answer_to_identify_is_read_or_refused(data: bytes, info: PeerInfo | 
     else:
         with pytest.raises(ProtocolError):
             decode_peer_info(data)
-
-
-@given(
-    st.binary(max_size=50)
-    | st.dictionaries(
-        st.sampled_from(["broadcast_address", "Hostname", "http_port", "tcp_port", "version", "x"]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
-    ).map(lambda document: json.dumps(document).encode())
-)
-def test_any_body_is_read_or_refused(body: bytes) -> None:
-    data = len(body).to_bytes(4, "big") + body
-
-    try:
-        info, end = read_identify(Request([b"IDENTIFY"], data, 0, 0))
-    except RequestError as error:
-        outcome = error.data
-    else:
-        outcome = b"read"
-        assert end == len(data)
-        assert all((info.broadcast_address, info.http_port, info.tcp_port, info.version))
-    assert outcome in (
-        b"read",
-        b"E_BAD_BODY IDENTIFY failed to decode JSON body",
-        b"E_BAD_BODY IDENTIFY missing fields",
-    )

@@ -13,10 +13,7 @@ from nsqtools.protocol.requests import (
     Incomplete,
     LineTooLong,
     read_answers,
-    read_body,
     read_line,
-    read_message,
-    read_multi_publish_size,
 )
 
 ID = b"0123456789abcdef"
@@ -24,20 +21,6 @@ ID = b"0123456789abcdef"
 
 def sized(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b"NOP\n", [b"NOP"]),
-        (b"NOP\r\n", [b"NOP"]),
-        (b"\n", [b""]),
-        (b"SUB  ch \n", [b"SUB", b"", b"ch", b""]),
-        (b"A\r\r\n", [b"A\r"]),
-    ],
-)
-def test_a_line_is_split_at_single_blanks(line: bytes, words: list[bytes]) -> None:
-    assert read_line(b"..." + line + b"rest", 3) == (words, 3 + len(line))
 
 
 def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
@@ -85,18 +68,6 @@ def test_only_plain_answers_are(line: bytes) -> None:
     assert read_answers(line, 0) is None
 
 
-def test_a_message_is_read_after_its_size_and_says_what_it_needs() -> None:
-    data = b"PUB t\n" + sized(b"body")
-    assert read_message(data + b"rest", 6, 0, "PUB", 100) == (b"body", 14)
-    for length in range(6, 14):
-        with pytest.raises(Incomplete) as more:
-            read_message(data[:length], 6, 0, "PUB", 100)
-        assert (more.value.position, more.value.wanted) == (0, 10 if length < 10 else 14)
-        assert more.value.error is not None
-        what = b"body size" if length < 10 else b"body"
-        assert more.value.error.data == b"E_BAD_MESSAGE PUB failed to read message " + what
-
-
 @given(
     st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=8),
     st.binary(max_size=5),
@@ -122,35 +93,3 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
     assert not waits_for_what_is_there
     assert reader.bodies == bodies
     assert (buffer[position:] + data[start:]) == rest
-
-
-@pytest.mark.parametrize(
-    ("data", "wanted", "error"),
-    [
-        (b"", 4, b"E_BAD_BODY MPUB failed to read message count"),
-        (struct.pack(">i", 2), 4, b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
-        (struct.pack(">ii", 2, 9) + b"cut", 13, b"E_BAD_MESSAGE MPUB failed to read message body"),
-        (
-            struct.pack(">i", 2) + sized(b"a"),
-            4,
-            b"E_BAD_MESSAGE MPUB failed to read message(1) body size",
-        ),
-    ],
-)
-def test_bodies_that_are_cut_off_say_what_they_need(data: bytes, wanted: int, error: bytes) -> None:
-    with pytest.raises(Incomplete) as more:
-        BodiesReader(10, 100).read(data, 0)
-    assert more.value.error is not None
-    assert (more.value.wanted, more.value.error.data) == (wanted, error)
-
-
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_body_is_taken_up_to_its_limit(size: int) -> None:
-    data = b"AUTH\n" + sized(b"x" * size) + b"rest"
-    assert read_body(data, 5, 0, "AUTH", 10) == (b"x" * size, 9 + size)
-    assert read_multi_publish_size(data, 5, 0, 10) == 9
-    with pytest.raises(Incomplete) as more:
-        read_body(data[: 8 + size], 5, 0, "AUTH", 10)
-    assert more.value.error is not None
-    assert (more.value.position, more.value.wanted) == (0, 9 + size)
-    assert more.value.error.data == b"E_BAD_BODY AUTH failed to read body"

@@ -250,7 +250,7 @@ def test_a_cut_connection_loses_no_count(
             lambda goal=goal: publisher.counts.confirmed > goal, what="publishing is under way"
         )
         proxy.cut(reset=goal == 9_000)
-    worker.join(30)
+    worker.join(patience_s(30))
 
     assert publisher.counts == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000

@@ -1,14 +1,23 @@
-"""Filters: grep on bytes, sampling with a given random source, several as one."""
+"""Filters: grep on bytes, sampling, jq's programs over bodies with every digit of a number kept."""
 
 from __future__ import annotations
 
-import random
+import subprocess
+import sys
 
 import pytest
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.filters import every, grep, parse_share, sample, where
+from nsqtools.records.filters import (
+    compile_pick,
+    compile_where,
+    every,
+    grep,
+    json_filters,
+    parse_share,
+    sample,
+)
 
 
 def message(body: bytes) -> WireMessage:
@@ -41,27 +50,11 @@ def test_a_wrong_pattern_is_refused() -> None:
         grep("(")
 
 
-def test_where_asks_the_json_of_the_body() -> None:
-    keep = where(".status >= 500")
-    assert [keep(message(body)) for body in (b'{"status":503}', b'{"status":1}', b"x")] == [
-        True,
-        False,
-        False,
-    ]
-
-
 def test_sampling_keeps_the_share_that_the_random_source_gives() -> None:
-    numbers = iter([0.0, 0.09, 0.1, 0.99])
-    keep = sample(0.1, lambda: next(numbers))
-
-    assert [keep(message(b"")) for _ in range(4)] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(("share", "kept"), [(0.0, 0), (1.0, 1000)])
-def test_the_ends_of_the_range_keep_nothing_and_all(share: float, kept: int) -> None:
-    keep = sample(share, random.Random(1).random)
-
-    assert sum(keep(message(b"")) for _ in range(1000)) == kept
+    for share, kept in ((0.0, 0), (0.1, 2), (1.0, 4)):
+        numbers = iter([0.0, 0.09, 0.1, 0.99])
+        keep = sample(share, numbers.__next__)
+        assert sum(keep(message(b"")) for _ in range(4)) == kept
 
 
 @pytest.mark.parametrize(
@@ -77,22 +70,87 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         parse_share(text)
 
 
-def test_several_filters_keep_what_all_keep() -> None:
-    keep = every([grep("a"), grep("b", invert=True)])
+def test_several_filters_keep_what_all_keep_and_a_later_one_sees_only_what_is_left() -> None:
+    seen: list[bytes] = []
+    keep = every([grep("a"), lambda m: seen.append(m.body) is None, grep("b", invert=True)])
 
     assert keep is not None
-    assert keep(message(b"a"))
-    assert not keep(message(b"ab"))
-    assert not keep(message(b"c"))
+    assert [keep(message(body)) for body in (b"a", b"ab", b"c")] == [True, False, False]
+    assert seen == [b"a", b"ab"]
     assert every([]) is None
 
 
-def test_a_later_filter_sees_only_what_the_earlier_kept() -> None:
-    seen: list[bytes] = []
-    keep = every([grep("a"), lambda m: seen.append(m.body) is None])
+# -- JSON and jq ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "body", "is_wanted"),
+    [
+        (".status >= 500", b'{"status": 503}', True),
+        (".status >= 500", b'{"status": 200}', False),
+        (".status >= 500 # only errors", b'{"status": 503}', True),
+        ("select(.a)", b'{"a": 1}', True),
+        ("select(.a)", b'{"b": 1}', False),
+        (".tags[] == 3", b'{"tags": [1, 3]}', True),
+        ("{a: .b}", b"{}", True),
+        (".a", b'{"a": 0}', True),
+        (".a", b'{"a": null}', False),
+        (".a.b", b"[1]", False),
+        (".a", b"no JSON", False),
+        (".a", b"\xff", False),
+        (".a", b"", False),
+    ],
+)
+def test_where_wants_what_any_result_is_true_for(
+    program: str, body: bytes, is_wanted: bool
+) -> None:
+    assert compile_where(program)(body) is is_wanted
+
+
+@pytest.mark.parametrize(
+    ("program", "picked"),
+    [
+        (".name", b"caf\xc3\xa9"),
+        (".id", b"12345678901234567890"),
+        ("{id, price}", b'{"id":12345678901234567890,"price":1.10}'),
+        (".tags[]", b"a\nb"),
+        (".nothing", b"null"),
+        ("empty", None),
+        ("def f: .name; f # of the user", b"caf\xc3\xa9"),
+    ],
+)
+def test_pick_gives_text_as_it_is_and_the_rest_as_compact_json(
+    program: str, picked: bytes | None
+) -> None:
+    body = '{"name": "café", "id": 12345678901234567890, "price": 1.10, "tags": ["a", "b"]}'
+    assert compile_pick(program)(body.encode()) == picked
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"\xff", b"[1]", b'"\\ud800"'])
+def test_pick_says_that_it_cannot(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        compile_pick(".a.b")(body)
+
+
+@pytest.mark.parametrize("compile", [compile_where, compile_pick])
+@pytest.mark.parametrize("program", [".a[", ") | (", "nonsense"])
+def test_a_wrong_program_is_refused_in_a_line(compile: object, program: str) -> None:
+    assert callable(compile)
+    with pytest.raises(ConfigurationError, match="is not a program of jq: ") as refused:
+        compile(program)
+    assert "\n" not in str(refused.value)
+
+
+def test_jq_is_imported_only_for_a_program() -> None:
+    modules = "nsqtools.records.filters, nsqtools.records.template"
+    code = f"import sys, {modules}; print('jq' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", 'x"y'])
+def test_a_value_that_is_no_number_is_text(value: str) -> None:
+    keep, _ = json_filters(None, None, required="a", value=value, whitelist=())
     assert keep is not None
-
-    for body in (b"a", b"b", b"ca"):
-        keep(message(body))
-
-    assert seen == [b"a", b"ca"]
+    assert keep(message(b'{"a": "%b"}' % value.replace('"', '\\"').encode()))
+    assert not keep(message(b'{"a": 1}'))

@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.tcp.auth import AuthFailed, compile_pattern
+from nsqtools.server.auth import AuthFailed, compile_pattern
 
 
 @pytest.mark.parametrize("pattern", ["((a{99}){99}){9}", r"\pL{1000}", "(" * 9999 + ")" * 9999])

@@ -31,9 +31,6 @@ FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
 LATENCY = "e2e-processing-latency-percentile"
 TIMEOUT_S = patience_s(20.0)
 FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
-LINE = re.compile(
-    r"\[nsqlookupd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): "
-)
 
 
 def given(*arguments: str) -> dict[str, object]:
@@ -205,14 +202,6 @@ def test_it_says_in_one_line_why_it_does_not_start(
     assert "Traceback" not in done.err
 
 
-def test_a_broken_nsqd_dat_stops_it(run_nsq: RunNsq, tmp_path: Path) -> None:
-    (tmp_path / "nsqd.dat").write_text('{"topics": [{"name": 5}]}')
-    done = run_nsq(["nsqd", f"-data-path={tmp_path}", *FREE_PORTS])
-
-    assert done.status == 1
-    assert "failed to parse metadata in" in done.err
-
-
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
     data_path: Callable[[], Path], serve: Serve
 ) -> None:
@@ -270,25 +259,6 @@ def lines_until(stream: IO[bytes] | None, word: str) -> list[str]:
         if word in lines[-1]:
             return lines
     raise AssertionError(f"no {word!r} in {lines}")
-
-
-def test_nsqlookupd_says_where_it_listens_and_ends_with_0_on_a_signal(spawn_nsq: SpawnNsq) -> None:
-    process = spawn_nsq(["nsqlookupd", *FREE_PORTS])
-    lines = lines_until(process.stderr, "HTTP: listening on")
-
-    assert all(LINE.match(line) for line in lines)
-    assert re.search(r"INFO: nsqlookupd v1\.3\.0 \(built w/\S+\)$", lines[0])
-    found = re.search(r"TCP: listening on 127\.0\.0\.1:(\d+)$", "\n".join(lines), re.MULTILINE)
-    assert found is not None
-    with socket.create_connection(("127.0.0.1", int(found[1])), timeout=TIMEOUT_S) as connection:
-        connection.sendall(b"  V1PING\n")
-        assert connection.recv(6) == b"\0\0\0\2OK"
-
-        process.send_signal(signal.SIGTERM)
-
-        assert process.wait(timeout=TIMEOUT_S) == 0
-    assert process.stdout is not None
-    assert process.stdout.read() == b""
 
 
 def test_a_file_gives_options_and_the_command_line_wins(

@@ -218,7 +218,7 @@ def test_the_positions_name_only_records_that_are_on_disk(
     disk.put([RECORD])
     disk_calls.seen.clear()
     if on_a_thread:
-        disk.syncing.start()
+        disk.start_sync()
         later.catch_up()
     else:
         disk.sync()
@@ -236,13 +236,13 @@ def test_a_sync_on_a_thread_never_writes_older_positions_over_newer(tmp_path: Pa
     later = Later()
     disk = queue(tmp_path, behind=later)
     disk.put([record(1)])
-    disk.syncing.start()
+    disk.start_sync()
     disk.put([record(2)])
     disk.sync()
     later.catch_up()
     assert meta(tmp_path).startswith("2\n")
 
-    disk.syncing.start()
+    disk.start_sync()
     disk.empty()
     later.catch_up()
     assert list(tmp_path.iterdir()) == []
@@ -252,7 +252,7 @@ def test_what_happens_during_a_sync_on_a_thread_is_still_to_be_synced(tmp_path: 
     later = Later()
     disk = queue(tmp_path, behind=later)
     disk.put([record(1)])
-    disk.syncing.start()
+    disk.start_sync()
     disk.put([record(2)])
     later.catch_up()
     assert disk.needs_sync
@@ -286,7 +286,7 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
         disk = queue(tmp_path, max_bytes=4 * ON_DISK)
         found = disk.get(99, ALL)
         disk.abandon()
-        first = f"t:ch.diskqueue.{disk.positions.read_file:06d}.dat"
+        first = f"t:ch.diskqueue.{disk._read_file:06d}.dat"
         assert all(name >= first for name in data_files(tmp_path)), "what was read is removed"
         assert found == sorted(found), "nothing comes twice, and in its order"
         assert set(found) <= set(put)

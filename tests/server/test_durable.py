@@ -16,9 +16,9 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.durable import database
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.durable.database import Database
+from nsqtools.server import durable_database as database
+from nsqtools.server.durable_database import Database
+from nsqtools.server.durable_path import DurablePath
 
 
 @pytest.fixture
@@ -79,22 +79,6 @@ def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedSer
         assert client.read_message().body == b"x"
         producer.publish("e#ephemeral", b"y")
     assert sum(topic["depth"] for topic in killed(nsqd).stats()["topics"]) == 0
-
-
-def test_nothing_is_deferred_beyond_the_limit_after_a_start(
-    nsqd: EmbeddedServer, tmp_path: Path, serve: Serve
-) -> None:
-    """As when the clock went back by years, and what was due in a minute is due in years."""
-    nsqd.create_channel("t", "ch")
-    with RawClient(nsqd.tcp_address) as client:
-        client.publish_deferred("t", 3_000_000, b"late")
-    nsqd.kill()
-
-    started = serve(EmbeddedServer(tmp_path, "-durable", "-max-req-timeout=1s"))
-
-    with RawClient(started.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        assert client.read_message().body == b"late"
 
 
 def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(

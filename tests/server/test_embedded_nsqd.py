@@ -66,15 +66,6 @@ def test_stopping_keeps_what_killing_forgets(tmp_path: Path, how: str, left: lis
         assert client.read_message().body == (left or [b"marker"])[0]
 
 
-def test_a_port_in_use_is_reported_with_the_address() -> None:
-    with (
-        EmbeddedNsqd() as nsqd,
-        pytest.raises(ConfigurationError, match=f"{nsqd.tcp_address}: bind: address already in"),
-    ):
-        EmbeddedNsqd(tcp_address=nsqd.tcp_address).start()
-    gc.collect()
-
-
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
     metadata = tmp_path / "nsqd.dat"
     metadata.write_text("{")

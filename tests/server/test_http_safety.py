@@ -12,8 +12,8 @@ from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-from nsqtools.server.http import server
-from nsqtools.server.http.foundation import ForeignCalls
+from nsqtools.server import http_server as server
+from nsqtools.server.http_server import ForeignCalls
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -210,7 +210,7 @@ def metric(page: bytes, sample: str) -> float:
     return float(found[1])
 
 
-def test_metrics_show_queues_clients_latency_disk_and_stalls() -> None:
+def test_metrics_show_queues_clients_disk_and_stalls() -> None:
     with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch", ready=2)
         client.publish("other", b"12345", b"1")
@@ -227,12 +227,9 @@ def test_metrics_show_queues_clients_latency_disk_and_stalls() -> None:
     assert metric(page, f"nsqd_channel_in_flight{labels}") == 2
     assert metric(page, f"nsqd_channel_messages_total{labels}") == 3
     assert metric(page, f"nsqd_channel_clients{labels}") == 1
-    assert metric(page, "nsqd_message_latency_seconds_count") == 1
-    assert metric(page, 'nsqd_message_latency_seconds_bucket{le="+Inf"}') == 1
     assert metric(page, "nsqd_healthy") == 1
     assert metric(page, "nsqd_disk_free_bytes") > 0
     assert metric(page, "nsqd_longest_stall_seconds") >= 0
-    assert metric(page, "nsqd_loop_turn_seconds_count") > 5
 
 
 def test_metrics_of_nsqlookupd() -> None:

@@ -29,7 +29,6 @@ def test_the_longest_turn_is_measured_in_wall_and_cpu_time() -> None:
     meter = run(stall())
     assert meter.longest_s >= 0.03
     assert meter.longest_cpu_s < 0.02
-    assert sum(meter.counts) >= 1
     meter.forget()
     assert (meter.turns, meter.longest_s) == (0, 0.0)
 
@@ -100,10 +99,3 @@ def test_work_that_raises_keeps_nobody_else_from_a_turn_and_is_called_again(
     run(be_busy())
     assert served == ["beside it", "again", "again"]
     assert len(reported) == 2
-
-
-def test_any_other_loop_has_a_meter_that_measures_nothing() -> None:
-    async def look() -> float:
-        return meter_of(asyncio.get_running_loop()).longest_s
-
-    assert asyncio.run(look()) == 0.0

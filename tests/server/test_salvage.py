@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
-from nsqtools.server.queues.salvage import NoRecord, QueueFile, Record
+from nsqtools.server.queues.queue_files import NoRecord, QueueFile, Record
 
 SENT_NS = 1_795_467_622_068_316_375
 BODIES = st.lists(

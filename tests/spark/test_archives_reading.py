@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
-from nsqtools.archive.codecs import Codec, zstd_members
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
+from nsqtools.archive.members import Codec, zstd_members
 from nsqtools.archive.part_file import Directories, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
@@ -290,7 +290,7 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
-    from nsqtools.archive.codecs import gzip_members
+    from nsqtools.archive.members import gzip_members
     from nsqtools.archive.part_file import PartFile
 
     file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)

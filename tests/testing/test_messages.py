@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-import nsqtools.aio
-from nsqtools import Batch, ConfigurationError, Message
+from nsqtools import ConfigurationError, Message
 from nsqtools.testing import FakeMessage, fake_batch, fake_message
 
 
@@ -65,21 +62,3 @@ def test_the_answers_of_a_batch_are_recorded_by_message() -> None:
     assert batch.finish() == 2
     messages = [message for message in batch if isinstance(message, FakeMessage)]
     assert [message.answers for message in messages] == [["finish"], ["requeue"], ["finish"]]
-
-
-def test_an_answer_can_be_awaited_because_asyncio_has_the_same_messages() -> None:
-    assert nsqtools.aio.Message is Message
-    assert nsqtools.aio.Batch is Batch
-
-    async def handle(message: Message) -> list[int]:
-        return [await message.touch(), await message.finish(), await message.finish()]
-
-    message = fake_message()
-    assert asyncio.run(handle(message)) == [1, 1, 0]
-    assert message.answers == ["touch", "finish"]
-
-    async def store(batch: Batch) -> int:
-        await batch[0].requeue(30)
-        return await batch.finish()
-
-    assert asyncio.run(store(fake_batch([b"one", b"two", b"three"]))) == 2

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from upgrade.make import kept_of, version_of
+from upgrade.scenes import kept_of, version_of
 
 SIGNATURES = """
 import inspect, json

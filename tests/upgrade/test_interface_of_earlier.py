@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from plugins.cli import RunNsq
 from upgrade.interface import commands, public_names
-from upgrade.make import SCENES, kept_of
+from upgrade.scenes import SCENES, kept_of
 
 from nsqtools.cli import registry
+from nsqtools.server import go_flags
 
 NSQD_OF_DOCTOR = (
     "address-map allow-announced auth-requires-tls auth-secret-file lookupd-authorization "
@@ -29,6 +30,8 @@ GONE = {
     "Consumer takes no looked_up": "lookupd_http_addresses",
     "aio.Consumer.topic is gone": "topics",
     "aio.Message takes no message": "nsqtools.Message is that of asyncio too",
+    "ClientOptions takes no rdy_resend": "RDY is always sent again when a quarter is left",
+    "ClientOptions.rdy_resend is gone": "RDY is always sent again when a quarter is left",
     "Consumer takes no deliveries": "part of the delivery queue, which is gone",
     "Consumer.give_up is gone": "the option giving_up and the callback on_giving_up",
     "Producer takes no nsqd_tcp_address": "nsqd_tcp_addresses, one or several",
@@ -47,6 +50,7 @@ GONE = {
         f"nsq spark doctor takes no --{option}": "of use to the addresses alone"
         for option in NSQD_OF_DOCTOR.split()
     },
+    **{f"nsq nsqd takes no -{flag}": instead for flag, instead in go_flags.GONE.items()},
     **{
         what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
         for what, instead in registry.GONE.items()

@@ -20,7 +20,7 @@ from plugins.console import Console
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.server.listen import IdleConnections
+from nsqtools.server.http_server import IdleConnections
 from nsqtools.web.app import MAX_CONNECTIONS
 
 TOLD = "Too many open files"
@@ -136,7 +136,7 @@ def test_each_step_of_a_client_has_its_time() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        idle = IdleConnections[Any](most=3, most_of_one=2)
+        idle: Any = IdleConnections(most=3, most_of_one=2)
         aborted: list[str] = []
 
         class Stub:

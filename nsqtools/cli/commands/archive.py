@@ -67,7 +67,7 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
         nsq archive verify /var/nsq --json | jq -r '.damaged[].file'
     """
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.repair import verify as verify_archive
+    from nsqtools.archive.reader import verify as verify_archive
 
     archives = find_archives(paths)
     verdicts = [verify_archive(archive) for archive in archives]
@@ -101,8 +101,8 @@ def repair(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.part_file import Directories, recover
-    from nsqtools.archive.repair import repair as repair_archive
-    from nsqtools.archive.repair import verify as verify_archive
+    from nsqtools.archive.reader import repair as repair_archive
+    from nsqtools.archive.reader import verify as verify_archive
     from nsqtools.archive.storage import OBJECT_SCHEMES, local_path, scheme_of
 
     archives = find_archives(paths)

@@ -18,7 +18,7 @@ from nsqtools.cli.options.connection import (
     opt_statements,
 )
 from nsqtools.cli.options.params import LIMITS
-from nsqtools.cli.parsing.binding import From, opt, some
+from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import (
     Cell,
@@ -50,11 +50,17 @@ LOAD = "Load"
 FOR_S = 5.0
 WINDOW = 16
 
+Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
+
 CONSUMING = {
     "max_in_flight": 2500,  # as much as an nsqd allows
     "output_buffer_timeout_s": 0.025,
     "output_buffer_size": 65536,
 }
+COLUMNS = (
+    "mode connections size_min size_max messages seconds messages_per_s bytes_per_s published "
+    "consumed client_cpu cpu_us_per_message min_ms mean_ms p50_ms p90_ms p99_ms p99.9_ms max_ms"
+)
 BENCH_ADDRESSES = ("nsqd_tcp_address", "nsqd_http_address", "profile", "no_profile")
 
 
@@ -75,46 +81,47 @@ def parse_sizes(text: str) -> Sizes:
     return sizes
 
 
-Batch = Annotated[int, opt("--batch N", "Messages in one publish command.", LOAD, min=1)]
-Window = Annotated[
-    int, opt("--window N", "Unanswered publish commands allowed on a connection.", LOAD, min=1)
-]
-Rate = Annotated[
-    float, opt("--rate N", "Publish N messages a second in total; 0 for full speed.", LOAD, min=0)
-]
-Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
-Duration = Annotated[
-    float | None,
-    opt("--for DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS),
-]
-WarmUp = Annotated[
-    float, opt("--warm-up DURATION", "Run for DURATION before the measurement begins.", LIMITS)
-]
+class Publishing(OptionSet):
+    """How publishers go on."""
+
+    batch: int | None = opt(
+        "N", "Messages in one publish command.", LOAD, min=1, show_default="100; 1 in e2e"
+    )
+    window: int = opt(
+        "N", "Unanswered publish commands allowed on a connection.", LOAD, WINDOW, min=1
+    )
+    rate: float = opt(
+        "N", "Publish N messages a second in total; 0 for full speed.", LOAD, 0.0, min=0
+    )
+    count: Messages = None
+    warm_up: float = opt(
+        "DURATION", "Run for DURATION before the measurement begins.", LIMITS, "500ms"
+    )
 
 
 class Load(NamedTuple):
-    """What the three measurements have in common: fields of the plan, the client options of the
-    publishers as text, and whether the embedded nsqd is what is measured."""
+    """What the three measurements have in common: fields of the plan, and the client options of
+    the publishers as text."""
 
     common: dict[str, Any]
     publishing: dict[str, str]
-    embedded: bool
 
-    def plan(
-        self, mode: str, count: int | None, for_s: float | None, window: int = WINDOW, **own: Any
-    ) -> BenchPlan:
+    def plan(self, mode: str, count: int | None, how: Publishing, batch: int) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import ClientOptions
 
-        return BenchPlan(
+        options = ClientOptions(max_outstanding=how.window).with_options(self.publishing)
+        plan = BenchPlan(
             mode=BenchMode(mode),
-            producer_options=ClientOptions(max_outstanding=window).with_options(self.publishing),
+            producer_options=options,
+            batch=how.batch or batch,
+            rate=how.rate,
+            warm_up_s=how.warm_up,
             count=count,
-            for_s=for_s or (None if count else FOR_S),
             **self.common,
-            **own,
         )
+        return plan if count or plan.for_s else replace(plan, for_s=FOR_S)
 
 
 def bench_load(
@@ -136,7 +143,9 @@ def bench_load(
         min=1,
         show_default="1 for each nsqd",
     ),
-    embedded: bool = opt("", "Start and measure the embedded nsqd, which is in Python."),
+    for_: float | None = opt(
+        "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS
+    ),
     *,
     where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))],
     max_in_flight: MaxInFlight = None,
@@ -162,20 +171,16 @@ def bench_load(
         "topic": None if topic is None else check_topic(topic),
         "size": (size.low, size.high),
         "connections": connections or len(tcp),
+        "for_s": for_,
     }
-    return Load(common, texts_of(publishing), embedded)
+    return Load(common, texts_of(publishing))
 
 
 BenchLoad = Annotated[Load, From(bench_load)]
 
 
 def pub(
-    batch: Batch = 100,
-    window: Window = WINDOW,
-    rate: Rate = 0.0,
-    count: Messages = None,
-    for_: Duration = None,
-    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    how: Annotated[Publishing, From(Publishing)],
     *,
     load: BenchLoad,
     form: ListingForm,
@@ -193,13 +198,12 @@ def pub(
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    plan = load.plan("pub", count, for_, window, batch=batch, rate=rate, warm_up_s=warm_up)
-    return measure(runtime, plan, form, embedded=load.embedded)
+    plan = load.plan("pub", how.count, how, 100)
+    return measure(runtime, plan, form)
 
 
 def sub(
     count: Messages = BACKLOG_TO_DRAIN,
-    for_: Duration = None,
     create: Create = False,
     *,
     load: BenchLoad,
@@ -217,17 +221,13 @@ def sub(
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    plan = load.plan("sub", count, for_)
-    return measure(runtime, plan, form, embedded=load.embedded, create=create)
+    at_once = Publishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
+    plan = load.plan("sub", count, at_once, 100)
+    return measure(runtime, plan, form, create=create)
 
 
 def e2e(
-    batch: Batch = 1,
-    window: Window = WINDOW,
-    rate: Rate = 0.0,
-    count: Messages = None,
-    for_: Duration = None,
-    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    how: Annotated[Publishing, From(Publishing)],
     create: Create = False,
     *,
     load: BenchLoad,
@@ -247,41 +247,33 @@ def e2e(
     Examples:
         nsq bench e2e --rate 1000
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
-        nsq bench e2e --embedded --count 100000
+        nsq bench e2e --count 100000 --json
     """
-    plan = load.plan("e2e", count, for_, window, batch=batch, rate=rate, warm_up_s=warm_up)
-    return measure(runtime, plan, form, embedded=load.embedded, create=create)
+    plan = load.plan("e2e", how.count, how, 1)
+    return measure(runtime, plan, form, create=create)
 
 
-def measure(
-    runtime: Runtime, plan: BenchPlan, form: Form, *, embedded: bool, create: bool = True
-) -> int:
+def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = True) -> int:
     """Measure and print the report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
 
     with ExitStack() as stack:
-        if embedded:
-            from nsqtools.server.embedded import EmbeddedNsqd
-
-            nsqd = stack.enter_context(EmbeddedNsqd())
-            tcp, http = (nsqd.tcp_address,), (nsqd.http_address,)
-            plan = replace(plan, nsqd_tcp_addresses=tcp, nsqd_http_addresses=http)
         if plan.topic is not None and plan.mode.value != "pub":
             look_at_topic(plan, plan.topic, runtime, create=create)
         progress = stack.enter_context(Progress(runtime))
         began = runtime.monotonic()
-        bench = Bench(
-            plan,
-            lambda phase, count: progress.show(
-                lambda: how_far(phase, count, runtime.monotonic() - began)
-            ),
-        )
+
+        def show(phase: str, count: int) -> None:
+            elapsed_s = runtime.monotonic() - began
+            progress.show(lambda: f"{phase}: {count:,} messages after {elapsed_s:.1f} s")
+
+        bench = Bench(plan, show)
         with stopping(bench.stop) as signals:
             report = bench.run()
     write_report(runtime, report, form)
     for line in report.limits:
         runtime.tell(f"nsq: {line}")
-    if report.interrupted or report.is_intact:
+    if report.interrupted or report.intact:
         return signals.status()
     runtime.insist(
         f"nsq: error: {report.published} messages were published and {report.consumed} consumed: "
@@ -302,15 +294,10 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
         ) from error
 
 
-def how_far(phase: str, count: int, elapsed_s: float) -> str:
-    """The progress line."""
-    return f"{phase}: {count:,} messages after {elapsed_s:.1f} s"
-
-
 def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
     """Print a report in the form that fits."""
     if form.is_document:
-        write_json(runtime, report.document(), indent=2)
+        write_json(runtime, report._asdict(), indent=2)
         return
     columns = columns_of(report)
     if runtime.stdout_is_tty and form == Form():
@@ -320,23 +307,11 @@ def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
 
 
 def columns_of(report: BenchReport) -> dict[str, Cell]:
-    """Everything in a line, for programs."""
-    plan = report.plan
-    columns: dict[str, Cell] = {
-        "mode": plan.mode.value,
-        "connections": plan.connections,
-        "size_min": plan.size[0],
-        "size_max": plan.size[1],
-        "messages": report.messages,
-        "seconds": f"{report.seconds:.3f}",
-        "messages_per_s": f"{report.messages_per_s:.1f}",
-        "bytes_per_s": f"{report.bytes_per_s:.1f}",
-        "published": report.published,
-        "consumed": report.consumed,
-        "client_cpu": f"{report.client_cpu:.3f}",
-        "cpu_us_per_message": f"{report.cpu_us_per_message:.3f}",
+    """The figures in a line, for programs."""
+    figures: dict[str, Any] = report._asdict()
+    figures |= {f"size_{name}": value for name, value in figures["size"].items()}
+    figures |= {f"{name}_ms": value for name, value in (figures["latency_ms"] or {}).items()}
+    shown = {name: figures[name] for name in COLUMNS.split() if name in figures}
+    return {
+        name: f"{value:.3f}" if isinstance(value, float) else value for name, value in shown.items()
     }
-    if report.latencies is not None:
-        for name, value in report.latencies.figures_ms().items():
-            columns[f"{name}_ms"] = f"{value:.3f}"
-    return columns

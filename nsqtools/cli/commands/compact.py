@@ -88,7 +88,8 @@ class CompactionChoice(OptionSet):
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
         from nsqtools.archive.catalog import find_inputs
-        from nsqtools.archive.compaction import Compaction, Selection, Settings
+        from nsqtools.archive.compaction import Compaction, Selection
+        from nsqtools.archive.slices import Settings
 
         last = self.day or self.until_day
         topics = frozenset(self.topic or ())

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, Translation, translate
+from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
 from nsqtools.cli.options.connection import option_of
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 from nsqtools.cli.running.runtime import Runtime, report_error, stopping
@@ -189,7 +189,7 @@ def _words_after(flags: Mapping[str, Any], arguments: Sequence[str]) -> list[str
     return words
 
 
-def _run(program: str, given: Mapping[str, Any], translation: Translation) -> int:
+def _run(program: str, given: Given, argv: Sequence[str]) -> int:
     for name in [name for name in os.environ if name.startswith("NSQ_") and name != "NSQ_DEBUG"]:
         del os.environ[name]
     runtime = Runtime(sys.stdout, sys.stderr, {**os.environ, "XDG_CONFIG_HOME": os.devnull})
@@ -200,7 +200,7 @@ def _run(program: str, given: Mapping[str, Any], translation: Translation) -> in
             return print_stat(given, runtime)
         from nsqtools.cli.parsing.app import run
 
-        return run(translation.argv, runtime)
+        return run(argv, runtime)
     except (NsqError, OSError) as exc:
         return report_error(exc, sys.stderr, debug=bool(os.environ.get("NSQ_DEBUG")))
 
@@ -210,7 +210,8 @@ Use the names and flags of NSQ's Go utilities with this program.
 
 Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program takes the
 flags of that utility, with their meanings: --install makes the links. Nothing that is not such a
-link is replaced. explain shows the native command line for a given one, and what differs."""
+link is replaced. explain shows the native command line for a given one; nsq-migration(7) has what
+differs."""
 
 ARGUMENTS = (
     ("explain", "Show the native command line."),
@@ -281,7 +282,7 @@ def install(directory: Path) -> list[Path]:
 
 
 def explain(program: str, arguments: list[str]) -> list[str]:
-    """Return the native line for a Go command line, and what differs. Raises
+    """Return the native line for a Go command line. Raises
     `ConfigurationError`."""
     name = os.path.basename(program)
     if name not in UTILITIES:
@@ -289,9 +290,9 @@ def explain(program: str, arguments: list[str]) -> list[str]:
             f"{program!r} is not a utility of NSQ", hint=f"One of {', '.join(UTILITIES)}."
         )
     try:
-        translation = translate(name, read_flags(name, arguments))
+        argv = translate(name, read_flags(name, arguments))
     except HelpAsked:
         return usage(name, UTILITIES[name]).splitlines()
     except (FlagError, GoFatal) as exc:
         raise ConfigurationError(f"{name}: {exc}") from None
-    return [f"nsq {shlex.join(translation.argv)}", *(f"# {note}" for note in translation.notes)]
+    return [f"nsq {shlex.join(argv)}", "# what differs: nsq-migration(7)"]

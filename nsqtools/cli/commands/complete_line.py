@@ -8,20 +8,39 @@ The first line printed is ``KIND LENGTH``: files and dirs are left to the shell,
 precede the value. bash gets what begins with that word, from its last word break on, because it
 replaces no more; zsh and fish choose themselves, and get help texts.
 
-Names come from the cluster that the line names, by way of `nsqtools.cli.commands.complete`.
-Parameters are recognized by what users see, their names and the word for their value, so that a new
-option completes like similar ones without being listed here.
+The parser of the command reads the line with `CURSOR` in place of the last word, and the parameter
+that gets it is the one to complete. Parameters are recognized by what users see, their names and
+the word for their value, so that a new option completes like similar ones without being listed
+here.
+
+Names come from the cluster that the line names, while a user waits for the tab key: all ends after
+a second whatever hangs, and when anything fails there is just nothing to complete. They go into a
+command line, so names that no nsqd would take (a daemon may answer anything) are left out.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from threading import Timer
+from typing import Annotated, Any, NamedTuple
 
+from typer import Argument
+
+from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.help import choices, metavar, raw_parts
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
-from nsqtools.errors import ConfigurationError
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.errors import ConfigurationError, NsqError
 
+TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
+LIMIT_S = 1.0  # for everything: name resolution knows no time-out
+
+CURSOR = "\0"
 FILES, DIRS, CLIENT_OPTIONS = "files", "dirs", "options"
 
 BY_NAME = {
@@ -48,32 +67,20 @@ CHOICES = {
 """Values of options whose type does not list them, by name."""
 
 
-class Value(NamedTuple):
-    """What a value can be: one of ``choices``, or of the kind of `BY_NAME`."""
-
-    kind: str = ""
-    choices: tuple[str, ...] = ()
-
-
-class Option(NamedTuple):
-    """An option with all its spellings, or a flag of a daemon; a switch has no value."""
-
-    names: tuple[str, ...]
-    help: str
-    value: Value | None = None
-    is_repeatable: bool = False
-    value_is_optional: bool = False
-    """A bool of Go: a value is written after ``=`` or not at all."""
-    panel: str = ""
-
-
 class Offer(NamedTuple):
     """What can be at the cursor: words, each with its help."""
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
-    prefix: str = ""
-    """What precedes the value in the word at the cursor: ``--mode=``."""
+
+
+class NameKind(Enum):
+    """Which names of the cluster, or of the configuration file."""
+
+    topics = "topics"
+    channels = "channels"
+    nodes = "nodes"
+    profiles = "profiles"
 
 
 def complete_line(arguments: Sequence[str]) -> int:
@@ -85,7 +92,7 @@ def complete_line(arguments: Sequence[str]) -> int:
     if shell == "bash":
         words, cut = split(*words)
     *before, current = words
-    found, kind, prefix = offer_for(before[1:], current)
+    (found, kind), prefix = offer_for(before[1:], current)
     lines = [f"{kind} {len(prefix)}"]
     for word, help in found:
         if shell == "zsh":
@@ -118,229 +125,175 @@ def split(line: str, breaks: str) -> tuple[list[str], int]:
     return words, cut
 
 
-def offer_for(words: Sequence[str], current: str) -> Offer:
-    """What can be the word ``current`` after ``words``, which begin with the command."""
-    entry: Command | Group = Group("", COMMANDS)
-    path = []
-    for word in words:
-        if not isinstance(entry, Group):
-            break
-        if word not in entry.commands:
-            return Offer()
-        entry = entry.commands[word]
-        path.append(word)
-    if isinstance(entry, Command):
-        line = raw_line(entry) if entry.raw else typed_line(typed_command(path))
-        return line.offer(words[len(path) :], current)
+def offer_for(words: Sequence[str], current: str) -> tuple[Offer, str]:
+    """What can be the word ``current`` after ``words``, which begin with the command; and what
+    precedes the value in it: ``--mode=``."""
+    group = Group("", COMMANDS)
+    tree: Any = command_tree()
+    for at, word in enumerate(words):
+        entry = group.commands.get(word)
+        if entry is None:
+            return Offer(), ""
+        if isinstance(entry, Command):
+            rest = words[at + 1 :]
+            if entry.raw:
+                return raw_offer(entry, rest, current)
+            return typed_offer(tree.load(word), rest, current)
+        group, tree = entry, tree.commands[word]
     if current.startswith("-"):
-        names = [(each, text) for each, text in ROOT_OPTIONS if not path or "help" in each]
-        return Offer([(name, text) for each, text in names for name in each.split(", ")])
-    shown = entry.commands.items()
-    return Offer([(n, c.help) for n, c in shown if isinstance(c, Group) or not c.hidden])
+        names = [(each, text) for each, text in ROOT_OPTIONS if not words or "help" in each]
+        return Offer([(name, text) for each, text in names for name in each.split(", ")]), ""
+    shown = group.commands.items()
+    return Offer([(n, c.help) for n, c in shown if isinstance(c, Group) or not c.hidden]), ""
 
 
-class CommandLine:
-    """What a command takes, and what its line has said of it."""
+def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer, str]:
+    """What can follow in a command whose arguments typer reads."""
+    from typer import Context
 
-    def __init__(
-        self,
-        options: Iterable[Option],
-        arguments: Sequence[Value],
-        *,
-        last_is_repeated: bool = False,
-        has_go_flags: bool = False,
-    ):
-        self.options = {name: option for option in options for name in option.names}
-        self.arguments = arguments
-        self.last_is_repeated = last_is_repeated
-        self.has_go_flags = has_go_flags
-        self.given: list[tuple[str, str | None]] = []
-        self.topic = ""
-
-    def offer(self, words: Sequence[str], current: str) -> Offer:
-        """What can be the word ``current`` after the ``words`` that follow the command."""
-        count, awaiting, only_arguments = 0, "", False
-        for word in words:
-            if awaiting:
-                self.take(awaiting, word)
-                awaiting = ""
-            elif only_arguments or len(word) < 2 or word[0] != "-":
-                if self.argument(count).kind == "topics":
-                    self.topic = word
-                count += 1
-                only_arguments |= self.has_go_flags
-            elif word == "--":
-                only_arguments = True
-            else:
-                awaiting = self.read_option(word)
-        if awaiting:
-            return self.values(self.options[awaiting].value, "", current)
-        if only_arguments or not current.startswith("-"):
-            return self.values(self.argument(count), "", current)
-        name, equals, value = current.partition("=")
-        if not equals:
-            return self.unused_options(current)
-        option = self.options.get(self.spelled(name))
-        return self.values(option and option.value, name + "=", value)
-
-    def spelled(self, name: str) -> str:
-        """The name of an option as it is declared; daemons take a flag with one dash or two."""
-        return "-" + name.lstrip("-") if self.has_go_flags else name
-
-    def read_option(self, word: str) -> str:
-        """Note the options of a word; returns the name of that whose value is the next word."""
-        name, equals, rest = word.partition("=")
-        if word[1] != "-" and not self.has_go_flags:  # letters: -v, -qn 10, -tclicks
-            name, equals, rest = word[:2], "", word[2:]
-        name = self.spelled(name)
-        option = self.options.get(name)
-        if option is None:
-            return ""
-        if option.value is None or option.value_is_optional:
-            self.take(name, None)
-            return self.read_option(f"-{rest}") if rest and not equals else ""
-        if not (equals or rest):
-            return name
-        self.take(name, rest)
-        return ""
-
-    def take(self, name: str, value: str | None) -> None:
-        """Note that an option was given."""
-        self.given.append((name, value))
-        kind = self.options[name].value
-        if kind and kind.kind == "topics" and value:
-            self.topic = value
-
-    def argument(self, count: int) -> Value:
-        """What the argument with that number is, from 0."""
-        if count < len(self.arguments):
-            return self.arguments[count]
-        return self.arguments[-1] if self.last_is_repeated else Value()
-
-    def unused_options(self, current: str) -> Offer:
-        """Every option that may still be given; with two dashes, where a flag began so."""
-        given = [self.options[name] for name, _ in self.given]
-        used = {option.names for option in given if not option.is_repeatable}
-        dash = "-" if self.has_go_flags and current.startswith("--") else ""
-        return Offer(
-            [
-                (dash + name, option.help)
-                for name, option in self.options.items()
-                if option.names not in used
-            ]
-        )
-
-    def values(self, value: Value | None, prefix: str, typed: str) -> Offer:
-        """What a value can be, of which ``typed`` is there, after ``prefix``."""
-        if value is None:
-            return Offer()
-        if value.choices or not value.kind:
-            return Offer([(each, "") for each in value.choices], prefix=prefix)
-        if value.kind in (FILES, DIRS):
-            return Offer(kind=value.kind, prefix=prefix)
-        if value.kind == CLIENT_OPTIONS:
-            return Offer([] if set("=,") & set(typed) else client_options(), "nospace", prefix)
-        old, equals, _ = typed.rpartition("=")  # OLD=NEW
-        names = self.names(value.kind)
-        return Offer([(name, "") for name in names], prefix=prefix + old + equals)
-
-    def names(self, kind: str) -> list[str]:
-        """Names from the cluster that the line names."""
-        from nsqtools.cli.options.connection import CONNECTION, TLS
-        from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup
-        from nsqtools.cli.running.runtime import Runtime
-
-        asked = Command("nsqtools.cli.commands.complete:names_of", "")
-        asking = LazyGroup("nsq", Group("", {"names": asked})).load("names")
-        request = [kind]
-        if kind == "channels" and self.topic:
-            request += ["--topic", self.topic.rpartition("=")[2]]
-        known = typed_line(asking).options
-        for name, value in self.given:
-            if name in known and known[name].panel in (CONNECTION, TLS):
-                request += [name] if value is None else [name, value]
-        runtime = Runtime.of_process(["names", *request])
-        with asking.make_context(
-            "names", request, obj=runtime, help_option_names=HELP_NAMES
-        ) as context:
-            names: list[str] = asking.invoke(context)
-        return names
+    context = Context(command, resilient_parsing=True, help_option_names=HELP_NAMES)
+    prefix, typed, line = "", current, [*words, CURSOR]
+    name, equals, value = current.partition("=")
+    if name.startswith("--") and equals:
+        prefix, typed, line = f"{name}=", value, [*words, f"{name}={CURSOR}"]
+    given, _, order = command.make_parser(context).parse_args(line)
+    parameters = command.get_params(context)
+    options = [each for each in parameters if each.param_type_name == "option"]
+    at_cursor = [each for each in parameters if CURSOR in texts_of(given.get(each.name))]
+    is_value = prefix or any(each in options for each in at_cursor)
+    if current.startswith("-") and not is_value and "--" not in words:
+        unused = [each for each in options if each not in order or each.multiple or each.count]
+        return Offer(list(spellings(unused))), ""
+    for each in at_cursor:
+        kind, known = value_of(long_name(each), metavar(each), choices(each))
+        if kind in NameKind.__members__ and not known:
+            old, sign, _ = typed.rpartition("=")  # OLD=NEW
+            names = [(name, "") for name in names_for(kind, given)]
+            return Offer(names), prefix + old + sign
+        return offer_of(kind, known, typed), prefix
+    return Offer(), ""
 
 
-def client_options() -> list[tuple[str, str]]:
-    """What ``-X`` takes: ``max_attempts=``."""
-    from nsqtools.client.options import CLIENT_OPTIONS
-
-    return [(f"{name}=", option.metadata["help"]) for name, option in CLIENT_OPTIONS.items()]
+def texts_of(value: Any) -> list[Any]:
+    """What a line gives to a parameter."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def value_of(name: str, metavar: str, choices: tuple[str, ...] = ()) -> Value:
-    """The value of the option or argument ``name`` (``data-path``, without leading dashes)."""
-    choices = choices or CHOICES.get(name, ())
-    if metavar == "COLUMN":
+def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """All names of options, with their help."""
+    for each in options:
+        if not each.hidden:
+            for name in (*sorted(each.opts, key=len), *each.secondary_opts):
+                yield name, each.help or ""
+
+
+def long_name(parameter: Any) -> str:
+    """``topic``, of an argument or of ``-t, --topic``."""
+    return str(max(parameter.opts, key=len)).lstrip("-")
+
+
+def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer, str]:
+    """What can follow in a command that reads its arguments itself; flags of Go have one dash or
+    two, and their values are the next word, or for a bool behind = only."""
+    page, flags = raw_parts(entry)
+    name, equals, typed = current.partition("=")
+    prefix = f"{name}=" if equals else ""
+    if flags is None and not current.startswith("-"):
+        rows = page.sections["Arguments"][len(words) :]
+        return offer_of(*(value_of("", rows[0][0]) if rows else ("", ())), typed), ""
+    if flags is None:
+        return Offer([("-h", ""), ("--help", dict(ROOT_OPTIONS)["-h, --help"])]), ""
+    flag = flags.get((words[-1] if words and not equals else name).lstrip("-"))
+    if flag is not None and (equals or (words[-1].startswith("-") and not flag.kind.is_bool)):
+        form = "true|false" if flag.kind.is_bool else flag.kind.go_name
+        key = (name if equals else words[-1]).lstrip("-")
+        return offer_of(*value_of(key, form), typed), prefix
+    dashes = "--" if current.startswith("--") else "-"
+    return Offer([(dashes + each, flag.help) for each, flag in flags.items()]), ""
+
+
+def value_of(name: str, form: str, known: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:
+    """What a value can be: its kind as in `BY_NAME`, and the few choices, if there are."""
+    known = known or CHOICES.get(name, ())
+    if form == "COLUMN":
         from nsqtools.cluster.stats_documents import COLUMNS
 
-        choices = tuple(COLUMNS)
+        known = tuple(COLUMNS)
     elif name == "log-level":
         from nsqtools.server.daemon_log import LEVELS
 
-        choices = LEVELS
-    if not choices and "|" in metavar:  # hour|day|DURATION: lower-case words are typed literally
-        choices = tuple(word for word in metavar.split("|") if not word.isupper())
-    kind = BY_METAVAR.get(metavar.rpartition("_")[2])  # ARCHIVE_DIR is a DIR
-    return Value(kind or BY_NAME.get(name, ""), choices)
+        known = LEVELS
+    if not known and "|" in form:  # hour|day|DURATION: lower-case words are typed literally
+        known = tuple(word for word in form.split("|") if not word.isupper())
+    # ARCHIVE_DIR is a DIR
+    return BY_METAVAR.get(form.rpartition("_")[2]) or BY_NAME.get(name, ""), known
 
 
-def typed_command(path: Sequence[str]) -> Any:
-    """The command at ``path``, as typer reads it."""
-    from nsqtools.cli.parsing.app import command_tree
+def offer_of(kind: str, known: Sequence[str], typed: str) -> Offer:
+    """A value of which ``typed`` is there."""
+    if known or kind not in (FILES, DIRS, CLIENT_OPTIONS):
+        return Offer([(each, "") for each in known])
+    if kind != CLIENT_OPTIONS:
+        return Offer(kind=kind)
+    from nsqtools.client.options import CLIENT_OPTIONS as ALL
 
-    group: Any = command_tree()
-    for word in path[:-1]:
-        group = group.commands[word]
-    return group.load(path[-1])
-
-
-def typed_line(command: Any) -> CommandLine:
-    """What a command takes whose arguments typer reads."""
-    from typer import Context
-
-    from nsqtools.cli.parsing.app import HELP_NAMES
-    from nsqtools.cli.parsing.help import choices, metavar
-
-    parameters = command.get_params(Context(command, help_option_names=HELP_NAMES))
-    options, arguments, is_repeated = [], [], False
-    for each in parameters:
-        if each.param_type_name == "argument":
-            arguments.append(value_of(each.name, metavar(each), choices(each)))
-            is_repeated = each.nargs == -1
-        elif not each.hidden:
-            names = (*sorted(each.opts, key=len), *each.secondary_opts)
-            is_switch = each.is_flag or each.count
-            value = value_of(max(each.opts, key=len).lstrip("-"), metavar(each), choices(each))
-            options.append(
-                Option(
-                    names,
-                    each.help or "",
-                    None if is_switch else value,
-                    is_repeatable=bool(each.multiple or each.count),
-                    panel=each.rich_help_panel or "",
-                )
-            )
-    return CommandLine(options, arguments, last_is_repeated=is_repeated)
+    options = [(f"{name}=", option.metadata["help"]) for name, option in ALL.items()]
+    return Offer([] if set("=,") & set(typed) else options, "nospace")
 
 
-def raw_line(entry: Command) -> CommandLine:
-    """What a command takes that reads its arguments itself."""
-    from nsqtools.cli.parsing.help import raw_parts
+def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
+    """Names from the cluster that the options of a line name."""
+    asking = parser_of("names", names_of)
+    request = [kind]
+    for each in asking.params[1:]:
+        name = max(each.opts, key=len)
+        for value in texts_of(given.get(each.name)):
+            if isinstance(value, bool):
+                request.append(name if value else each.secondary_opts[0])
+            elif value not in (None, CURSOR) and not each.count:
+                request.append(f"{name}={value}")
+    runtime = Runtime.of_process(["names", *request])
+    with asking.make_context(
+        "names", request, obj=runtime, help_option_names=HELP_NAMES
+    ) as context:
+        names: list[str] = asking.invoke(context)
+    return names
 
-    page, flags = raw_parts(entry)
-    if flags is None:
-        arguments = [value_of(each.lower(), each) for each, _ in page.sections["Arguments"]]
-        return CommandLine([Option(("-h", "--help"), dict(ROOT_OPTIONS)["-h, --help"])], arguments)
-    options = []
-    for name, flag in flags.items():
-        is_bool = flag.kind.is_bool
-        value = value_of(name, "true|false" if is_bool else flag.kind.go_name)
-        options.append(Option((f"-{name}",), flag.help, value, flag.kind.repeatable, is_bool))
-    return CommandLine(options, (), has_go_flags=True)
+
+def names_of(
+    kind: Annotated[NameKind, Argument()],
+    topic: Annotated[str | None, opt("--topic -t TOPIC", "Whose channels.")] = None,
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> list[str]:
+    """The names, channels of all topics where none is given; none when no daemon answers."""
+    if kind is NameKind.profiles:
+        from nsqtools.settings import config_path, profile_names
+
+        return profile_names(config_path(runtime.environ))
+    from nsqtools.cluster.topics import channel_names, topic_names
+    from nsqtools.protocol.names import is_valid_name
+
+    limit = Timer(LIMIT_S, os._exit, (0,))
+    limit.daemon = True
+    limit.start()
+    try:
+        with cluster.open(TIMEOUT_S) as opened:
+            if kind is NameKind.nodes:
+                nsqds, _ = opened.nsqds()
+                return [nsqd.address for nsqd in nsqds if is_address(nsqd.address)]
+            is_topics = kind is NameKind.topics
+            names = topic_names(opened) if is_topics else channel_names(opened, topic or "")
+    except NsqError:
+        return []
+    finally:
+        limit.cancel()
+    return list(filter(is_valid_name, names))
+
+
+def is_address(text: str) -> bool:
+    """Tell whether it is ``host:port`` or a URL, with nothing in it that means more to a shell."""
+    return bool(text) and all(
+        (each.isascii() and each.isalnum()) or each in ".-:/_" for each in text
+    )

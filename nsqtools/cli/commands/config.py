@@ -7,15 +7,16 @@ a stronger setting has put out of force has no value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import (
     KINDS,
     PREFIX,
+    REPEATABLE,
     ClientFlags,
     ClusterConnection,
     LookupFlags,
@@ -38,7 +39,6 @@ from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, res
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
-    REPEATABLE,
     Origin,
     config_path,
     load_settings,
@@ -46,9 +46,6 @@ from nsqtools.settings import (
     selected_profile,
     selection_path,
 )
-
-if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import NodeOption
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
@@ -88,15 +85,20 @@ def in_force(
     said = list(flag_statements(context, {**vars(flags), **vars(lookup)}))
     opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
     settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
-    rows = [
-        _file_row(context),
-        _profile_row(context),
-        *_address_rows(context),
-        *_plain_rows(context, settled["consumer_opt"]),
-        *_secret_rows(context),
-        *_destination_rows(context),
-        *(row for name in OPTS for row in _opt_rows(context, name, opts[name], settled[name])),
+    rows = [_file_row(context), _profile_row(context)]
+    rows += [
+        _row(context, name, settled["consumer_opt"])
+        for name in REPEATABLE
+        if name not in OPTS and not name.startswith(PREFIX)
     ]
+    if context.obj.environ.get(AUTH_SECRET):
+        rows.append(SettingRow("auth-secret", MASK, _word(Origin.ENVIRONMENT), AUTH_SECRET))
+    for name in REPEATABLE:  # of another cluster, which few commands have
+        if name.startswith(PREFIX) and (setting := setting_of(context, name)) is not None:
+            value, origin = _plain(setting.value), _word(setting.origin)
+            rows.append(SettingRow(_shown(name), value, origin, setting.place))
+    for name in OPTS:
+        rows += [_opt_row(context, name, each, settled[name]) for each in opts[name]]
     return _explained(context, rows)
 
 
@@ -130,7 +132,7 @@ def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
 
     parameters: list[Any] = context.command.params
     helps = {each.name: each.help for each in parameters}
-    default = Origin.DEFAULT.name.lower()
+    default = _word(Origin.DEFAULT)
     options = {}
     for option in CLIENT_OPTIONS.values():
         name, text, bounds, help = describe_option(option)
@@ -157,64 +159,49 @@ def _file_row(context: Context) -> SettingRow:
     place = variable if environ.get(variable) else ""
     if not path.exists():
         place = f"{place} (it does not exist yet)".strip()
-    return SettingRow("config-file", str(path), origin.name.lower(), place)
+    return SettingRow("config-file", str(path), _word(origin), place)
 
 
 def _profile_row(context: Context) -> SettingRow:
     name, (origin, place) = context.params.get("profile"), _place(context, "profile")
     if name is not None and not place:
-        origin, place = Origin.FILE.name.lower(), str(selection_path(context.obj.environ))
+        origin, place = _word(Origin.FILE), str(selection_path(context.obj.environ))
     return SettingRow("profile", name, origin, place)
 
 
-def _address_rows(context: Context) -> Iterator[SettingRow]:
-    """Of the three kinds only those of the strongest origin hold."""
-    for kind, held in zip(KINDS, given_addresses(context), strict=True):
-        given = context.params.get(kind)
-        origin, place = _place(context, kind)
-        if given and not held:
-            place = f"not in force: {place}, and a stronger origin gives other addresses"
-        yield SettingRow(_shown(kind), list(held) or None, origin, place)
-
-
-def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[SettingRow]:
-    """Settings that have a flag of their own."""
-    for name in REPEATABLE:
-        if name in KINDS or name in OPTS or name.startswith(PREFIX):
-            continue
-        value = context.params.get(name)
-        origin, place = _place(context, name)
+def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> SettingRow:
+    """A setting that has a flag of its own. Of the kinds of addresses only those of the strongest
+    origin hold."""
+    value = context.params.get(name)
+    origin, place = _place(context, name)
+    why_not = ""
+    if name in KINDS:
+        held = given_addresses(context)[KINDS.index(name)]
+        if value and not held:
+            why_not = "a stronger origin gives other addresses"
+        value = held
+    else:
         holds = settled.get(OPTION_OF_FLAG.get(name, name))
         if value is not None and holds is not None and holds.origin > origin_of(context, name):
-            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-        yield SettingRow(_shown(name), _plain(value), origin, place)
+            why_not, value = f"{holds.given_as} is stronger", None
+    place = f"not in force: {place}, and {why_not}" if why_not else place
+    return SettingRow(_shown(name), _plain(value), origin, place)
 
 
-def _destination_rows(context: Context) -> Iterator[SettingRow]:
-    """What the file says of another cluster, which few commands have."""
-    for name in REPEATABLE:
-        if name.startswith(PREFIX) and (setting := setting_of(context, name)) is not None:
-            origin = setting.origin.name.lower()
-            yield SettingRow(_shown(name), _plain(setting.value), origin, setting.place)
+def _opt_row(
+    context: Context, name: str, said: GivenOption, settled: Mapping[str, GivenOption]
+) -> SettingRow:
+    """A client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
+    from nsqtools.client.options import CLIENT_OPTIONS
 
-
-def _secret_rows(context: Context) -> Iterator[SettingRow]:
-    if context.obj.environ.get(AUTH_SECRET):
-        yield SettingRow("auth-secret", MASK, Origin.ENVIRONMENT.name.lower(), AUTH_SECRET)
-
-
-def _opt_rows(
-    context: Context, name: str, statements: list[GivenOption], settled: Mapping[str, GivenOption]
-) -> Iterator[SettingRow]:
-    """A row for each client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
-    for said in statements:
-        origin = Origin(said.origin)
-        setting = setting_of(context, name) if origin < Origin.ENVIRONMENT else None
-        place = setting.place if setting is not None else f"--{_shown(name)}"
-        value: str | None = MASK if said.option in _secrets() else said.text or "true"
-        if (holds := settled[said.option]).origin > said.origin:
-            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-        yield SettingRow(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
+    origin = Origin(said.origin)
+    setting = setting_of(context, name) if origin < Origin.ENVIRONMENT else None
+    place = setting.place if setting is not None else f"--{_shown(name)}"
+    is_secret = CLIENT_OPTIONS[said.option].metadata["secret"]
+    value: str | None = MASK if is_secret else said.text or "true"
+    if (holds := settled[said.option]).origin > said.origin:
+        place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
+    return SettingRow(f"{_shown(name)} {said.option}", value, _word(origin), place)
 
 
 def _place(context: Context, name: str) -> tuple[str, str]:
@@ -228,13 +215,11 @@ def _place(context: Context, name: str) -> tuple[str, str]:
         place = next(str(each.envvar) for each in parameters if each.name == name)
     elif origin is Origin.FLAG:
         place = f"--{_shown(name)}"
-    return origin.name.lower(), place
+    return _word(origin), place
 
 
-def _secrets() -> set[str]:
-    from nsqtools.client.options import CLIENT_OPTIONS
-
-    return {name for name, option in CLIENT_OPTIONS.items() if option.metadata["secret"]}
+def _word(origin: Origin) -> str:
+    return origin.name.lower()
 
 
 def _shown(name: str) -> str:
@@ -306,7 +291,7 @@ def set_(
 def write_values(runtime: Runtime, option: str, values: dict[str, Any], form: Form) -> None:
     """One line, or object, for each nsqd."""
     if form.is_document:
-        documents: list[NodeOption] = [
+        documents = [
             {"node": node, "option": option, "value": value} for node, value in values.items()
         ]
         write_json(runtime, documents, indent=2)

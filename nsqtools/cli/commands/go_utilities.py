@@ -1,14 +1,12 @@
 """The flags of the six utilities of nsq 1.3.0, and what a Go command line is in ours. Pure.
 
-The native line means the same where that can be said. A difference is noted: those that protect
-messages hold for the Go names as well, the others only for the native command.
+The native line means the same where that can be said; nsq-migration(7) has the differences.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nsqtools.protocol.text import format_duration
@@ -164,16 +162,8 @@ class GoFatal(Exception):
     """What the utility would refuse, in its words; the exit status is 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """``argv`` is the native command line without ``nsq``, ``notes`` are lines."""
-
-    argv: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def translate(program: str, given: Given) -> Translation:
-    """Translate the flags of a utility, defaults included. Raises `GoFatal`."""
+def translate(program: str, given: Given) -> list[str]:
+    """The native command line, without ``nsq``, for all flags of a utility. Raises `GoFatal`."""
     return _TRANSLATORS[program](given)
 
 
@@ -216,33 +206,17 @@ def _source(given: Given) -> list[str]:
     return [*same, *_each("-X", given["consumer-opt"])]
 
 
-_ATTEMPTS = (
-    "a message is never finished unhandled, and max_attempts has no effect: go-nsq discards it "
-    "after that many attempts (5)"
-)
-_STATUS_EVERY = (
-    "-status-every has no effect: counts are printed at the end, and --listen-http has them"
-)
-
-
-def _tail(given: Given) -> Translation:
+def _tail(given: Given) -> list[str]:
     _check_topics(given)
     _check_source(given)
     argv = ["tail", *_same(given, "topic", "channel")]
     if given["n"] > 0:
         argv += ["--count", str(given["n"])]
     argv += _same(given, "print-topic")
-    notes = [
-        _ATTEMPTS,
-        "a backlog that an ephemeral channel would destroy is not touched without --force",
-        "lines of several topics never tear each other",
-    ]
-    if given["n"] > 0 and len(given["topic"]) > 1:
-        notes.append("--count counts all topics together, -n each of them, and ends at the first")
-    return Translation((*argv, *_source(given), "--create"), tuple(notes))
+    return [*argv, *_source(given), "--create"]
 
 
-def _to_nsq(given: Given) -> Translation:
+def _to_nsq(given: Given) -> list[str]:
     _check_topics(given)
     if not given["nsqd-tcp-address"]:
         raise GoFatal("--nsqd-tcp-address required")
@@ -253,17 +227,10 @@ def _to_nsq(given: Given) -> Translation:
         argv += ["--delimiter", given["delimiter"].replace("\\", "\\\\")]
     if given["rate"] > 0:
         argv += _same(given, "rate")
-    argv += ["--retry-timeout", "0s", *_same(given, "nsqd-tcp-address", "producer-opt")]
-    notes = (
-        "the last message is published whole when no delimiter follows it (to_nsq drops a byte)",
-        "without --retry-timeout 0s an nsqd that is away is tried again for a minute",
-        "how each message ended is counted",
-        "an invalid topic name is refused (to_nsq publishes to its first word)",
-    )
-    return Translation(tuple(argv), notes)
+    return [*argv, "--retry-timeout", "0s", *_same(given, "nsqd-tcp-address", "producer-opt")]
 
 
-def _stat(given: Given) -> Translation:
+def _stat(given: Given) -> list[str]:
     if not given["topic"] or not given["channel"]:
         raise GoFatal("--topic and --channel are required")
     if given["interval"] <= 0:
@@ -281,13 +248,7 @@ def _stat(given: Given) -> Translation:
     if given["count"]:
         argv += _same(given, "count")
     argv += _same(given, "nsqd-http-address", "lookupd-http-address")
-    argv += ["--timeout", format_duration(given["http-client-request-timeout"])]
-    notes = (
-        "rates are over the time that passed; egress counts what was sent, never below 0",
-        "an nsqd that does not answer is named and left out (nsq_stat ends)",
-        "the native columns have other names, and --json, --csv and thresholds",
-    )
-    return Translation(tuple(argv), notes)
+    return [*argv, "--timeout", format_duration(given["http-client-request-timeout"])]
 
 
 def _check_timeouts(given: Given) -> None:
@@ -305,8 +266,7 @@ LOG_LEVELS = {
 }
 
 
-def check_to_file(given: Given) -> None:
-    """Refuse what nsq_to_file refuses, and what it accepts and then cannot do."""
+def _to_file(given: Given) -> list[str]:
     if given["log-level"].lower() not in LOG_LEVELS:
         raise GoFatal("--log-level is invalid")
     if not given["channel"]:
@@ -323,10 +283,6 @@ def check_to_file(given: Given) -> None:
         raise GoFatal("--sync-interval should be positive")
     if given["max-in-flight"] < 1:
         raise GoFatal("--max-in-flight should be positive")
-
-
-def _to_file(given: Given) -> Translation:
-    check_to_file(given)
     topics, pattern = _chosen_topics(given)
     argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
     if pattern:
@@ -349,17 +305,7 @@ def _to_file(given: Given) -> Translation:
     argv += [*_same(given, "sync-interval"), *_source(given)]
     timeout = format_duration(given["http-client-request-timeout"])
     argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[given["log-level"].lower()]]
-    notes = (
-        _ATTEMPTS,
-        "a file appears when it is finished: by its name, -rotate-size, -rotate-interval, HUP or "
-        "the end; until then it is hidden (.NAME.part), in -work-dir if that is given",
-        "no file is appended to: the next one of the same name has a number",
-        "after a crash the next run finishes what was left, and writes no message twice",
-        "a second process for the same topic, channel and directory is refused",
-        "-rotate-size is exceeded by what was synced together; -log-prefix and "
-        "-http-client-connect-timeout have no effect",
-    )
-    return Translation((*argv, "--create"), notes)
+    return [*argv, "--create"]
 
 
 def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
@@ -377,10 +323,9 @@ def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
 
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")
-_ROUND_ROBIN = "hostpool and epsilon-greedy are round-robin over the destinations that work"
 
 
-def _to_nsq_mirror(given: Given) -> Translation:
+def _to_nsq_mirror(given: Given) -> list[str]:
     _check_topics(given)
     _check_source(given)
     if not given["destination-nsqd-tcp-address"]:
@@ -388,21 +333,10 @@ def _to_nsq_mirror(given: Given) -> Translation:
     destination = ("destination-topic", "destination-nsqd-tcp-address")
     json_fields = ("require-json-field", "require-json-value", "whitelist-json-field")
     argv = ["to-nsq", *_same(given, "topic", "channel", *destination, *json_fields)]
-    argv += [*_source(given), *_same(given, "producer-opt"), "--create"]
-    notes = [
-        _ATTEMPTS,
-        _ROUND_ROBIN,
-        _STATUS_EVERY,
-        "what is not JSON stays in the queue with -whitelist-json-field (nsq_to_nsq drops it); "
-        "numbers keep their digits and fields their order",
-        "a topic is not forwarded to itself, nor around in a circle",
-    ]
-    if given["mode"] not in MODES:
-        notes.append("an unknown -mode is round-robin")
-    return Translation(tuple(argv), tuple(notes))
+    return [*argv, *_source(given), *_same(given, "producer-opt"), "--create"]
 
 
-def _to_http(given: Given) -> Translation:
+def _to_http(given: Given) -> list[str]:
     _check_topics(given)
     _check_source(given)
     _check_timeouts(given)
@@ -435,21 +369,7 @@ def _to_http(given: Given) -> Translation:
     argv += _same(given, "http-client-connect-timeout", "http-client-request-timeout")
     accepted = ["2xx=retry", "200=ok"] if gets else []
     argv += ["--no-metadata", *_each("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
-    argv += ["--redirects", "follow", *_source(given), "--create"]
-    notes = [
-        _ATTEMPTS,
-        _ROUND_ROBIN,
-        _STATUS_EVERY,
-        "the next address is tried before a message goes back to the queue",
-        "redirects are followed only where they keep method and body (307, 308), and never into "
-        "private networks",
-    ]
-    if given["mode"] not in MODES:
-        notes.append(
-            "an unknown -mode sends to every address; one that has a message is left out "
-            "when it comes again"
-        )
-    return Translation(tuple(argv), tuple(notes))
+    return [*argv, "--redirects", "follow", *_source(given), "--create"]
 
 
 NEVER_SENT = ("host", "content-length", "transfer-encoding", "trailer")  # by Go, if given so
@@ -471,7 +391,7 @@ def _template(text: str) -> str:
     return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
 
 
-_TRANSLATORS: dict[str, Callable[[Given], Translation]] = {
+_TRANSLATORS: dict[str, Callable[[Given], list[str]]] = {
     "nsq_tail": _tail,
     "to_nsq": _to_nsq,
     "nsq_stat": _stat,

@@ -68,11 +68,12 @@ def lookup(
         where = lookup_topic(opened, topic)
     if not where.nodes:
         runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+    nodes = [each._asdict() for each in where.nodes]
     if form.is_document:
-        document = {"topic": topic, "channels": where.channels, "nodes": where.nodes}
+        document = {"topic": topic, "channels": where.channels, "nodes": nodes}
         write_json(runtime, document, indent=2)
     else:
-        write_records(runtime, LOOKUP, where.nodes, form)
+        write_records(runtime, LOOKUP, nodes, form)
     return tell_left_out(where.failures, runtime)
 
 

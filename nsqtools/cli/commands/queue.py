@@ -93,7 +93,7 @@ def list_(
         nsq queue list /var/lib/nsqd
         nsq queue list /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
-    from nsqtools.server.durable.data_path import DUE_FILE
+    from nsqtools.server.durable_path import DUE_FILE
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 
     form.check(QUEUES)
@@ -330,7 +330,7 @@ def recover(
 
 def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]) -> int:
     """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
-    from nsqtools.archive.codecs import Codec, members_of
+    from nsqtools.archive.members import Codec, members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
     from nsqtools.records.envelope import encode_many
 

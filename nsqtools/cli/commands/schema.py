@@ -6,6 +6,7 @@ command (``topic-list``); `SHARED` lists the commands that print the same as oth
 
 from __future__ import annotations
 
+from enum import Enum
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -17,12 +18,10 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 
 from typer import Argument
 
-from nsqtools.cli.render.documents import DOCUMENTS, Rule, SchemaRow
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import NotFoundError
@@ -30,7 +29,7 @@ from nsqtools.errors import NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COLUMNS = tuple(SchemaRow.__annotations__)
+COLUMNS = ("command", "schema", "prints")
 
 CHANGES = ("create", "delete", "empty", "pause", "unpause")
 SHARED = {
@@ -71,22 +70,24 @@ def schema(command: Words = None, *, form: ListingForm, runtime: Session) -> Non
     if command:
         write_json(runtime, read_schema(" ".join(command)), indent=2)
         return
-    rows = [(name, shared, DOCUMENTS[shared][0]) for name, shared in all_schemas()]
+    rows = [(name, shared, read_schema(name)["title"]) for name, shared in all_schemas()]
     write_listing(runtime, COLUMNS, rows, form, optional=("schema",))
 
 
 def read_schema(name: str) -> dict[str, Any]:
     """The schema of a command or of a name. Raises `NotFoundError`."""
+    from nsqtools.cli.render.documents import DOCUMENTS
+
     shared = schema_of(name)
     if shared not in DOCUMENTS:
         raise NotFoundError(
             f"there is no schema of {name!r}", hint="nsq schema lists what there is."
         )
-    title, kind = DOCUMENTS[shared]
+    kind = DOCUMENTS[shared]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:nsqtools:output:1:{shared}",
-        "title": title,
+        "title": title_of(kind),
         **json_schema(kind),
     }
 
@@ -101,24 +102,24 @@ SCALARS: dict[Any, dict[str, Any]] = {
 }
 
 
+def title_of(kind: Any) -> str:
+    """The first sentence of what the type says of itself, or the first type that is in it."""
+    while parts := get_args(kind):
+        kind = parts[0]
+    return " ".join(kind.__doc__.split()).partition(". ")[0].removesuffix(".")
+
+
 def json_schema(kind: Any) -> dict[str, Any]:
     """A type as JSON Schema."""
-    if kind in SCALARS:
-        return SCALARS[kind]
-    if is_typeddict(kind):
-        fields = get_type_hints(kind, include_extras=True)
-        return {
-            "type": "object",
-            "required": [name for name in fields if name in kind.__required_keys__],
-            "properties": {name: json_schema(field) for name, field in fields.items()},
-        }
     form, parts = get_origin(kind), get_args(kind)
+    if form is None and kind in SCALARS:
+        return SCALARS[kind]
     if form is NotRequired:
         return json_schema(parts[0])
     if form is Annotated:
         schema = json_schema(parts[0])
         for mark in parts[1:]:
-            keyword, value = mark if isinstance(mark, Rule) else ("description", mark)
+            keyword, value = ("description", mark) if isinstance(mark, str) else mark
             schema = {**schema, keyword: value}
         return schema
     if form is Literal:
@@ -127,12 +128,21 @@ def json_schema(kind: Any) -> dict[str, Any]:
         return {"type": "array", "items": json_schema(parts[0])}
     if form is dict:
         return {"type": "object", "additionalProperties": json_schema(parts[1])}
-    assert form in (Union, UnionType), kind
-    schemas = [json_schema(part) for part in parts]
-    scalar, *others = schemas
-    if others == [SCALARS[NoneType]] and scalar.get("type") in ("string", "integer", "number"):
-        return scalar | {"type": [scalar["type"], "null"]}
-    return {"anyOf": schemas}
+    if form in (Union, UnionType):
+        schemas = [json_schema(part) for part in parts]
+        scalar, *others = schemas
+        if others == [SCALARS[NoneType]] and scalar.get("type") in ("string", "integer", "number"):
+            return scalar | {"type": [scalar["type"], "null"]}
+        return {"anyOf": schemas}
+    if issubclass(kind, Enum):
+        return {"enum": [member.value for member in kind]}
+    fields = get_type_hints(kind, include_extras=True)
+    required = getattr(kind, "__required_keys__", fields)  # not of what is a class otherwise
+    return {
+        "type": "object",
+        "required": [name for name in fields if name in required],
+        "properties": {name: json_schema(field) for name, field in fields.items()},
+    }
 
 
 def schema_of(command: str) -> str:
@@ -143,6 +153,7 @@ def schema_of(command: str) -> str:
 def all_schemas() -> Iterator[tuple[str, str]]:
     """Every command that prints JSON, with its schema; what belongs to none has its own name."""
     from nsqtools.cli.registry import COMMANDS, Group
+    from nsqtools.cli.render.documents import DOCUMENTS
 
     names = [
         f"{word} {below}" if isinstance(entry, Group) else word

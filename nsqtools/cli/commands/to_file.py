@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
@@ -29,7 +28,7 @@ from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.codecs import Codec, CompressorFactory
+    from nsqtools.archive.members import Codec, CompressorFactory
     from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
@@ -268,7 +267,7 @@ def _compressor(
     gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
 ) -> tuple[Codec, CompressorFactory]:
     """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.codecs import Codec, members_of
+    from nsqtools.archive.members import Codec, members_of
 
     asked = {Compression.gzip} if gzip or gzip_level is not None else set()
     asked |= {Compression.zstd} if zstd_level is not None else set()
@@ -335,8 +334,7 @@ def to_file(
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
         nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
     """
-    from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.notify import FileHook, topic_metrics
+    from nsqtools.archive.archiver import Archiver, FileHook
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
     from nsqtools.cluster.topics import TopicDiscovery
     from nsqtools.files.opening import allow_many
@@ -358,8 +356,7 @@ def to_file(
             uploads.put(path)
 
     def metrics() -> list[Metric]:
-        own = uploads.metrics() if uploads is not None else ()
-        return [*topic_metrics(archiver.states, time.time()), *own]
+        return [*archiver.metrics(), *(uploads.metrics() if uploads is not None else ())]
 
     def tick() -> None:
         if uploads is not None:  # they may hold consumption back

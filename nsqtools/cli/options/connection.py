@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Context, Exit
+from typer import Context
 
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.client.connection_settings import (
@@ -39,7 +39,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import warn_of_exposure
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
-    REPEATABLE,
     Origin,
     Setting,
     config_path,
@@ -161,26 +160,13 @@ def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresse
 
 
 def client_opt(kind: str, short: str = "") -> Any:
-    """Declare the option that takes any client option; its value ``list`` lists them all."""
+    """Declare the option that takes any client option."""
     return opt(
         f"{short} KEY=VALUE",
-        f"Any option of the {kind}; 'list' lists them.",
+        f"Any option of the {kind}; nsq config show lists them.",
         CONNECTION,
         envvar=ENV,
-        is_eager=True,  # so that the list is shown whatever else is missing
-        callback=_list_if_asked,
     )
-
-
-def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | None:
-    if context.resilient_parsing or "list" not in (values or ()):
-        return values
-    from nsqtools.cli.render.output import write_listing
-    from nsqtools.client.options import CLIENT_OPTIONS
-
-    columns = ("option", "default", "bounds", "help")
-    write_listing(context.obj, columns, map(describe_option, CLIENT_OPTIONS.values()))
-    raise Exit
 
 
 def describe_option(option: Any) -> tuple[str, str, str, str]:
@@ -276,6 +262,25 @@ class ClientFlags(OptionSet):
         "HEX", "SHA-256 fingerprint of a server certificate to accept, and no other."
     )
 
+
+def _several(options: type[OptionSet]) -> dict[str, bool]:
+    """The options of a set, each with whether it takes several values."""
+    kinds = options.__annotations__.items()
+    return {name: kind.startswith("list") for name, kind in kinds if "profile" not in name}
+
+
+REPEATABLE = {
+    **_several(Where),
+    "max_in_flight": False,
+    "consumer_opt": True,
+    **_several(ClientFlags),
+    **_several(LookupFlags),
+    "producer_opt": True,
+}
+REPEATABLE |= {
+    PREFIX + name: several for name, several in (_several(Where) | _several(ClientFlags)).items()
+}
+"""The settings that the file may hold, each with whether it takes several values."""
 
 HTTPS_FLAGS = [
     "tls_ca_file",

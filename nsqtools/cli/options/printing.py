@@ -19,7 +19,7 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.text import escape_json, indented, json_tokens
 from nsqtools.records import filters
-from nsqtools.records.envelope import BodyForm, Envelope, MessageLike, encode_lines, encode_many
+from nsqtools.records.envelope import Envelope, MessageLike, encode_lines, encode_many
 from nsqtools.records.filters import compile_pick
 from nsqtools.records.template import compile_template
 from nsqtools.records.units import unescape
@@ -96,7 +96,6 @@ def message_printer(
     format: Template = None,
     pick: Pick = None,
     pretty: Pretty = False,
-    decode: BodyForm | None = opt("", "Show bodies as text, hex or base64.", OUTPUT),
     delimiter: bytes | None = opt(
         "-d TEXT",
         "What ends each message; \\0 for NUL, '' for nothing.",
@@ -115,8 +114,8 @@ def message_printer(
         elif format is not None:
             encode = partial(format, escape=True) if runtime.stdout_is_tty else format
         else:
-            lines = lines_printer(runtime, delimiter=ending, form=decode, print_topic=print_topic)
-            encode = lines if decode else readable(runtime, lines, pretty=pretty)
+            lines = lines_printer(runtime, delimiter=ending, print_topic=print_topic)
+            encode = readable(runtime, lines, pretty=pretty)
         return encode if pick is None else picking(runtime, encode, pick)
 
     return printer
@@ -196,17 +195,12 @@ def harmless_json(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> byt
 
 
 def lines_printer(
-    runtime: Runtime,
-    *,
-    delimiter: bytes = b"\n",
-    form: BodyForm | None = None,
-    print_topic: bool = False,
+    runtime: Runtime, *, delimiter: bytes = b"\n", print_topic: bool = False
 ) -> Encode:
     """Messages as lines; on a terminal, bytes that would steer it are shown as ``\\xNN``."""
     return partial(
         encode_lines,
         delimiter=delimiter,
-        form=form,
         print_topic=print_topic,
         escape=runtime.stdout_is_tty,
     )

@@ -108,7 +108,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
         """Import one command and build its parser."""
         entry = self.group.commands[name]
         assert isinstance(entry, Command)
-        self.commands[name] = command = _parser_of(name, entry.load())
+        self.commands[name] = command = parser_of(name, entry.load())
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -141,7 +141,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
         raise _wrong_usage(error, f"nsq {arguments[0]}", arguments) from error
 
 
-def _parser_of(name: str, function: Callable[..., Any]) -> Any:
+def parser_of(name: str, function: Callable[..., Any]) -> Any:
     return get_command_from_info(
         CommandInfo(name=name, callback=flatten(function), cls=RealCommand),
         pretty_exceptions_short=False,

@@ -1,22 +1,27 @@
 """What the commands print with ``--json``, as types: ``nsq schema`` shows them as JSON Schema.
 
 An annotation is the description of a field, or more of its schema. Numbers are never negative.
+What is printed as it is has its type where it is made.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+from nsqtools.bench.bench_plan import BenchReport
+from nsqtools.cli.commands.config import SettingRow
+from nsqtools.cluster.inventory import NodeOfTopic, PingResult
+from nsqtools.forward.parcel import ForwardTotals
+from nsqtools.spark.doctor import Finding
 
 
 class Rule(NamedTuple):
     """A keyword of JSON Schema, with its value."""
 
     keyword: str
-    value: str | float
+    value: str | bool
 
 
 Time = Annotated[str, Rule("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z$")]
 Date = Annotated[str, Rule("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
-AtLeastOne = Annotated[int, Rule("minimum", 1)]
-Positive = Annotated[float, Rule("exclusiveMinimum", 0)]
 
 Node = Annotated[str, "HTTP address of the nsqd, host:port."]
 TcpAddress = Annotated[str, "TCP address of the nsqd, host:port."]
@@ -41,6 +46,8 @@ Failure = Annotated[str | None, "What went wrong, or null."]
 
 
 class TopicRow(TypedDict):
+    """A topic."""
+
     topic: str
     nodes: Nodes
     channels: int
@@ -51,6 +58,8 @@ class TopicRow(TypedDict):
 
 
 class ChannelRow(TypedDict):
+    """A channel."""
+
     topic: str
     channel: str
     nodes: Nodes
@@ -109,6 +118,8 @@ class TopicOnNode(_Counts):
 
 
 class TopicInfo(TypedDict):
+    """A topic on every nsqd that has it."""
+
     topic: str
     nodes: list[TopicOnNode]
     lookupds: Annotated[list[str], "The nsqlookupd with which it is registered."]
@@ -119,12 +130,16 @@ class ChannelOnNode(_ChannelCounts):
 
 
 class ChannelInfo(TypedDict):
+    """A channel on every nsqd that has it."""
+
     topic: str
     channel: str
     nodes: list[ChannelOnNode]
 
 
 class ChangeDocument(TypedDict):
+    """A step of what was changed; with --dry-run of what would be."""
+
     daemon: Literal["nsqd", "nsqlookupd"]
     address: Annotated[str, "Its HTTP address."]
     action: Literal["create", "delete", "empty", "pause", "unpause", "tombstone"]
@@ -141,6 +156,8 @@ class ChangeDocument(TypedDict):
 
 
 class NodeRow(TypedDict):
+    """An nsqd."""
+
     node: Node
     nsqd: Annotated[str | None, "TCP address of the nsqd."]
     hostname: str
@@ -151,26 +168,17 @@ class NodeRow(TypedDict):
     error: Annotated[str | None, "Why it does not answer, or null."]
 
 
-class LookupNode(TypedDict):
-    nsqd: TcpAddress
-    node: Node
-    lookupds: list[str]
-
-
 class LookupDocument(TypedDict):
+    """The nsqd that have a topic."""
+
     topic: str
     channels: list[str]
-    nodes: list[LookupNode]
-
-
-class Ping(TypedDict):
-    daemon: Literal["nsqd", "nsqlookupd"]
-    address: Annotated[str, "Its HTTP address."]
-    latency_ms: Annotated[float | None, "How long the answer took; null without one."]
-    error: Failure
+    nodes: list[NodeOfTopic]
 
 
 class NodeInfo(TypedDict):
+    """What an nsqd answers to /info under its own names, beside node; start_time is a time."""
+
     node: Node
     version: str
     hostname: str
@@ -181,6 +189,8 @@ class NodeInfo(TypedDict):
 
 
 class NodeOption(TypedDict):
+    """An option of a running nsqd."""
+
     node: Node
     option: str
     value: Any
@@ -194,6 +204,8 @@ class MoveDocument(TypedDict):
 
 
 class Drained(TypedDict):
+    """What was moved from one nsqd to another."""
+
     moves: list[MoveDocument]
     stays: list[str]
     moved: int
@@ -246,6 +258,8 @@ class ConsumerOfChannel(ConsumerDocument):
 
 
 class Stat(TypedDict):
+    """One sample of the queues; with --interval one object a line."""
+
     time: Time | None
     queues: list[Queue]
     nodes: list[NodeOfSample]
@@ -257,6 +271,8 @@ class Stat(TypedDict):
 
 
 class MessageDocument(TypedDict):
+    """A message: one object a line. Archives hold it, and nsq pub --format jsonl reads it."""
+
     topic: str
     nsqd: Annotated[str, "TCP address of the nsqd that delivered it."]
     id: Annotated[str, Rule("pattern", "^[0-9a-f]{16}$"), "Unique together with topic and nsqd."]
@@ -280,6 +296,8 @@ class CountsOfNode(_PublishCounts):
 
 
 class PublishedDocument(_PublishCounts):
+    """What became of the messages."""
+
     repeated: Annotated[int, "Published again although nsqd may have had them."]
     destinations: Annotated[
         list[CountsOfNode], "The counts of each nsqd, where every message goes to several."
@@ -287,25 +305,17 @@ class PublishedDocument(_PublishCounts):
 
 
 class PlannedDocument(TypedDict):
+    """What would be published (--dry-run)."""
+
     topics: Annotated[dict[str, int], "Messages by topic."]
-
-
-class Forwarded(TypedDict):
-    received: Annotated[int, "Messages received."]
-    filtered: Annotated[int, "Left out by a filter, and finished."]
-    delivered: Annotated[int, "Confirmed by the destination, and finished."]
-    dead_lettered: Annotated[int, "Written to the dead letters, and finished."]
-    dropped: Annotated[int, "Refused by the destination, dropped as asked, and finished."]
-    requeued: Annotated[int, "Requeued, to be delivered later."]
-    repeated: Annotated[int, "Sent again although the destination may have had them."]
-    failures: Annotated[int, "Tries that failed."]
-    bytes: Annotated[int, "Bytes of the bodies delivered."]
 
 
 # archives
 
 
 class ArchiveRow(TypedDict):
+    """An archive."""
+
     file: str
     messages: int
     topics: Annotated[str, "Names, with commas between them."]
@@ -322,6 +332,8 @@ class RepairedFile(TypedDict):
 
 
 class Repaired(TypedDict):
+    """What was finished and repaired."""
+
     finished: Annotated[list[str], "Files that a crash had left in progress."]
     repaired: list[RepairedFile]
 
@@ -332,6 +344,8 @@ class DamagedFile(TypedDict):
 
 
 class StoredQueueRow(TypedDict):
+    """A queue in a data directory."""
+
     topic: str
     channel: Annotated[str | None, "Null for what waits in the topic itself."]
     messages: Annotated[int, "Whole messages in files, deferred ones included."]
@@ -345,18 +359,24 @@ class StoredQueueRow(TypedDict):
 
 
 class RecoveredDocument(TypedDict):
+    """What was recovered, and what cannot be read."""
+
     archive: Annotated[str | None, "Null when there was nothing to recover."]
     messages: int
     damaged: list[DamagedFile]
 
 
 class Verified(TypedDict):
+    """What is damaged."""
+
     files: int
     messages: int
     damaged: list[DamagedFile]
 
 
 class ArchivedDocument(TypedDict):
+    """What was archived."""
+
     messages: int
     bytes: Annotated[int, "As on disk."]
     files: Annotated[int, "Files finished."]
@@ -372,6 +392,8 @@ class ArchivedDocument(TypedDict):
 
 
 class ConvertedDocument(TypedDict):
+    """What was brought into a table."""
+
     archives: Annotated[int, "Archives that were brought into the table now."]
     files: Annotated[int, "Files that they became."]
     messages: int
@@ -393,6 +415,8 @@ class PlannedPartitionDocument(TypedDict):
 
 
 class CompactionPlan(TypedDict):
+    """What a compaction would do (--dry-run)."""
+
     partitions: list[PlannedPartitionDocument]
 
 
@@ -408,19 +432,16 @@ class MadePartition(TypedDict):
 
 
 class Compacted(TypedDict):
+    """What a compaction did."""
+
     partitions: list[MadePartition]
     deleted: list[str]
     misfits: Annotated[int, "Bodies that did not fit their columns."]
 
 
-class Checked(TypedDict):
-    check: str
-    state: str
-    found: str
-    hint: str
-
-
 class Ingested(TypedDict):
+    """What a run of ingestion has taken."""
+
     rows: Annotated[int, "Messages ingested."]
     batches: Annotated[int, "Batches that ended."]
     body_bytes: Annotated[int, "Bytes of the bodies ingested."]
@@ -430,6 +451,8 @@ class Ingested(TypedDict):
 
 
 class SparkReplayed(TypedDict):
+    """What became of the messages."""
+
     topics: Annotated[dict[str, int], "Messages confirmed, by topic."]
     confirmed: int
     rejected: int
@@ -474,99 +497,43 @@ class GapDocument(TypedDict):
     topic: str
     begin: Time
     end: Time
-    seconds: Positive
+    seconds: float
 
 
 class SparkReport(TypedDict):
-    sources: Annotated[list[str], Rule("minItems", 1)]
-    by_s: Annotated[float, Rule("minimum", 1)]
-    gap_s: Positive
+    """What went through topics."""
+
+    sources: list[str]
+    by_s: float
+    gap_s: float
     topics: list[FiguresDocument]
     intervals: list[FiguresOfInterval]
-    gaps: Annotated[list[GapDocument], Rule("maxItems", 1000)]
+    gaps: list[GapDocument]
     gaps_in_all: int
-
-
-# bench
-
-
-class Size(TypedDict):
-    min: int
-    max: int
-
-
-BenchLatency = TypedDict(
-    "BenchLatency",
-    {
-        "of": Literal["batch", "message"],
-        "count": int,
-        "min": float,
-        "mean": float,
-        "p50": float,
-        "p90": float,
-        "p99": float,
-        "p99.9": float,
-        "max": float,
-    },
-)
-
-
-class Measured(TypedDict):
-    mode: Literal["pub", "sub", "e2e"]
-    nsqds: Annotated[list[str], Rule("minItems", 1)]
-    topic: str
-    connections: AtLeastOne
-    size: Size
-    batch: int
-    window: int
-    max_in_flight: int
-    rate: Positive | None
-    warm_up_s: float
-    transport: list[Literal["tls", "snappy", "deflate"]]
-    seconds: float
-    messages: int
-    bytes: int
-    messages_per_s: float
-    bytes_per_s: float
-    latency_ms: BenchLatency | None
-    published: int
-    consumed: int | None
-    redelivered: int
-    missing: int
-    repeated: int
-    intact: bool
-    cpu_us_per_message: float
-    client_cpu: float
-    machine_cpu: Annotated[float, Rule("maximum", 1)] | None
-    limits: list[str]
-    interrupted: bool
 
 
 # settings, and what belongs to no command
 
 
-class SettingDocument(TypedDict):
-    setting: str
-    value: str | bool | list[str] | None
-    origin: Literal["default", "file", "profile", "environment", "flag"]
-    place: Annotated[str, "The flag, variable or key that says so, or why it is not in force."]
-    bounds: Annotated[str, "What it can be, where that is not any text."]
-    help: str
-
-
 class ProfileRow(TypedDict):
+    """A profile of the configuration file."""
+
     profile: str
     selected: bool
     settings: Annotated[int, "How many it has."]
 
 
 class SchemaRow(TypedDict):
+    """A command that prints JSON."""
+
     command: str
     schema: str
     prints: str
 
 
 class Error(TypedDict):
+    """An error: one line on stderr. A command that was asked for JSON writes it."""
+
     code: Annotated[
         Literal["failed", "usage", "not_found", "connect", "refused", "system", "bug"],
         "The kind of error.",
@@ -592,76 +559,52 @@ class ProblemRow(TypedDict):
 
 
 class CheckDocument(TypedDict):
-    status: Annotated[int, "The exit status.", Rule("maximum", 3)]
+    """The verdict on a cluster."""
+
+    status: Annotated[int, "The exit status."]
     problems: list[ProblemRow]
     not_judged: Annotated[list[str], "What could not be judged, and why."]
     nodes: Annotated[int, "The nsqd that answered."]
     queues: Annotated[int, "Topics and channels, each counted once."]
 
 
-DOCUMENTS: dict[str, tuple[str, Any]] = {
-    "topic-list": ("Topics", list[TopicRow]),
-    "topic-info": ("A topic on every nsqd that has it", TopicInfo),
-    "channel-list": ("Channels", list[ChannelRow]),
-    "channel-info": ("A channel on every nsqd that has it", ChannelInfo),
-    "changes": (
-        "What was changed, step by step; with --dry-run what would be",
-        list[ChangeDocument],
-    ),
-    "check": ("The verdict on a cluster", CheckDocument),
-    "nodes": ("Every nsqd", list[NodeRow]),
-    "lookup": ("The nsqd that have a topic", LookupDocument),
-    "ping": ("The health of every daemon", list[Ping]),
-    "info": (
-        "Version, addresses and limits of every nsqd",
-        Annotated[
-            list[Annotated[NodeInfo, Rule("additionalProperties", True)]],
-            "What an nsqd answers to /info under its own names, beside node; start_time is written "
-            "as a time.",
-        ],
-    ),
-    "node-options": ("An option of running nsqd", list[NodeOption]),
-    "drain": ("What was moved from one nsqd to another", Drained),
-    "stat": ("One sample of the queues; with --interval one object a line", Stat),
-    "message": (
-        "A message: one object a line",
-        Annotated[
-            MessageDocument,
-            "What nsq tail, peek and archive cat print, archives hold, and nsq pub --format jsonl "
-            "reads.",
-        ],
-    ),
-    "pub": ("What became of the messages", PublishedDocument),
-    "replay": (
-        "What became of the messages; with --dry-run what would be published",
-        PublishedDocument | PlannedDocument,
-    ),
-    "to-nsq": ("What became of the messages", Forwarded),
-    "to-file": ("What was archived", ArchivedDocument),
-    "archive-info": ("Archives", list[ArchiveRow]),
-    "archive-repair": ("What was finished and repaired", Repaired),
-    "archive-convert": ("What was brought into a table", ConvertedDocument),
-    "archive-verify": ("What is damaged", Verified),
-    "queue-list": ("The queues in a data directory", list[StoredQueueRow]),
-    "queue-verify": ("What is damaged", Verified),
-    "queue-recover": ("What was recovered, and what cannot be read", RecoveredDocument),
-    "archive-compact": ("What a compaction did", Compacted),
-    "archive-compact-plan": ("What a compaction would do (--dry-run)", CompactionPlan),
-    "spark-compact": ("What a compaction did", Compacted),
-    "spark-doctor": ("What was checked", list[Checked]),
-    "spark-ingest": ("What a run of ingestion has taken", Ingested),
-    "spark-replay": (
-        "What became of the messages; with --dry-run messages by topic",
-        SparkReplayed | list[MessagesOfTopic],
-    ),
-    "spark-report": ("What went through topics", SparkReport),
-    "bench": ("The report of a measurement", Measured),
-    "config-show": ("The settings in force", Annotated[list[SettingDocument], Rule("minItems", 1)]),
-    "config-profiles": ("The profiles of the configuration file", list[ProfileRow]),
-    "schema": ("The commands that print JSON", list[SchemaRow]),
-    "error": (
-        "An error: one line on stderr",
-        Annotated[Error, "What a command that was asked for JSON writes to stderr for each error."],
-    ),
+DOCUMENTS: dict[str, Any] = {
+    "topic-list": list[TopicRow],
+    "topic-info": TopicInfo,
+    "channel-list": list[ChannelRow],
+    "channel-info": ChannelInfo,
+    "changes": list[ChangeDocument],
+    "check": CheckDocument,
+    "nodes": list[NodeRow],
+    "lookup": LookupDocument,
+    "ping": list[PingResult],
+    "info": list[Annotated[NodeInfo, Rule("additionalProperties", True)]],
+    "node-options": list[NodeOption],
+    "drain": Drained,
+    "stat": Stat,
+    "message": MessageDocument,
+    "pub": PublishedDocument,
+    "replay": PublishedDocument | PlannedDocument,
+    "to-nsq": ForwardTotals,
+    "to-file": ArchivedDocument,
+    "archive-info": list[ArchiveRow],
+    "archive-repair": Repaired,
+    "archive-convert": ConvertedDocument,
+    "archive-verify": Verified,
+    "queue-list": list[StoredQueueRow],
+    "queue-verify": Verified,
+    "queue-recover": RecoveredDocument,
+    "archive-compact": Compacted,
+    "archive-compact-plan": CompactionPlan,
+    "spark-compact": Compacted,
+    "spark-doctor": list[Finding],
+    "spark-ingest": Ingested,
+    "spark-replay": SparkReplayed | list[MessagesOfTopic],
+    "spark-report": SparkReport,
+    "bench": BenchReport,
+    "config-show": list[SettingRow],
+    "config-profiles": list[ProfileRow],
+    "schema": list[SchemaRow],
+    "error": Error,
 }
-"""Title and type, by the name of a command with dashes, or of what several commands print."""
+"""By the name of a command with dashes, or of what several commands print."""

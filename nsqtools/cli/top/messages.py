@@ -17,7 +17,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.errors import NsqError
 
-PRINTER = message_printer(False, None, None, False, None, None, False)
+PRINTER = message_printer(False, None, None, False, None, False)
 
 
 def show_messages(

@@ -8,10 +8,8 @@ The memory may hold more than its limit between `put` and `overflow`, by as much
 consumers have room for: the owner offers the messages to them in between, so that nothing goes to
 disk, or is dropped, that could be delivered.
 
-`Limits` say how much the queues of an nsqd may hold. Their flags are our own: Go's queues grow
-until the disk is full. A publish that would exceed a limit is refused whole, or the oldest
-messages make room for it. Whatever the limits say, messages that consumers give back are kept:
-they have been accepted.
+When the disk is nearly full publishes are refused. Messages that consumers give back are kept all
+the same: they have been accepted.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
@@ -30,105 +27,58 @@ from nsqtools.server.queues.queued_message import (
     ID_AT,
     DeferredMessages,
     from_record,
-    message_ids,
     to_record,
 )
 
-
-class Deliverer(Protocol):
-    """A channel, as far as its backlog knows it."""
-
-    def room(self) -> int:
-        """Return how many messages consumers would take at once."""
-
-    def wake(self) -> None:
-        """Have a turn of delivery soon."""
-
-    def watch(self, when_s: float) -> None:
-        """Have a look at what is deferred at ``when_s``, or before."""
-
-
-class LimitedQueue(Protocol):
-    """A topic or a channel, as far as limits go."""
-
-    backlog: QueueBacklog
-
-    @property
-    def limited_depth(self) -> int:
-        """How many messages wait, those that are deferred included."""
-
-
-@dataclass(slots=True)
-class Limits:
-    """The limits of one nsqd. ``disk_is_low`` is looked at by `look_at_disk`."""
-
-    options: NsqdOptions
-    health: DiskHealth
-    refused_count: int = 0  # publishes
-    dropped_count: int = 0  # messages
-    disk_is_low: bool = False
-    spare_bytes: Callable[[], int] = int  # of files that are there already
-
-    @property
-    def are_set(self) -> bool:
-        """Whether `admit` may refuse anything."""
-        return self.disk_is_low or bool(self.options.max_depth or self.options.max_queue_bytes)
-
-    def admit(self, queues: Iterable[LimitedQueue], messages: Sequence[bytes]) -> None:
-        """Make room for new messages in all queues. Raises `BackendError` when it cannot be."""
-        if self.disk_is_low:
-            self._refuse(self.health.low)
-        max_depth, max_bytes = self.options.max_depth, self.options.max_queue_bytes
-        if not max_depth and not max_bytes:
-            return
-        count, size = len(messages), sum(map(len, messages))
-        full = [queue for queue in queues if self._is_over(queue, count, size)]
-        is_too_large = 0 < max_depth < count or 0 < max_bytes < size
-        if full and (is_too_large or self.options.overflow_policy != "drop-oldest"):
-            self._refuse("the queue is full")
-        for queue in full:
-            self._drop(queue, count, size)
-
-    def _is_over(self, queue: LimitedQueue, count: int, size: int) -> bool:
-        max_depth, max_bytes = self.options.max_depth, self.options.max_queue_bytes
-        return (
-            0 < max_depth < queue.limited_depth + count or 0 < max_bytes < queue.backlog.size + size
-        )
-
-    def _drop(self, queue: LimitedQueue, count: int, size: int) -> None:
-        max_depth = self.options.max_depth
-        while self._is_over(queue, count, size):
-            surplus = queue.limited_depth + count - max_depth if max_depth else 1
-            dropped = queue.backlog.drop_oldest(max(1, surplus))
-            if not dropped:  # what is left is deferred
-                self._refuse("the queue is full")
-            self.dropped_count += dropped
-
-    def _refuse(self, reason: str) -> None:
-        self.refused_count += 1
-        raise BackendError(reason)
-
-    def look_at_disk(self) -> None:
-        """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""
-        wanted = self.options.min_disk_free or (_RESERVE if self.options.durable else 0)
-        try:
-            found = os.statvfs(self.options.data_path or ".")
-        except OSError:
-            return
-        free = found.f_bavail * found.f_frsize + self.spare_bytes()
-        self.disk_is_low = free < wanted
-        self.health.low = (
-            f"{free} bytes free on the disk, fewer than --min-disk-free" if self.disk_is_low else ""
-        )
+if TYPE_CHECKING:
+    from nsqtools.server.queues.channel import Channel
 
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
-_DROP_BYTES = 1 << 20
 
 
 class BackendError(Exception):
     """The disk did not take messages; the text is Go's, for error frames and /ping."""
+
+
+class DiskHealth:
+    """Whether messages can be stored. ``error`` is the text of the last disk write if it failed;
+    ``low`` says that the disk is nearly full, as `look_at_disk` found it: publishes are refused.
+    """
+
+    def __init__(self, options: NsqdOptions) -> None:
+        self.error = self.low = ""
+        self.refused_count = 0  # publishes
+        self.spare_bytes: Callable[[], int] = int  # of files that are there already
+        self._data_path = options.data_path or "."
+        self._wanted = options.min_disk_free or (_RESERVE if options.durable else 0)
+
+    @property
+    def text(self) -> str:
+        """``OK`` or ``NOK - reason``."""
+        return f"NOK - {self.error or self.low}" if not self.is_well else "OK"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether messages can be stored."""
+        return not (self.error or self.low)
+
+    def admit(self) -> None:
+        """Raise `BackendError` while publishes are refused."""
+        if self.low:
+            self.refused_count += 1
+            raise BackendError(self.low)
+
+    def look_at_disk(self) -> None:
+        """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""
+        try:
+            found = os.statvfs(self._data_path)
+        except OSError:
+            return
+        free = found.f_bavail * found.f_frsize + self.spare_bytes()
+        is_low = free < self._wanted
+        self.low = f"{free} bytes free on the disk, fewer than --min-disk-free" if is_low else ""
 
 
 class Undo(NamedTuple):
@@ -149,7 +99,6 @@ class QueueBacklog:
         self.mem_queue_size = mem_queue_size
         self._health = health
         self._memory: deque[bytes] = deque()
-        self._memory_bytes = 0
 
     def __len__(self) -> int:
         return len(self._memory) + self.disk_depth
@@ -158,11 +107,6 @@ class QueueBacklog:
     def disk_depth(self) -> int:
         """How many messages are on disk."""
         return self.disk.depth if self.disk is not None else 0
-
-    @property
-    def size(self) -> int:
-        """How many bytes the messages take."""
-        return self._memory_bytes + (self.disk.unread_bytes if self.disk else 0)
 
     @property
     def has_messages(self) -> bool:
@@ -197,7 +141,6 @@ class QueueBacklog:
                 self.put_in_memory(messages[:fits])
                 return Undo(fits, mark)
         memory.extend(messages)
-        self._memory_bytes += sum(map(len, messages))
         return Undo(count, None)
 
     def put_one_in_memory(self, message: bytes) -> bool:
@@ -206,7 +149,6 @@ class QueueBacklog:
         if len(memory) >= self.mem_queue_size or (self.disk is not None and self.disk.has_unread):
             return False
         memory.append(message)
-        self._memory_bytes += len(message)
         return True
 
     def takes_all_in_memory(self, count: int) -> bool:
@@ -218,19 +160,17 @@ class QueueBacklog:
     def undo(self, put: Undo) -> None:
         """Take back the messages of a `put`, after which nothing else may have happened."""
         for _ in range(put.in_memory):
-            self._memory_bytes -= len(self._memory.pop())
+            self._memory.pop()
         if put.on_disk is not None and self.disk is not None:
             self.disk.undo(put.on_disk)
 
     def put_in_memory(self, messages: Sequence[bytes]) -> None:
         """Append messages whatever the limit: for those that must outlive a disk error."""
         self._memory.extend(messages)
-        self._memory_bytes += sum(map(len, messages))
 
     def put_back(self, messages: list[bytes]) -> None:
         """Return messages of `get` to where they were: before all others, in memory."""
         self._memory.extendleft(reversed(messages))
-        self._memory_bytes += sum(map(len, messages))
 
     def overflow(self) -> None:
         """Move to disk what is over the limit, or drop it without a disk.
@@ -239,7 +179,6 @@ class QueueBacklog:
         """
         surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
         surplus.reverse()
-        self._memory_bytes -= sum(map(len, surplus))
         if not surplus or self.disk is None:
             return
         try:
@@ -273,16 +212,9 @@ class QueueBacklog:
         while size > max_bytes and len(messages) > 1:
             size -= len(messages[-1])
             memory.appendleft(messages.pop())
-        self._memory_bytes -= size
         return messages
 
-    def drop_oldest(self, count: int) -> int:
-        """Drop waiting messages, and return how many there were."""
-        dropped = self.get(count, _DROP_BYTES)
-        self.finished(message_ids(dropped))
-        return len(dropped)
-
-    def deferred_of(self, owner: Deliverer) -> DeferredMessages:
+    def deferred_of(self, owner: Channel) -> DeferredMessages:
         """Return what keeps the deferred messages of a channel."""
         return DeferredMessages()
 
@@ -294,7 +226,7 @@ class QueueBacklog:
 
     def empty(self) -> deque[bytes]:
         """Drop everything; return what was in memory, which takes a while to free."""
-        dropped, self._memory, self._memory_bytes = self._memory, deque(), 0
+        dropped, self._memory = self._memory, deque()
         if self.disk is not None:
             self.disk.empty()
         return dropped
@@ -314,7 +246,6 @@ class QueueBacklog:
                 self.disk.put(records)
             self.disk.close()
         self._memory.clear()
-        self._memory_bytes = 0
 
     def _records(self) -> Iterator[bytes]:
         while self._memory:
@@ -357,21 +288,3 @@ def _in_steps(records: Iterable[bytes]) -> Iterator[list[bytes]]:
             step, size = [], 0
     if step:
         yield step
-
-
-@dataclass(slots=True)
-class DiskHealth:
-    """``error`` is the text of the last disk write if it failed; ``low`` says that it is full."""
-
-    error: str = ""
-    low: str = ""
-
-    @property
-    def text(self) -> str:
-        """``OK`` or ``NOK - reason``."""
-        return f"NOK - {self.error or self.low}" if not self.is_well else "OK"
-
-    @property
-    def is_well(self) -> bool:
-        """Whether messages can be stored."""
-        return not (self.error or self.low)

@@ -15,23 +15,19 @@ without delay.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from math import inf
 from random import randrange
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, QueueBacklog, Undo
+from nsqtools.server.queues.backlog import BackendError, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
-    LatencyCounts,
     LatencyWindow,
     again,
-    attempts_of,
     delivered_to_record,
     message_ids,
     timestamp_ns,
@@ -39,11 +35,10 @@ from nsqtools.server.queues.queued_message import (
 )
 
 if TYPE_CHECKING:
-    from nsqtools.server.tcp.client_connection import ClientConnection
-    from nsqtools.server.tcp.negotiation import Negotiated
-
-Bury = Callable[["Channel", bytes, Callable[[BackendError | None], None]], None]
-"""Keeps a message of a channel elsewhere, and calls back."""
+    from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.negotiation import Negotiated
+    from nsqtools.server.queues.nsqd_queues import NsqdQueues
+    from nsqtools.server.queues.topic import Topic
 
 
 class ConsumerLimit(Exception):
@@ -52,54 +47,42 @@ class ConsumerLimit(Exception):
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
-_BURY_AGAIN_S = 10.0  # before a dead letter is tried again
 
 
 class Channel:
-    """One channel of a topic. ``on_left`` is called when the last consumer has left."""
+    """One channel of a topic."""
 
-    def __init__(
-        self,
-        topic_name: str,
-        name: str,
-        backlog: QueueBacklog,
-        loop: AbstractEventLoop,
-        log: DaemonLog,
-        *,
-        latency: LatencyWindow | None,
-        max_consumers: int,
-        latencies: LatencyCounts | None = None,
-    ) -> None:
-        self.topic_name = topic_name
+    def __init__(self, topic: Topic, name: str, nsqd: NsqdQueues) -> None:
+        options = nsqd.options
+        self.topic_name = topic.name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
-        self.backlog = backlog
+        self.backlog = nsqd.backlog(f"{topic.name}:{name}", self.is_ephemeral)
         self.consumers: dict[ChannelSubscription, None] = {}  # in the order of their turns
-        self.latency = latency
-        self.latencies = latencies or LatencyCounts()
+        self.latency: LatencyWindow | None = None
+        if percentiles := options.e2e_processing_latency_percentile:
+            window_s = options.e2e_processing_latency_window_time
+            self.latency = LatencyWindow(percentiles, window_s)
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
-        self.dead_letter_count = 0
-        self.on_left: Callable[[Channel], None] = lambda _: None
-        self.bury: Bury | None = None  # takes messages that had their attempts
-        self.max_attempts = 0
-        self._loop = loop
-        self._meter = meter_of(loop)
-        self._log = log
-        self._max_consumers = max_consumers
+        self._topic = topic
+        self._loop = nsqd.loop
+        self._meter = meter_of(nsqd.loop)
+        self._log = nsqd.log
+        self._max_consumers = options.max_channel_consumers
         # of the consumers, and of those that went away
-        self._in_flight: dict[int, InFlightMessages] = {}
+        self._in_flight: set[InFlightMessages] = set()
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.deferred = backlog.deferred_of(self)
+        self.deferred = self.backlog.deferred_of(self)
         if len(self.deferred):
-            self.watch(loop.time())
+            self.watch(self._loop.time())
 
     @property
     def in_flight_count(self) -> int:
         """How many messages consumers hold."""
-        return sum(map(len, self._in_flight.values()))
+        return sum(map(len, self._in_flight))
 
     # consumers
 
@@ -111,7 +94,7 @@ class Channel:
                 f"{self._max_consumers}"
             )
         self.consumers[consumer] = None
-        self._in_flight[id(consumer.in_flight)] = consumer.in_flight
+        self._in_flight.add(consumer.in_flight)
 
     def remove_consumer(self, consumer: ChannelSubscription) -> None:
         """Forget a client that went away; what it held times out in its own time."""
@@ -119,20 +102,18 @@ class Channel:
             return
         del self.consumers[consumer]
         if not consumer.in_flight:
-            del self._in_flight[id(consumer.in_flight)]
+            self._in_flight.discard(consumer.in_flight)
         if not self.consumers:
-            self.on_left(self)
+            self._topic.consumers_left(self)
 
     def _drop_abandoned(self) -> None:
-        present = {id(consumer.in_flight) for consumer in self.consumers}
-        self._in_flight = {
-            key: held for key, held in self._in_flight.items() if held or key in present
-        }
+        present = {consumer.in_flight for consumer in self.consumers}
+        self._in_flight = {held for held in self._in_flight if held or held in present}
 
     def held_by_any(self, message_ids: Iterable[bytes]) -> set[bytes]:
         """Return those of some messages that are in flight, with whatever consumer."""
         wanted = set(message_ids)
-        return {found for held in self._in_flight.values() if held for found in held.of(wanted)}
+        return {found for held in self._in_flight if held for found in held.of(wanted)}
 
     # messages
 
@@ -172,40 +153,11 @@ class Channel:
     def requeue(self, messages: list[bytes], delay_s: float) -> None:
         """Take back what a consumer gave back. It is kept in memory if the disk fails."""
         self.requeue_count += len(messages)
-        living = again(self._bury_dead(messages))
         if not delay_s:
-            self._queue_again(living)
+            self._queue_again(again(messages))
             return
-        for message in living:
+        for message in again(messages):
             self._defer(message, delay_s)
-
-    def _bury_dead(self, messages: list[bytes]) -> list[bytes]:
-        """Have those that had their attempts kept elsewhere, and finished then; return the others.
-
-        Those that cannot be kept are queued again.
-        """
-        if self.bury is None or not self.max_attempts:
-            return messages
-        living = []
-        for message in messages:
-            if attempts_of(message) < self.max_attempts:
-                living.append(message)
-            else:
-                self.bury(self, message, partial(self._buried, message))
-        return living
-
-    def _buried(self, message: bytes, error: BackendError | None) -> None:
-        if error is not None:
-            self._log.error(f"CHANNEL({self.name}): failed to publish a dead letter - {error}")
-            self._defer(again([message])[0], _BURY_AGAIN_S)
-            return
-        self.dead_letter_count += 1
-        self.backlog.finished([message[18:34]])
-
-    @property
-    def limited_depth(self) -> int:
-        """How many messages wait, those that are deferred included."""
-        return len(self.backlog) + len(self.deferred)
 
     def _defer(self, message: bytes, delay_s: float) -> None:
         due_s = self._loop.time() + delay_s
@@ -236,7 +188,7 @@ class Channel:
 
     def empty(self) -> None:
         """Drop all messages, those in flight and deferred included."""
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             held.clear()
         self._drop_abandoned()
         free_in_steps(self.deferred.clear(), self._loop)
@@ -311,7 +263,7 @@ class Channel:
         if self._is_closed:
             return
         self._queue_what_is_due(self._loop.time())
-        deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
+        deadlines = [held.next_deadline_s() for held in self._in_flight]
         deadlines.append(self.deferred.next_due_s())
         next_s = min((when for when in deadlines if when is not None), default=None)
         if next_s is not None:
@@ -319,12 +271,12 @@ class Channel:
 
     def _queue_what_is_due(self, now_s: float) -> None:
         expired: list[bytes] = []
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             expired += held.take_expired(now_s, _TURN_COUNT - len(expired))
         if expired:
             self.timeout_count += len(expired)
             self._drop_abandoned()
-            self._queue_again(again(self._bury_dead(expired)))
+            self._queue_again(again(expired))
         due = self.deferred.take_due(now_s, _TURN_COUNT)
         if due:
             self._queue_again(due)
@@ -342,7 +294,7 @@ class Channel:
         self.backlog.close(self._unfinished())
 
     def _unfinished(self) -> Iterable[bytes]:
-        for held in self._in_flight.values():
+        for held in self._in_flight:
             yield from map(delivered_to_record, held)
         yield from map(to_record, self.deferred)
 
@@ -441,10 +393,8 @@ class ChannelSubscription:
         """FIN: forget messages that are done; return the ids that were not in flight here."""
         done, failed = self.in_flight.take(ids)
         self.finish_count += len(done)
-        if done:
-            self.channel.latencies.add(timestamp_ns(done[-1]))
-            if self.channel.latency is not None:
-                self.channel.latency.add(map(timestamp_ns, done))
+        if self.channel.latency is not None:
+            self.channel.latency.add(map(timestamp_ns, done))
         self.channel.backlog.finished(message_ids(done) if failed else ids)
         self.channel.wake()
         return failed

@@ -17,7 +17,7 @@ import json
 import os
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class TopicList:
         self._is_begun = False
         self._took_s = 0.0
 
-    def read(self) -> list[TopicMetadata]:
+    def read(self) -> Queues:
         """Return what the file lists, or in place of a broken one the previous and queue files.
 
         Raises `ConfigurationError` when there are none.
@@ -63,33 +63,23 @@ class TopicList:
         try:
             return decode_metadata(self._path.read_bytes())
         except FileNotFoundError:
-            return []
+            return {}
         except (ValueError, RecursionError) as exc:
-            found = [
-                *self._read_previous(),
-                *metadata_of_queues(queues_with_files(self._data_path, with_meta=True)),
-            ]
+            found = dict.fromkeys(queues_with_files(self._data_path, with_meta=True), False)
+            with suppress(OSError, ValueError, RecursionError):
+                found |= decode_metadata(self._previous.read_bytes())
             if not found:
                 raise ConfigurationError(
                     f"failed to parse metadata in {self._path} - {exc}"
                 ) from exc
             self._path.replace(self._path.with_name(f"{FILE_NAME}.broken"))
-            names = dict.fromkeys(
-                ":".join((t.name, *(name for name, _ in t.channels))) for t in found
-            )
             self._log.error(
                 f"failed to parse metadata in {self._path} - {exc}; it is kept as "
                 f"{FILE_NAME}.broken, and topics and channels are those that were there before its "
-                f"last change, or have queue files: {' '.join(names)}. Create others again before "
-                "a client publishes"
+                f"last change, or have queue files: {' '.join(sorted(found))}. Create others "
+                "again before a client publishes"
             )
             return found
-
-    def _read_previous(self) -> list[TopicMetadata]:
-        try:
-            return decode_metadata(self._previous.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return []
 
     def begin(self) -> None:
         """Write the file now, and from now on at each change. Raises ``OSError``."""
@@ -154,13 +144,9 @@ class TopicList:
             beside.unlink(missing_ok=True)  # it stays when it was the previous one already
 
     def _encode(self, topic: Topic) -> bytes:
-        channels = tuple(
-            (channel.name, channel.is_paused)
-            for channel in topic.channels.values()
-            if not channel.is_ephemeral
-        )
-        encoded = encode_topic(TopicMetadata(topic.name, topic.is_paused, channels))
-        self._encoded[topic.name] = encoded
+        kept = (each for each in topic.channels.values() if not each.is_ephemeral)
+        channels = [(each.name, each.is_paused) for each in kept]
+        encoded = self._encoded[topic.name] = encode_topic(topic.name, topic.is_paused, channels)
         return encoded
 
     def end(self) -> None:
@@ -199,24 +185,14 @@ def lock_data_path(data_path: Path) -> int:
 FILE_NAME = "nsqd.dat"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    """A topic, and its channels as (name, paused)."""
-
-    name: str
-    is_paused: bool
-    channels: tuple[tuple[str, bool], ...]
-
-    def queues(self) -> dict[str, bool]:
-        """Return the names of its queues, and whether each is paused."""
-        channels = {f"{self.name}:{name}": is_paused for name, is_paused in self.channels}
-        return {self.name: self.is_paused, **channels}
+Queues = dict[str, bool]
+"""Whether a queue is paused, by ``TOPIC`` and ``TOPIC:CHANNEL``."""
 
 
-def encode_topic(topic: TopicMetadata) -> bytes:
-    """Return what the file says of one topic."""
-    channels = [{"name": name, "paused": is_paused} for name, is_paused in topic.channels]
-    return go_json({"name": topic.name, "paused": topic.is_paused, "channels": channels or None})
+def encode_topic(name: str, is_paused: bool, channels: Iterable[tuple[str, bool]]) -> bytes:
+    """Return what the file says of a topic with its channels, each as (name, is paused)."""
+    listed = [{"name": channel, "paused": paused} for channel, paused in channels]
+    return go_json({"name": name, "paused": is_paused, "channels": listed or None})
 
 
 def encode_metadata(topics: Iterable[bytes]) -> bytes:
@@ -226,36 +202,17 @@ def encode_metadata(topics: Iterable[bytes]) -> bytes:
     return b'{"topics":%b,"version":%b}' % (topics_json, go_json(NSQ_VERSION))
 
 
-def decode_metadata(content: bytes) -> list[TopicMetadata]:
+def decode_metadata(content: bytes) -> Queues:
     """Read the content of the file. Raises ``ValueError`` when it is not what nsqd writes."""
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("not an object")
-    return [
-        TopicMetadata(
-            _name(topic),
-            topic.get("paused") is True,
-            tuple(
-                (_name(channel), channel.get("paused") is True)
-                for channel in _objects(topic, "channels")
-            ),
-        )
-        for topic in _objects(document, "topics")
-    ]
-
-
-def metadata_of_queues(names: Iterable[str]) -> list[TopicMetadata]:
-    """Return what nsqd.dat would list, from names of queues: ``TOPIC`` and ``TOPIC:CHANNEL``."""
-    channels: dict[str, list[str]] = {}
-    for name in sorted(names):
-        topic, _, channel = name.partition(":")
-        channels.setdefault(topic, [])
-        if channel:
-            channels[topic].append(channel)
-    return [
-        TopicMetadata(topic, False, tuple((name, False) for name in found))
-        for topic, found in channels.items()
-    ]
+    found: Queues = {}
+    for topic in _objects(document, "topics"):
+        found[_name(topic)] = topic.get("paused") is True
+        for channel in _objects(topic, "channels"):
+            found[f"{_name(topic)}:{_name(channel)}"] = channel.get("paused") is True
+    return found
 
 
 def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -6,10 +6,14 @@ is handed over.
 
 Durability is Go's: an fsync of the data, then the meta file, after ``sync_every`` operations, after
 ``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
-waits for the disk: the others note the positions and leave the rest to ``behind``. What was written
-after the last meta is found again by the file being longer than the meta says; then reading
-continues to its end and writing in the next file. A file that cannot be read on is renamed to
-``.bad`` and the next one is tried.
+waits for the disk. The others overwrite the meta file at once, so that a kill finds what had
+happened, and without a sync, because that would hold up the loop; then ``behind`` syncs the data
+and after it the meta file: these are what a power failure leaves. One such sync is under way at a
+time; what happens meanwhile belongs to the next one.
+
+What was written after the last meta is found again by the file being longer than the meta says;
+then reading continues to its end and writing in the next file. A file that cannot be read on is
+renamed to ``.bad`` and the next one is tried.
 
 Two faults of the original are not copied: data files without a meta file are read and not
 overwritten, and a file that was read to its end when the writer rolled is deleted, not ``.bad``.
@@ -22,6 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nsqtools.files.durable import NewestContent
 from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
@@ -30,10 +35,11 @@ from nsqtools.server.queues.queue_files import (
     Block,
     CorruptFile,
     DiskWork,
+    Done,
     Positions,
     QueueFiles,
-    QueueSync,
     RecordReader,
+    Work,
     count_records,
     encode_block,
 )
@@ -46,7 +52,7 @@ class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
     ``may_have_files`` false means that it is new. ``on_dirty`` is called when there is something to
-    sync, once or more often.
+    sync, once or more often; with ``sync_every`` 0 nothing is.
     """
 
     def __init__(
@@ -67,44 +73,25 @@ class DiskQueue:
         self._max_bytes_per_file = max_bytes_per_file
         self._max_record = max_msg_size + MIN_MESSAGE_SIZE
         self._log = log
-        behind = behind or DiskWork()
-        self._files = QueueFiles(data_path, name, behind, log)
+        self._behind = behind or DiskWork()
+        self._files = QueueFiles(data_path, name, self._behind, log)
+        self._meta = NewestContent(self._files.meta, 0o600, name_is_durable=False)
+        self._sync_every = sync_every
+        self._on_dirty = on_dirty
+        self._operations = 0  # since the last sync
+        self._not_noted = 0  # of these, since the meta file was written
+        self._is_syncing = False
         self._read_file = self._read_position = 0
         self._write_file = self._write_position = 0
         self._reader: RecordReader | None = None
         self._writer = -1
-        self.syncing = QueueSync(
-            self._files,
-            behind,
-            log,
-            sync_every,
-            lambda: (self.positions, self._writer),
-            lambda: on_dirty(self),
-        )
         if may_have_files:
             self._open()
 
     @property
     def needs_sync(self) -> bool:
         """Whether anything happened since the last sync."""
-        return self.syncing.is_due
-
-    @property
-    def positions(self) -> Positions:
-        """The depth, and where it reads and writes."""
-        return Positions(
-            self.depth,
-            self._read_file,
-            self._read_position,
-            self._write_file,
-            self._write_position,
-        )
-
-    @property
-    def unread_bytes(self) -> int:
-        """How many bytes of files are to be read, about: as if no file had been rolled early."""
-        files = self._write_file - self._read_file
-        return files * self._max_bytes_per_file + self._write_position - self._read_position
+        return self._operations > 0
 
     def put(self, records: Sequence[bytes]) -> Mark:
         """Append records, all or none, and return what `undo` takes. Raises ``OSError``."""
@@ -126,7 +113,7 @@ class DiskQueue:
         except OSError:
             self.undo(mark)
             raise
-        self.syncing.count(sum(len(block.sizes) for block in blocks))
+        self._count(sum(len(block.sizes) for block in blocks))
         return mark
 
     def _check_sizes(self, block: Block) -> None:
@@ -162,7 +149,7 @@ class DiskQueue:
             os.truncate(self._files.data(number), position)
         except OSError:
             pass  # what follows is overwritten by the next record
-        self.syncing.count(1)
+        self._count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
         """Remove and return up to ``count`` records; an empty list means that there are none.
@@ -187,14 +174,16 @@ class DiskQueue:
                 self.depth -= 1
                 self._check_tail()
         if records:
-            self.syncing.count(len(records))
+            self._count(len(records))
         return records
 
     def empty(self) -> None:
         """Drop everything and leave no file; what is put next begins a new one."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
         self._skip_to_new_file()
-        self.syncing.drop()
+        self._operations = self._not_noted = 0
+        number = self._meta.number()
+        self._behind.run(lambda: self._meta.remove(number), self._report)
 
     def close(self) -> None:
         """Sync and close. Raises ``OSError``."""
@@ -210,16 +199,99 @@ class DiskQueue:
         self._close_reader()
         self._close_writer()
 
-    def sync(self) -> None:
-        """Make what was put and read durable, now. Raises ``OSError``."""
-        self.syncing.now()
-
     def describe(self, error: OSError) -> str:
         """Return the error of a write in Go's words."""
         if error.strerror is None:
             return str(error)
         operation = "open" if error.filename else "write"
         return f"{operation} {self._files.data(self._write_file)}: {error.strerror.lower()}"
+
+    # syncs
+
+    def sync(self) -> None:
+        """Make what was put and read durable, now. Raises ``OSError``."""
+        if self._writer >= 0:
+            self._behind.sync(self._writer)
+        self._meta.write(self._positions(), self._meta.number())
+        self._operations = self._not_noted = 0
+
+    def start_sync(self, then: Done = lambda _: None) -> None:
+        """Have what was put and read until now made durable; a failure is logged."""
+        operations = self._operations
+        try:
+            work = self._sync(os.dup(self._writer) if self._writer >= 0 else -1, is_open=True)
+        except OSError as exc:  # no descriptor left
+            self._report(exc)
+            then(exc)
+            return
+        self._is_syncing = True
+
+        def finished(error: OSError | None) -> None:
+            self._is_syncing = False
+            self._report(error)
+            if error is None:  # what happened meanwhile belongs to the next one
+                self._operations = max(0, self._operations - operations)
+                self._start_if_due()
+            if self._operations:
+                self._on_dirty(self)
+            then(error)
+
+        self._behind.run(work, finished)
+
+    def _start_if_due(self) -> None:
+        if self._operations >= self._sync_every and not self._is_syncing:
+            self.start_sync()
+
+    def _count(self, operations: int) -> None:
+        """Note that something happened which is not on disk yet."""
+        if not self._sync_every:
+            return
+        if not self._operations:
+            self._on_dirty(self)
+        self._operations += operations
+        self._not_noted += operations
+        if self._not_noted >= self._sync_every:
+            self._note()
+        self._start_if_due()
+
+    def _note(self) -> None:
+        self._not_noted = 0
+        try:
+            self._meta.note(self._positions())
+        except OSError as exc:
+            self._report(exc)
+
+    def _positions(self) -> bytes:
+        read, write = self._read_position, self._write_position
+        return Positions(self.depth, self._read_file, read, self._write_file, write).encode()
+
+    def _leave_file(self, data: int) -> None:
+        """Sync and close a file (-1: none) that is not written or read any more."""
+        if self._sync_every:
+            self._note()
+            self._behind.run(self._sync(data, is_open=False), self._report)
+        elif data >= 0:
+            os.close(data)
+
+    def _sync(self, data: int, *, is_open: bool) -> Work:
+        positions, number = self._positions(), self._meta.number()
+
+        def work() -> None:
+            try:
+                if is_open and self._behind.is_ending:  # the owner syncs it when it closes
+                    return
+                if data >= 0:
+                    self._behind.sync(data)
+                self._meta.write(positions, number)
+            finally:
+                if data >= 0:
+                    os.close(data)
+
+        return work
+
+    def _report(self, error: OSError | None) -> None:
+        if error is not None:
+            self._log.error(f"DISKQUEUE({self.name}) failed to sync - {error}")
 
     # files
 
@@ -257,7 +329,7 @@ class DiskQueue:
         for number in range(self._read_file, self._write_file):
             self.depth += count_records(self._files.data(number), position, self._max_record)
             position = 0
-        self.syncing.count(1)  # so that the next sync makes it durable
+        self._count(1)  # so that the next sync makes it durable
 
     def _roll_before(self, size: int) -> None:
         if self._write_position and self._write_position + size > self._max_bytes_per_file:
@@ -272,7 +344,7 @@ class DiskQueue:
         if read_to_end:
             self._close_reader()
             self._read_file, self._read_position = self._write_file, 0
-        self.syncing.leave_file(full)
+        self._leave_file(full)
         if read_to_end:
             self._files.remove([old])
 
@@ -337,7 +409,7 @@ class DiskQueue:
         old = self._read_file
         self._read_file += 1
         self._read_position = 0
-        self.syncing.leave_file(-1)
+        self._leave_file(-1)
         if delete:
             self._files.remove([old])
 
@@ -361,7 +433,7 @@ class DiskQueue:
                 f"{reason or 'metadata corruption'}, resetting 0..."
             )
             self.depth = 0
-            self.syncing.count(1)
+            self._count(1)
         at_end = (self._read_file, self._read_position)
         if at_end != (self._write_file, self._write_position):
             self._log.error(f"DISKQUEUE({self.name}) read position is past the end, corruption")

@@ -15,18 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsqtools.files.durable import remove_temporaries
-from nsqtools.protocol.names import is_ephemeral, is_valid_name
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.data_path import DurablePath
-from nsqtools.server.durable.store import DurableStore
+from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.durable_store import DurableStore
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, Limits, QueueBacklog
+from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import TopicList, TopicMetadata
+from nsqtools.server.queues.data_path import Queues, TopicList
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
-from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
-from nsqtools.server.queues.topic import Done, Topic
+from nsqtools.server.queues.topic import Topic
 
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
@@ -52,11 +51,9 @@ class NsqdQueues:
         self.options = options
         self.log = log
         self.loop = loop
-        self.health = DiskHealth()
-        self.limits = Limits(options, self.health)
+        self.health = DiskHealth(options)
         self._made = 1  # queues
         self._frozen = 0  # of these, out of garbage collections; 0: none ever are
-        self.latencies = LatencyCounts()
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry = Registry()
@@ -80,20 +77,7 @@ class NsqdQueues:
         return topic
 
     def _create(self, name: str) -> Topic:
-        backlog = self._backlog(name, name)
-        topic = Topic(
-            name,
-            backlog,
-            MessageIds(self.options.node_id),
-            self.loop,
-            self.log,
-            self._make_channel,
-            self.limits,
-            self.durable,
-        )
-        topic.on_channel_created = self._channel_created
-        topic.on_channel_deleted = self._channel_deleted
-        self.topics[name] = topic
+        topic = self.topics[name] = Topic(name, self)
         self.log.info(f"TOPIC({name}): created")
         self._list(name, is_ephemeral=topic.is_ephemeral)
         return topic
@@ -106,46 +90,11 @@ class NsqdQueues:
         topic.delete()
         self._list(name, is_ephemeral=topic.is_ephemeral)
 
-    def _make_channel(self, topic_name: str, name: str) -> Channel:
-        options = self.options
-        percentiles = options.e2e_processing_latency_percentile
-        queue_name = f"{topic_name}:{name}"
-        backlog = self._backlog(queue_name, name)
-        channel = Channel(
-            topic_name,
-            name,
-            backlog,
-            self.loop,
-            self.log,
-            latency=LatencyWindow(percentiles, options.e2e_processing_latency_window_time)
-            if percentiles
-            else None,
-            max_consumers=options.max_channel_consumers,
-            latencies=self.latencies,
-        )
-        if self._dead_letter_topic(channel) != topic_name:
-            channel.bury, channel.max_attempts = self._bury, options.max_attempts
-        return channel
-
-    def _dead_letter_topic(self, channel: Channel) -> str:
-        pattern, topic_name = self.options.dead_letter_topic, channel.topic_name
-        if topic_name == pattern or topic_name.endswith(pattern.removeprefix("{topic}")):
-            return topic_name  # a dead letter stays where it is
-        return pattern.replace("{topic}", topic_name).replace("{channel}", channel.name)
-
-    def _bury(self, channel: Channel, message: bytes, done: Done) -> None:
-        """Publish a message that had its attempts to the dead-letter topic."""
-        name = self._dead_letter_topic(channel)
-        if not is_valid_name(name):
-            done(BackendError(f"{name} is not a valid topic name"))
-            return
-        topic = self.get_topic(name)
-        topic.submit(topic.new_messages([message[BODY_AT:]]), 0.0, (), done)
-
-    def _backlog(self, queue_name: str, name: str) -> QueueBacklog:
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
+        """Return what waits in the queue of a topic or a channel."""
         options = self.options
         self._note_growth()
-        if is_ephemeral(name):
+        if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
             return self.durable.backlog(queue_name, options.mem_queue_size)
@@ -178,11 +127,13 @@ class NsqdQueues:
         queues: list[Topic | Channel] = [topic, *topic.channels.values()]
         await self.durable.write_pauses([(each.backlog, each.is_paused) for each in queues])
 
-    def _channel_created(self, channel: Channel) -> None:
+    def channel_created(self, channel: Channel) -> None:
+        """Have it announced and listed."""
         self.registry.channel_created(channel)
         self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
-    def _channel_deleted(self, channel: Channel) -> None:
+    def channel_deleted(self, channel: Channel) -> None:
+        """Have it taken back; an ephemeral topic goes with its last channel."""
         topic = self.topics.get(channel.topic_name)
         if topic is not None:  # else the topic itself is being deleted, and has been unregistered
             self.registry.channel_deleted(channel)
@@ -211,12 +162,11 @@ class NsqdQueues:
         remove_temporaries(self._data_path)
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
-            self.durable = DurableStore(files, self.limits, self.loop, self.log)
+            self.durable = DurableStore(files, self.options, self.health, self.loop, self.log)
             if self.refusal:
                 self.durable.is_strict = True
                 self.durable.database.index_ids()
-            for listed in self.durable.listed():
-                self._load_topic(listed)
+            self._create_all(self.durable.listed())
         else:
             files.refuse()
             self._load_files()
@@ -224,10 +174,9 @@ class NsqdQueues:
             self._tasks.append(self.loop.create_task(self._look_at_disk()))
 
     def _load_files(self) -> None:
-        metadata = self.topic_list.read()
+        listed = self.topic_list.read()
         self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
-        for listed in metadata:
-            self._load_topic(listed)
+        self._create_all(listed)
         try:
             self.topic_list.begin()
         except OSError as exc:
@@ -236,26 +185,25 @@ class NsqdQueues:
             self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
         self._tasks.append(self.loop.create_task(self._sync_by_the_clock()))
 
-    def _load_topic(self, listed: TopicMetadata) -> None:
-        if not is_valid_name(listed.name):
-            self.log.warn(f"skipping creation of invalid topic {listed.name}")
-            return
-        topic = self.topics.get(listed.name)
-        if topic is None:
-            topic = self._create(listed.name)
-            topic.is_paused = listed.is_paused
-        for name, is_paused in listed.channels:
-            if name in topic.channels:
+    def _create_all(self, listed: Queues) -> None:
+        for queue_name, is_paused in sorted(listed.items()):  # a topic is before its channels
+            name, _, channel = queue_name.partition(":")
+            if not is_valid_name(name):
+                self.log.warn(f"skipping creation of invalid topic {name}")
                 continue
-            if is_valid_name(name):
-                topic.get_channel(name).is_paused = is_paused
+            topic = self.topics.get(name) or self._create(name)
+            if not channel:
+                topic.is_paused = is_paused
+            elif is_valid_name(channel):
+                topic.get_channel(channel).is_paused = is_paused
             else:
-                self.log.warn(f"skipping creation of invalid channel {name}")
-        topic.start()
+                self.log.warn(f"skipping creation of invalid channel {channel}")
+        for topic in self.topics.values():
+            topic.start()
 
     async def _look_at_disk(self) -> None:
         while True:
-            self.limits.look_at_disk()
+            self.health.look_at_disk()
             await sleep(_LOOK_S)
 
     async def _sync_by_the_clock(self) -> None:
@@ -274,7 +222,7 @@ class NsqdQueues:
             if not done.done():
                 done.set_result(None)
 
-        disk.syncing.start(finished)
+        disk.start_sync(finished)
         await done
 
     async def settle(self) -> None:

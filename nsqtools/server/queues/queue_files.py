@@ -1,4 +1,4 @@
-"""The files of a disk queue: their records, the thread that waits for the disk, and when to sync.
+"""The files of a disk queue: their records, and the thread that waits for the disk.
 
 Data files hold records of an int32 length and that number of bytes, end to end. Reading goes
 forward in large pieces. Where the bytes are not a record there is nothing to find the next one by,
@@ -10,16 +10,18 @@ work of one daemon runs on one thread, in the order in which it was given, so a 
 overtakes the sync that stops needing the file. Without a loop (tests, recovery) `DiskWork` does the
 same on the spot.
 
-The owner of a queue counts its operations in `QueueSync`. After ``sync_every`` of them, and at
-another file, the meta file is overwritten at once, so that a kill finds what had happened, and
-without a sync, because that would hold up the loop. The disk thread then syncs the data and after
-it the meta file: these are what a power failure leaves. The same happens by the clock (``on_dirty``
-says that there is something). A queue has one such sync under way at a time; what happens meanwhile
-belongs to the next one.
-
 Trap: a file system needs long to remove 100 MB, so the disk thread does it. By then a queue of
 the same name may exist again, with files of the same names. So a file is renamed at once and
 removed later, under a name that the next start recognizes as a temporary one.
+
+What reads a file without its nsqd, `QueueFile`, takes every whole record around what is damaged.
+A record has no checksum and no mark, so it is believed when it looks like one (its length is
+within the file, its time is possible, its id is 16 hexadecimal digits) and what follows it does, or
+is the end. Where that fails, the next place that looks like a record is searched. If it is within
+the record before, that one has a wrong length; else that one is whole, and its neighbor is not.
+
+Traps: a changed byte in a body cannot be seen. A record whose length shrank is believed, cut short,
+before a gap.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ import re
 import struct
 import time
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from nsqtools.files.durable import NewestContent
 from nsqtools.files.opening import descriptor_to_read
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.protocol.text import NS
 from nsqtools.server.daemon_log import DaemonLog
 
 # -- the disk thread -------------------------------------------------------------------------------
@@ -289,9 +291,6 @@ class RecordReader:
         os.close(self._descriptor)
 
 
-# -- when to sync ----------------------------------------------------------------------------------
-
-
 class Positions(NamedTuple):
     """What the meta file holds."""
 
@@ -314,122 +313,100 @@ class Positions(NamedTuple):
         return f"{depth}\n{read_file},{read_position}\n{write_file},{write_position}\n".encode()
 
 
-class QueueSync:
-    """The syncs of one queue. ``snapshot`` returns its positions and the open file, or -1.
+# -- around damage ---------------------------------------------------------------------------------
 
-    With ``sync_every`` 0 nothing is ever due.
-    """
+_HEAD = struct.Struct(">iqH16s")  # length, timestamp, attempts, id
+# the first byte of a time is below 0x2f until 2077: text, which is above it, costs no second look
+_LIKE_A_HEAD = re.compile(rb"(?=[\0-\x7f].{3}[\0-\x2f].{9}[0-9a-f]{16})", re.DOTALL)
+_AHEAD_NS = 10 * 365 * 86400 * NS
+_WINDOW = 1 << 20
 
-    def __init__(
-        self,
-        files: QueueFiles,
-        behind: DiskWork,
-        log: DaemonLog,
-        sync_every: int,
-        snapshot: Callable[[], tuple[Positions, int]],
-        on_dirty: Callable[[], object],
-    ) -> None:
-        self._files = files
-        self._behind = behind
-        self._log = log
-        self._sync_every = sync_every
-        self._snapshot = snapshot
-        self._on_dirty = on_dirty
-        self._operations = 0  # since the last sync
-        self._not_noted = 0  # of these, since the meta file was written
-        self._is_syncing = False
-        self._meta = NewestContent(files.meta, 0o600, name_is_durable=False)
+
+class Record(NamedTuple):
+    """Where a message is, with its length, and what is in front of its body."""
+
+    at: int
+    size: int
+    timestamp_ns: int
+    attempts: int
+    id: bytes
 
     @property
-    def is_due(self) -> bool:
-        """Whether anything happened since the last sync."""
-        return self._operations > 0
+    def end(self) -> int:
+        """The offset after it."""
+        return self.at + self.size
 
-    def count(self, operations: int) -> None:
-        """Note that something happened which is not on disk yet."""
-        if not self._sync_every:
-            return
-        if not self._operations:
-            self._on_dirty()
-        self._operations += operations
-        self._not_noted += operations
-        if self._not_noted >= self._sync_every:
-            self._note()
-        self._start_if_due()
 
-    def _note(self) -> None:
-        self._not_noted = 0
-        try:
-            self._meta.note(self._snapshot()[0].encode())
-        except OSError as exc:
-            self.report(exc)
+class NoRecord(NamedTuple):
+    """Bytes that are no record."""
 
-    def _start_if_due(self) -> None:
-        if self._operations >= self._sync_every and not self._is_syncing:
-            self.start()
+    at: int
+    end: int
 
-    def now(self) -> None:
-        """Make what was put and read durable. Raises ``OSError``."""
-        positions, data = self._snapshot()
-        if data >= 0:
-            self._behind.sync(data)
-        self._meta.write(positions.encode(), self._meta.number())
-        self._operations = self._not_noted = 0
 
-    def start(self, then: Done = lambda _: None) -> None:
-        """Have what was put and read until now made durable; a failure is logged."""
-        data, operations = self._snapshot()[1], self._operations
-        try:
-            work = self._work(os.dup(data) if data >= 0 else -1, is_open=True)
-        except OSError as exc:  # no descriptor left
-            self.report(exc)
-            then(exc)
-            return
-        self._is_syncing = True
+class QueueFile:
+    """An open data file, as long as it is now. Raises ``OSError``."""
 
-        def finished(error: OSError | None) -> None:
-            self._is_syncing = False
-            self.report(error)
-            if error is None:  # what happened meanwhile belongs to the next one
-                self._operations = max(0, self._operations - operations)
-                self._start_if_due()
-            if self._operations:
-                self._on_dirty()
-            then(error)
+    def __init__(self, path: Path) -> None:
+        self._descriptor = descriptor_to_read(path)
+        self.size = os.fstat(self._descriptor).st_size
+        self._latest_ns = time.time_ns() + _AHEAD_NS
 
-        self._behind.run(work, finished)
+    def __enter__(self) -> Self:
+        return self
 
-    def leave_file(self, data: int) -> None:
-        """Sync and close a file (-1: none) that is not written or read any more."""
-        if self._sync_every:
-            self._note()
-            self._behind.run(self._work(data, is_open=False), self.report)
-        elif data >= 0:
-            os.close(data)
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
-    def _work(self, data: int, *, is_open: bool) -> Work:
-        positions, number = self._snapshot()[0].encode(), self._meta.number()
+    def scan(self, start: int = 0) -> Iterator[Record | NoRecord]:
+        """Yield what there is from an offset on."""
+        at, record = start, self._record(start, self.size)
+        while at < self.size:
+            if record is None:
+                found = self._search(at + 1)
+                yield NoRecord(at, found)
+            else:
+                following = self._record(record.end, self.size)
+                if following is not None or record.end == self.size:
+                    yield record
+                    at, record = record.end, following
+                    continue
+                found = self._search(at + 1)
+                if found < record.end:
+                    yield NoRecord(at, found)
+                else:
+                    yield record
+                    yield NoRecord(record.end, found)
+            at, record = found, self._record(found, self.size)
 
-        def work() -> None:
-            try:
-                if is_open and self._behind.is_ending:  # the owner syncs it when it closes
-                    return
-                if data >= 0:
-                    self._behind.sync(data)
-                self._meta.write(positions, number)
-            finally:
-                if data >= 0:
-                    os.close(data)
+    def content(self, record: Record) -> bytes:
+        """Return timestamp, attempts, id and body, as they are in the file."""
+        return os.pread(self._descriptor, record.size - LENGTH_SIZE, record.at + LENGTH_SIZE)
 
-        return work
+    def is_being_written(self, gap: NoRecord) -> bool:
+        """Whether it can be the beginning of a record, at the end of the file."""
+        is_short = gap.end - gap.at < _HEAD.size
+        return gap.end == self.size and (is_short or self._record(gap.at, 1 << 31) is not None)
 
-    def drop(self) -> None:
-        """Remove the meta file, behind the loop: the queue is empty."""
-        self._operations = self._not_noted = 0
-        number = self._meta.number()
-        self._behind.run(lambda: self._meta.remove(number), self.report)
+    def _record(self, at: int, end: int) -> Record | None:
+        head = os.pread(self._descriptor, _HEAD.size, at)
+        if len(head) < _HEAD.size:
+            return None
+        length, timestamp_ns, attempts, message_id = _HEAD.unpack(head)
+        if (
+            MIN_MESSAGE_SIZE <= length <= end - at - LENGTH_SIZE
+            and 0 < timestamp_ns < self._latest_ns
+            and not message_id.translate(None, b"0123456789abcdef")
+        ):
+            return Record(at, LENGTH_SIZE + length, timestamp_ns, attempts, message_id)
+        return None
 
-    def report(self, error: OSError | None) -> None:
-        """Log a failure."""
-        if error is not None:
-            self._log.error(f"DISKQUEUE({self._files.name}) failed to sync - {error}")
+    def _search(self, at: int) -> int:
+        """Return where the next record is, else the end."""
+        while at < self.size:
+            some = os.pread(self._descriptor, _WINDOW + _HEAD.size, at)
+            for match in _LIKE_A_HEAD.finditer(some):
+                if self._record(at + match.start(), self.size) is not None:
+                    return at + match.start()
+            at += _WINDOW
+        return self.size

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import struct
 import time
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, repeat
@@ -313,25 +312,6 @@ class MessageIds:
 # -- latency ---------------------------------------------------------------------------------------
 
 _RELATIVE_ACCURACY = 0.01
-_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
-
-
-class LatencyCounts:
-    """The latency of a few messages of all channels, for /metrics: one in each read of FINs."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_BOUNDS_S) + 1)
-        self._total_s = 0.0
-
-    def add(self, published_ns: int) -> None:
-        """Enter a message that is finished now."""
-        took_s = max(0.0, (time.time_ns() - published_ns) / 1_000_000_000)
-        self._counts[bisect_left(_BOUNDS_S, took_s)] += 1
-        self._total_s += took_s
-
-    def shown(self) -> tuple[Sequence[float], Sequence[int], float]:
-        """Return the upper bounds in seconds, the counts, and the sum."""
-        return _BOUNDS_S, self._counts, self._total_s
 
 
 class LatencyWindow:

@@ -8,22 +8,21 @@ stays empty. It fills when there is no channel, the topic is paused, or the topi
 from __future__ import annotations
 
 import time
-from asyncio import AbstractEventLoop, Event, sleep
+from asyncio import Event, sleep
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo, encoded
+from nsqtools.server.queues.backlog import BackendError, Undo, encoded
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.queue_files import Block
-from nsqtools.server.queues.queued_message import (
-    BODY_AT,
-    MessageIds,
-    new_messages,
-)
+from nsqtools.server.queues.queued_message import BODY_AT, MessageIds, new_messages
+
+if TYPE_CHECKING:
+    from nsqtools.server.durable_store import DurableStore
+    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
@@ -33,64 +32,24 @@ Done = Callable[[BackendError | None], None]
 """Called with why messages are not stored."""
 
 
-class Store(Protocol):
-    """The database of ``--durable``, as far as topics know it."""
-
-    @property
-    def now_ns(self) -> int:
-        """The time that due times are on."""
-
-    def publish(
-        self,
-        backlogs: Sequence[QueueBacklog],
-        messages: Sequence[bytes],
-        due_ns: int,
-        done: Done,
-    ) -> None:
-        """Put messages into queues, and call back."""
-
-    def move(
-        self,
-        source: QueueBacklog,
-        targets: Sequence[QueueBacklog],
-        count: int,
-        max_bytes: int,
-        moved: Callable[[BackendError | None, list[bytes], float, bool], None],
-    ) -> bool:
-        """Put messages of a topic into its channels; return whether there are any."""
-
-
 class Topic:
-    """One topic. ``make_channel`` builds a channel from the names of topic and channel."""
+    """One topic."""
 
-    def __init__(
-        self,
-        name: str,
-        backlog: QueueBacklog,
-        ids: MessageIds,
-        loop: AbstractEventLoop,
-        log: DaemonLog,
-        make_channel: Callable[[str, str], Channel],
-        limits: Limits,
-        store: Store | None = None,
-    ) -> None:
+    def __init__(self, name: str, nsqd: NsqdQueues) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
-        self.backlog = backlog
+        self.backlog = nsqd.backlog(name, self.is_ephemeral)
         self.channels: dict[str, Channel] = {}
         self.is_paused = False
         self.message_count = self.message_bytes = 0
-        self.on_channel_created: Callable[[Channel], None] = lambda _: None
-        self.on_channel_deleted: Callable[[Channel], None] = lambda _: None
-        self._ids = ids
-        self._loop = loop
-        self._meter = meter_of(loop)
-        self._log = log
-        self._make_channel = make_channel
-        self.store = store  # of --durable
-        self._limits = limits
+        self.store = nsqd.durable
+        self._nsqd = nsqd
+        self._ids = MessageIds(nsqd.options.node_id)
+        self._loop = nsqd.loop
+        self._meter = meter_of(nsqd.loop)
+        self._log = nsqd.log
+        self._health = nsqd.health
         self._deferred: deque[tuple[bytes, float]] = deque()  # waiting for a channel, with delay
-        self._mem_queue_size = backlog.mem_queue_size
         self.started = Event()  # once its channels elsewhere in the cluster are known
         self.is_closed = False
         self._step_scheduled = False
@@ -120,7 +79,7 @@ class Topic:
         """Queue one new message. Raises `BackendError`."""
         now_ns = time.time_ns()
         [message] = new_messages([body], [self._ids.take_one(now_ns)], now_ns)
-        is_simple = not (self._flows or self.is_ephemeral or self._limits.are_set)
+        is_simple = not (self._flows or self.is_ephemeral or self._health.low)
         if is_simple and self.backlog.put_one_in_memory(message):
             self.message_count += 1
             self.message_bytes += len(body)
@@ -132,7 +91,8 @@ class Topic:
         gets its turn in between."""
         messages: list[bytes] = []
         blocks: list[Block] = []
-        stays = all(each.backlog.takes_all_in_memory(len(bodies)) for each in self._targets())
+        targets: Iterable[Topic | Channel] = self.channels.values() if self._flows else [self]
+        stays = all(each.backlog.takes_all_in_memory(len(bodies)) for each in targets)
         for start in range(0, len(bodies), _STEP_COUNT):
             step = self.new_messages(bodies[start : start + _STEP_COUNT])
             messages += step
@@ -165,9 +125,8 @@ class Topic:
         A delay starts when a channel gets the message; one that has to wait on disk for a channel
         loses it, as in nsqd.
         """
-        if self._limits.are_set:
-            self._limits.admit(self._targets(), messages)
-        if delay_s and (self._flows or self.depth < self._mem_queue_size):
+        self._health.admit()
+        if delay_s and (self._flows or self.depth < self.backlog.mem_queue_size):
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
         elif self._flows and not self.backlog.has_messages:
@@ -177,19 +136,11 @@ class Topic:
             self._drop_surplus()
         self._count(messages)
 
-    def _targets(self) -> Iterable[Topic | Channel]:
-        return self.channels.values() if self._flows else [self]
-
-    @property
-    def limited_depth(self) -> int:
-        """How many messages wait, those that are deferred included."""
-        return self.depth
-
     def put_durably(self, messages: list[bytes], delay_s: float, done: Done) -> None:
         """Write messages to the database, and call back when they are in their queues."""
         assert self.store is not None
         try:
-            self._limits.admit(self._targets(), messages)
+            self._health.admit()
         except BackendError as exc:
             done(exc)
             return
@@ -277,7 +228,7 @@ class Topic:
         if self.backlog.has_messages:
             self._wake()
 
-    def _move_on(self, store: Store) -> None:
+    def _move_on(self, store: DurableStore) -> None:
         """Move messages to the channels in one transaction; then go on."""
         channels = list(self.channels.values())
 
@@ -302,11 +253,9 @@ class Topic:
         """Return the channel, created if there was none."""
         channel = self.channels.get(name)
         if channel is None:
-            channel = self._make_channel(self.name, name)
-            channel.on_left = self._consumers_left
-            self.channels[name] = channel
+            channel = self.channels[name] = Channel(self, name, self._nsqd)
             self._log.info(f"TOPIC({self.name}): new channel({name})")
-            self.on_channel_created(channel)
+            self._nsqd.channel_created(channel)
             self._wake()
         return channel
 
@@ -315,9 +264,10 @@ class Topic:
         channel = self.channels.pop(name)
         self._log.info(f"TOPIC({self.name}): deleting channel {name}")
         channel.delete()
-        self.on_channel_deleted(channel)
+        self._nsqd.channel_deleted(channel)
 
-    def _consumers_left(self, channel: Channel) -> None:
+    def consumers_left(self, channel: Channel) -> None:
+        """Delete an ephemeral channel that has no consumers any more."""
         if channel.is_ephemeral and self.channels.get(channel.name) is channel:
             self.delete_channel(channel.name)
 

@@ -42,7 +42,6 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from nsqtools.archive.codecs import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.finding import ArchiveFile, why_foreign
 from nsqtools.archive.layout import (
     EVER,
@@ -64,6 +63,7 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
+from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
 from nsqtools.errors import NotFoundError

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
-from nsqtools.archive.codecs import Codec, unpack_whole
 from nsqtools.archive.columns import (
     Columns,
     bare_columns,
@@ -28,7 +27,7 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.archive.members import Codec, DamagedError, unpack_members, unpack_whole
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read

@@ -20,7 +20,7 @@ from plugins.raw_client import RawClient
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.server.http import server
+from nsqtools.server import http_server as server
 
 CRITICAL = 2
 

@@ -13,17 +13,16 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.hostile_cluster import HostileCluster
-from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.cli.commands import complete
+from nsqtools.cli.commands import complete_line
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the second after which the command ends its process, which here runs the tests."""
-    monkeypatch.setattr(complete, "TIMEOUT_S", patience_s(10))
-    monkeypatch.setattr(complete, "Timer", lambda *_: threading.Timer(0, int))
+    monkeypatch.setattr(complete_line, "TIMEOUT_S", patience_s(10))
+    monkeypatch.setattr(complete_line, "Timer", lambda *_: threading.Timer(0, int))
 
 
 def offered(run_nsq: RunNsq, line: str) -> list[str]:
@@ -71,8 +70,7 @@ KNOWN = {
     "nsq archive cat --bod": {"--bodies"},
     # the flags of the daemons, with one dash or two
     "nsq nsqd --data": {"--data-path"},
-    "nsq nsqd -data-path x --data": set(),
-    "nsq nsqd --data-path=x --data": set(),
+    "nsq nsqd -data-path x --data": {"--data-path"},
     "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
     "nsq nsqd -deflate -data": {"-data-path"},
     "nsq nsqd -log-level w": {"warn"},
@@ -91,33 +89,41 @@ def test_words_that_are_known_before(run_nsq: RunNsq) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_names_come_from_the_cluster_that_the_line_names(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
-    quick_nsqd.create_channel("views", "live")
-    quick_nsqd.create_channel("clicks", "arch")
-    at = f"--nsqd-http-address={quick_nsqd.http_address}"
-
-    assert offered(run_nsq, f"nsq tail {at.replace('=', ' ')} --topic c") == ["clicks"]
-    assert offered(run_nsq, f"nsq topic pause {at} clicks ") == ["clicks", "views"]
-    assert offered(run_nsq, f"nsq tail {at} --topic=views --channel ") == ["live"]
-    assert offered(run_nsq, f"nsq tail {at} -tclicks -c ") == ["arch"]
-    assert offered(run_nsq, f"nsq channel pause {at} clicks ") == ["arch"]
-    assert offered(run_nsq, "nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == []
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_names_come_from_nsqlookupd_also_when_no_nsqd_is_left(
+def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
     run_nsq: RunNsq, cluster: RunningCluster
 ) -> None:
+    cluster.nsqds[0].create_channel("views", "live")
     cluster.nsqds[0].create_channel("clicks", "arch")
     cluster.wait_for_topic("clicks", 1)
-    at = " ".join(cluster.lookupd_options)
-    nodes = offered(run_nsq, f"nsq tombstone {at} clicks ")
-    for nsqd in cluster.nsqds:
-        nsqd.kill()
+    cluster.wait_for_topic("views", 1)
+    nsqd = f"--nsqd-http-address={cluster.nsqds[0].http_address}"
+    lookup = " ".join(cluster.lookupd_options)
 
-    assert sorted(nodes) == sorted(nsqd.http_address for nsqd in cluster.nsqds)
-    assert offered(run_nsq, f"nsq tail {at} -t ") == ["clicks"]
-    assert offered(run_nsq, f"nsq tail {at} -t clicks -c ") == ["arch"]
+    def expect(*lines: tuple[str, list[str]]) -> None:
+        for line, names in lines:
+            assert sorted(offered(run_nsq, line)) == names, line
+
+    expect(
+        (f"nsq tail {nsqd.replace('=', ' ')} --topic c", ["clicks"]),
+        (f"nsq topic pause {nsqd} clicks ", ["clicks", "views"]),
+        (f"nsq tail {nsqd} --topic=views --channel ", ["live"]),
+        (f"nsq tail {nsqd} -tclicks -c ", ["arch"]),
+        (f"nsq channel pause {nsqd} clicks ", ["arch"]),
+        ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
+        (
+            f"nsq tombstone {lookup} clicks ",
+            sorted(each.http_address for each in cluster.nsqds),
+        ),
+    )
+    for each in cluster.nsqds:
+        each.kill()
+    expect(
+        (f"nsq tail {lookup} -t ", ["clicks", "views"]),
+        (f"nsq tail {lookup} -t clicks -c ", ["arch"]),
+    )
+    env = {"NSQ_LOOKUPD_HTTP_ADDRESS": cluster.lookupds[0].http_address}
+    asked = run_nsq(["__complete_line", "bash", "nsq tail -t cl", ""], env=env)
+    assert asked.out == b"words 0\nclicks\n"
 
 
 @pytest.mark.usefixtures("unhurried")

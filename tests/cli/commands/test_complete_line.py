@@ -1,6 +1,6 @@
 """``nsq __complete_line``, which real bash, zsh and fish ask, each on a terminal of its own.
 
-    shell = shells("bash")                # or zsh, fish; skips where the shell is not there
+    def test_...(shell: Shell)            # runs for bash, zsh and fish
     shell.candidates("nsq topic cr")      # {"create"}
 
 The shells start without anybody's settings, load what the checkout has in completions/, and find
@@ -15,7 +15,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pexpect
@@ -27,14 +27,12 @@ from plugins.waiting import patience_s
 COMPLETIONS = Path(__file__).parents[3] / "completions"
 DEADLINE_S = patience_s(20.0)
 PATIENT_NSQ = f"""
-from nsqtools.cli.commands import complete
-complete.LIMIT_S, complete.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
+from nsqtools.cli.commands import complete_line
+complete_line.LIMIT_S, complete_line.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
 from nsqtools.cli.main import main
 raise SystemExit(main())
 """
 END = "<end>"
-
-Shells = Callable[..., "Shell"]
 
 
 class Shell:
@@ -166,26 +164,22 @@ def _value(word: str, last: str) -> str:
 SHELLS = {"bash": Bash, "zsh": Zsh, "fish": Fish}
 
 
-@pytest.fixture
-def shells(nsq_env: Mapping[str, str], tmp_path: Path) -> Iterator[Shells]:
-    """Start a shell by its name, in an empty directory; skips where it is not installed."""
-    started: list[Shell] = []
+@pytest.fixture(params=SHELLS)
+def shell(
+    request: pytest.FixtureRequest, nsq_env: Mapping[str, str], tmp_path: Path
+) -> Iterator[Shell]:
+    """Each shell, in an empty directory; skips where it is not installed."""
     programs, directory = tmp_path / "bin", tmp_path / "here"
     programs.mkdir()
     directory.mkdir()
     write_script(programs / "nsq", [NSQ[0], "-c", PATIENT_NSQ])
     path = f"{programs}:{os.environ.get('PATH', os.defpath)}"
 
-    def start(name: str, env: Mapping[str, str] | None = None) -> Shell:
-        if shutil.which(name) is None:
-            pytest.skip(f"{name} is not installed")
-        shell = SHELLS[name]({**nsq_env, "PATH": path, **(env or {})}, directory)
-        started.append(shell)
-        return shell
-
-    yield start
-    for shell in started:
-        shell.close()
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    started = SHELLS[request.param]({**nsq_env, "PATH": path}, directory)
+    yield started
+    started.close()
 
 
 TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
@@ -209,11 +203,6 @@ STATIC = {
 """What a shell may hand over in another way; `test_complete` has the rest."""
 
 
-@pytest.fixture(params=SHELLS)
-def shell(request: pytest.FixtureRequest, shells: Shells) -> Shell:
-    return shells(request.param)
-
-
 def test_words_values_and_files_are_offered_and_the_tab_key_completes(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -233,33 +222,40 @@ def test_words_values_and_files_are_offered_and_the_tab_key_completes(
         assert {Path(each).name for each in shell.candidates(line)} == names
 
     shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")
-
-
-def test_an_option_is_offered_with_all_its_spellings(shell: Shell) -> None:
-    """In a shell of its own: so many that one may ask whether to show them."""
+    # at the end: so many that a shell may ask whether to show them
     offered = shell.candidates("nsq pub -")
-
     assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
 
 
-@pytest.mark.parametrize("name", SHELLS)
-def test_the_environment_and_profiles_name_a_cluster_too(
-    name: str, shells: Shells, nsqd: Nsqd, tmp_path: Path
+def test_names_come_from_the_cluster_that_the_line_names_or_its_profile(
+    shell: Shell, nsqd: Nsqd, tmp_path: Path
 ) -> None:
-    nsqd.create_topic("clicks")
+    """Also those with dots, dashes and a hash, and addresses with a colon."""
+    for topic in ("web-clicks.eu", "web-clicks.us", "web-views#ephemeral"):
+        nsqd.create_topic(topic)
+    nsqd.create_channel("clicks", "arch")
     config = tmp_path / ".config/nsqtools/config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(
         f'[profiles.staging]\nnsqd-http-address = "{nsqd.http_address}"\n[profiles.stage-2]\n'
     )
-    shell = shells(name)
-    other = shells(name, env={"NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address})
+    at = f"--nsqd-http-address={nsqd.http_address}"
+    host, _, port = nsqd.http_address.partition(":")
 
-    assert shell.candidates("nsq tail -P sta") == {"staging", "stage-2"}
-    assert shell.candidates("nsq tail -P staging -t ") == {"clicks"}
-    assert shell.candidates("nsq tail --profile=staging -t ") == {"clicks"}
-    assert shell.candidates("nsq tail -P no-such -t ") == set()
-    assert other.candidates("nsq tail -t c") == {"clicks"}
+    for line, names in {
+        "nsq tail -P sta": {"staging", "stage-2"},
+        "nsq tail -P staging -t c": {"clicks"},
+        "nsq tail --profile=staging -t c": {"clicks"},
+        "nsq tail -P no-such -t ": set[str](),
+        f"nsq tail {at} --topic=c": {"clicks"},
+        f"nsq channel pause {at} 'clicks' ": {"arch"},
+        f"nsq tail {at} -t web-c": {"web-clicks.eu", "web-clicks.us"},
+        f"nsq tail {at} --topic=web-clicks.": {"web-clicks.eu", "web-clicks.us"},
+        f"nsq tail {at} --topic=web-v": {"web-views#ephemeral"},
+    }.items():
+        assert {each.replace("\\", "") for each in shell.candidates(line)} == names, line
+    nodes = shell.candidates(f"nsq tombstone {at} web-clicks.eu {host}:")
+    assert nodes in ({nsqd.http_address}, {port})  # bash replaces what follows the colon
 
 
 def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
@@ -269,28 +265,6 @@ def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
 
     assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
-
-
-def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
-    """Also those with dots, dashes and a hash, and addresses with a colon."""
-    for topic in ("web-clicks.eu", "web-clicks.us", "web-views#ephemeral"):
-        nsqd.create_topic(topic)
-    nsqd.create_channel("clicks", "arch")
-    at = f"--nsqd-http-address={nsqd.http_address}"
-    host = nsqd.http_address.partition(":")[0]
-
-    clicks = {"web-clicks.eu", "web-clicks.us"}
-    assert shell.candidates(f"nsq tail {at} --topic=c") == {"clicks"}
-    assert shell.candidates(f"nsq channel pause {at} 'clicks' ") == {"arch"}
-    assert shell.candidates(f"nsq tail {at} -t web-c") == clicks
-    assert shell.candidates(f"nsq tail {at} --topic=web-clicks.") == clicks
-    assert {
-        each.replace("\\", "") for each in shell.candidates(f"nsq tail {at} --topic=web-v")
-    } == {"web-views#ephemeral"}
-    assert shell.candidates(f"nsq tombstone {at} web-clicks.eu {host}:") in (
-        {nsqd.http_address},
-        {nsqd.http_address.partition(":")[2]},  # bash replaces what follows the colon
-    )
 
 
 @pytest.mark.parametrize("line", ["nsq to-file --", "nsq nsqd -"])

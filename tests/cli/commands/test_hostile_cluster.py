@@ -158,7 +158,6 @@ def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path)
     [
         ["--format", "{topic} {nsqd} {id} {body}\\n"],
         ["--format", "{body:json}\\n"],
-        ["--decode", "utf8"],
         ["--log-format", "json", "-vv"],
         ["--debug"],
     ],

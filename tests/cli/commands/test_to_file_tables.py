@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,10 +147,10 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     damaged.write_bytes(data[:-30] + bytes(30))
 
     lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
-    drafts, refused = lander.land([damaged, good])
+    files, refused, _ = lander.land([damaged, good])
 
-    assert ([each.rows for each in drafts], list(refused)) == ([1], [str(damaged)])
-    assert "it is damaged" in refused[str(damaged)]
+    assert ([each.rows for each in files], list(refused)) == ([1], [damaged])
+    assert "it is damaged" in refused[damaged]
     assert (damaged.exists(), good.exists()) == (True, False)
 
 
@@ -162,9 +163,7 @@ def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> N
     fields = {"properties": {"c": {"type": "string"}}}
     plan = TablePlan(table, is_delta, "web1", BodyKind.json, fields, ("c",))
 
-    _, refused = Lander(plan, tmp_path).land([writer.finish()])
-
-    assert refused == {}
+    assert Lander(plan, tmp_path).land([writer.finish()]).refused == {}
     found = [
         message.body
         for archive in find_archives([table])
@@ -182,9 +181,7 @@ def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> Non
         writer = Writer(directory)
         writer.write(clicks(body))
         plan = TablePlan(table, True, "web1", BodyKind.json)
-        lander = Lander(plan, directory)
-        lander.land([writer.finish()])
-        misfits.append(lander.misfits)
+        misfits.append(Lander(plan, directory).land([writer.finish()]).misfits)
 
     misfits: list[int] = []
     for body in (b'{"n": 1}', b'{"n": "one"}', b'{"n": 2, "m": true}'):
@@ -203,18 +200,16 @@ def end_times(tmp_path: Path, env: dict[str, str], count: int) -> None:
         directory.mkdir()
         writer = Writer(directory)
         writer.write(clicks(b"%d" % number))
-        lines = f"{plan.encode()}\n{json.dumps(str(directory))}\n"
         ended = subprocess.run(
             [sys.executable, "-P", "-c", code],
-            input=f"{lines}{json.dumps([str(writer.finish())])}\n",
+            input=pickle.dumps((plan, directory)) + pickle.dumps([writer.finish()]),
             env=os.environ | env,
             capture_output=True,
-            text=True,
             timeout=60,
             check=False,
         )
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert json.loads(ended.stdout)["refused"] == {}
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert pickle.loads(ended.stdout).refused == {}
 
 
 def test_the_process_that_lands_ends_cleanly(tmp_path: Path, nsq_env: dict[str, str]) -> None:

@@ -6,66 +6,52 @@ import io
 import logging
 
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, configure_logging
 
 
 class Screen(io.StringIO):
-    """A stderr that may be a terminal."""
+    """A stderr that may be a terminal, with a clock beside it."""
 
-    def __init__(self, is_tty: bool):
+    def __init__(self, is_tty: bool = True):
         super().__init__()
-        self._is_tty = is_tty
+        self.is_tty = is_tty
+        self.now_s = 100.0
 
     def isatty(self) -> bool:
-        return self._is_tty
+        return self.is_tty
+
+    def progress(self, *, quiet: bool = False) -> Progress:
+        return Progress(Runtime(io.StringIO(), self, monotonic=lambda: self.now_s, quiet=quiet))
 
 
-def runtime(screen: Screen, *, quiet: bool = False, now_s: list[float] | None = None) -> Runtime:
-    clock = now_s or [100.0]
-    return Runtime(io.StringIO(), screen, monotonic=lambda: clock[0], quiet=quiet)
-
-
-def test_the_line_is_drawn_over_and_wiped_at_the_end() -> None:
-    screen, now_s = Screen(is_tty=True), [100.0]
-
-    with Progress(runtime(screen, now_s=now_s)) as progress:
-        progress.show(lambda: "1 message")
-        now_s[0] += 0.1
-        progress.show(lambda: "2 messages")
-
-    assert screen.getvalue() == "\r\x1b[K1 message\r\x1b[K2 messages\r\x1b[K"
-
-
-def test_the_text_is_made_only_when_it_is_shown() -> None:
-    now_s = [100.0]
+def test_the_line_is_drawn_over_made_only_when_it_is_shown_and_wiped_at_the_end() -> None:
+    screen = Screen()
     made: list[int] = []
+    with screen.progress() as progress:
+        for step in range(200):
+            progress.show(lambda step=step: made.append(step) or f"{step} messages")
+            screen.now_s += 0.0011
 
-    with Progress(runtime(Screen(is_tty=True), now_s=now_s)) as progress:
-        for step in range(1000):
-            progress.show(lambda step=step: made.append(step) or str(step))
-            now_s[0] += 0.001
-
-    assert len(made) == 10
+    assert len(made) == 3
+    first, second, third = (f"\r\x1b[K{step} messages" for step in made)
+    assert screen.getvalue() == f"{first}{second}{third}\r\x1b[K"
 
 
 def test_without_a_terminal_or_when_quiet_nothing_is_written() -> None:
     for is_tty, quiet in ((False, False), (True, True)):
         screen = Screen(is_tty)
-        with Progress(runtime(screen, quiet=quiet)) as progress:
+        with screen.progress(quiet=quiet) as progress:
             progress.show(lambda: "1 message")
         assert screen.getvalue() == ""
 
 
-def test_a_log_line_wipes_the_progress_line_first() -> None:
-    screen, logger = Screen(is_tty=True), logging.getLogger("nsqtools")
-    handler = logging.StreamHandler(screen)
-    logger.addHandler(handler)
-    try:
-        with Progress(runtime(screen)) as progress:
-            progress.show(lambda: "1 message")
-            logging.getLogger("nsqtools.client").warning("lost")
-        logging.getLogger("nsqtools.client").warning("done")
-    finally:
-        logger.removeHandler(handler)
+def test_a_log_line_wipes_the_progress_line_first(own_logging: None) -> None:
+    screen = Screen()
+    configure_logging(logging.WARNING, screen)
+    with screen.progress() as progress:
+        progress.show(lambda: "1 message")
+        logging.getLogger("nsqtools.client").warning("lost")
+    logging.getLogger("nsqtools.client").warning("done")
 
-    assert screen.getvalue() == "\r\x1b[K1 message\r\x1b[Klost\ndone\n"
+    lost, done = screen.getvalue().removeprefix("\r\x1b[K1 message\r\x1b[K").splitlines()
+    assert (lost[24:], done[24:]) == (" warning: lost", " warning: done")

@@ -12,7 +12,7 @@ from plugins.waiting import patience_s
 
 from nsqtools import errors
 from nsqtools.cli.main import main
-from nsqtools.cli.running.runtime import STATUS_OF_CATEGORY, ExitStatus, explain
+from nsqtools.cli.running.runtime import STATUS_OF_CATEGORY, ExitStatus
 
 
 def raising(error: BaseException) -> Callable[..., int]:
@@ -22,70 +22,55 @@ def raising(error: BaseException) -> Callable[..., int]:
     return command
 
 
-def test_the_category_of_an_error_picks_the_status(
-    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for error, status in (
-        (errors.ConfigurationError("no"), 2),
-        (errors.NotFoundError("no"), 3),
-        (errors.DeadlineExceeded("no"), 4),
-        (errors.PublishNotSent("no"), 4),
-        (errors.TLSError("no"), 5),
-        (errors.ServerRefused("E_UNAUTHORIZED", "no", fatal=True), 5),
-        (errors.HTTPError("no", status=404), 3),
-        (errors.HTTPError("no", status=403), 5),
-        (errors.HTTPError("no", status=500), 1),
-        (errors.OutputError("no"), 1),
-    ):
-        given_command(raising(error), raw=True)
-        assert main(["given"]) == status
-        assert capsys.readouterr().err == f"nsq: error: {error}\n"
-
-
-def test_every_category_has_a_status() -> None:
-    categories = {
-        kind.category
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.NsqError)
-    }
-
-    assert categories <= set(STATUS_OF_CATEGORY)
-
-
-def test_a_message_with_newlines_and_escapes_stays_one_harmless_line(
-    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given_command(raising(errors.NsqError("E_BAD\r\n\x1b[2Jgone", hint="try\nthis")), raw=True)
-
-    main(["given"])
-
-    assert capsys.readouterr().err == "nsq: error: E_BAD \\x1b[2Jgone\nhint: try this\n"
-
-
-def test_a_bug_is_one_line_too_and_says_how_to_report_it(
-    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given_command(raising(KeyError("topic")), raw=True)
-
-    assert main(["given"]) == 1
-
-    error_line, hint_line = capsys.readouterr().err.splitlines()
-    assert error_line == "nsq: error: unexpected KeyError: 'topic'"
-    assert "--debug" in hint_line
+BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
 
 
 @pytest.mark.parametrize(
-    ("environ", "arguments"), [({}, ["--debug"]), ({"NSQ_DEBUG": "1"}, [])], ids=["option", "env"]
+    ("error", "status", "said"),
+    [
+        (errors.ConfigurationError("no"), 2, "no"),
+        (errors.NotFoundError("no"), 3, "no"),
+        (errors.DeadlineExceeded("no"), 4, "no"),
+        (errors.PublishNotSent("no"), 4, "no"),
+        (errors.TLSError("no"), 5, "no"),
+        (errors.ServerRefused("E_UNAUTHORIZED", "no", fatal=True), 5, "E_UNAUTHORIZED no"),
+        (errors.HTTPError("no", status=404), 3, "no"),
+        (errors.HTTPError("no", status=403), 5, "no"),
+        (errors.HTTPError("no", status=500), 1, "no"),
+        (errors.OutputError("no"), 1, "no"),
+        # a harmless line, whatever is in it
+        (errors.NsqError("E\r\n\x1b[2Jx", hint="try\nthis"), 1, "E \\x1b[2Jx\nhint: try this"),
+        (FileNotFoundError(2, "No such file", "/x/y"), 1, "No such file: /x/y"),
+        (KeyError("topic"), 1, f"unexpected KeyError: 'topic'\n{BUG}"),
+    ],
 )
+def test_an_error_is_one_line_and_picks_the_status(
+    given_command: GivenCommand,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+    said: str,
+) -> None:
+    given_command(raising(error), raw=True)
+
+    assert main(["given"]) == status
+    assert capsys.readouterr() == ("", f"nsq: error: {said}\n")
+
+
+def test_every_category_has_a_status() -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__]
+
+    assert {kind.category for kind in kinds} <= set(STATUS_OF_CATEGORY)
+
+
 def test_debug_shows_the_traceback_and_then_the_same_line(
-    given_command: GivenCommand, run_nsq: RunNsq, environ: dict[str, str], arguments: list[str]
+    given_command: GivenCommand, run_nsq: RunNsq
 ) -> None:
     given_command(raising(errors.NsqError("no")), raw=True)
 
-    status, _, err = run_nsq(["given", *arguments], env=environ)
-
-    lines = err.splitlines()
-    assert (status, lines[0][:9], lines[-1]) == (1, "Traceback", "nsq: error: no")
+    for result in (run_nsq(["given", "--debug"]), run_nsq(["given"], env={"NSQ_DEBUG": "1"})):
+        lines = result.err.splitlines()
+        assert (result.status, lines[0][:9], lines[-1]) == (1, "Traceback", "nsq: error: no")
 
 
 def test_interrupted_is_130_without_a_word(
@@ -157,9 +142,3 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         timeout=patience_s(30),
         check=False,
     )
-
-
-def test_an_oserror_names_its_file() -> None:
-    message, _ = explain(FileNotFoundError(2, "No such file or directory", "/x/y"))
-
-    assert message == "No such file or directory: /x/y"

@@ -20,32 +20,23 @@ def logger(own_logging: None) -> logging.Logger:
     return logging.getLogger("nsqtools.client")
 
 
-def test_a_text_line_has_time_level_and_message(logger: logging.Logger) -> None:
-    stderr = io.StringIO()
-    configure_logging(logging.WARNING, stderr)
-
+def test_a_line_is_text_or_an_object_with_the_exception(logger: logging.Logger) -> None:
+    text, json_lines = io.StringIO(), io.StringIO()
+    configure_logging(logging.WARNING, text)
     logger.warning("lost %s", "127.0.0.1:4150")
     logger.info("not shown")
-
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z warning: lost 127.0.0.1:4150\n", stderr.getvalue()
-    )
-
-
-def test_a_json_line_is_an_object_with_the_exception(logger: logging.Logger) -> None:
-    stderr = io.StringIO()
-    configure_logging(logging.WARNING, stderr, json=True)
-
+    configure_logging(logging.WARNING, json_lines, json=True)
     try:
         raise OSError("gone")
     except OSError:
         logger.exception("lost\n%s", "é")
 
-    (line,) = stderr.getvalue().splitlines()
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(rf"{time} warning: lost 127.0.0.1:4150\n", text.getvalue())
+    (line,) = json_lines.getvalue().splitlines()
     fields = json.loads(line)
-    assert fields["level"] == "error"
-    assert fields["logger"] == "nsqtools.client"
-    assert fields["message"] == "lost\né"
+    said = (fields["level"], fields["logger"], fields["message"])
+    assert said == ("error", "nsqtools.client", "lost\né")
     assert "OSError: gone" in fields["exception"]
 
 

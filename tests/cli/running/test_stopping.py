@@ -53,17 +53,8 @@ def test_the_first_signal_drains() -> None:
         assert program.wait(patience_s(30)) == 130
 
 
-def test_without_a_signal_the_command_chooses_the_status_and_handlers_are_put_back() -> None:
+def test_stop_runs_on_another_thread_and_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-
-    with stopping(lambda: None) as signals:
-        assert signal.getsignal(signal.SIGTERM) == signals.handle
-
-    assert signals.status(otherwise=7) == 7
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_stop_runs_on_another_thread() -> None:
     threads: list[threading.Thread] = []
     called = threading.Event()
 
@@ -72,8 +63,10 @@ def test_stop_runs_on_another_thread() -> None:
         called.set()
 
     with stopping(stop) as signals:
+        assert signals.status(otherwise=7) == 7
         os.kill(os.getpid(), signal.SIGTERM)
         assert called.wait(patience_s(30))
 
     assert threads[0] is not threading.main_thread()
-    assert signals.status() == 143
+    assert signals.status(otherwise=7) == 143
+    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import ssl
 import warnings
-from asyncio import TimerHandle
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -200,13 +198,6 @@ class TLSLayer:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.is_ready = False
-        self._then: Callable[[], None] | None = None
-        self._timer: TimerHandle | None = None
-
-    def when_ready(self, then: Callable[[], None], timer: TimerHandle) -> None:
-        """Have `announce` call ``then`` after the handshake; ``timer`` bounds it until then."""
-        self._then = then
-        self._timer = timer
 
     def decrypt(self, data: bytes) -> bytes:
         """Take bytes of the socket and return what they decrypt to. Raises `HandshakeFailed`.
@@ -234,18 +225,6 @@ class TLSLayer:
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass  # after the peer's close_notify the socket's end follows
         return b"".join(chunks)
-
-    def announce(self) -> None:
-        """Call ``then`` once, when the handshake is done."""
-        if self.is_ready and self._then is not None:
-            then, self._then = self._then, None
-            self.cancel()
-            then()
-
-    def cancel(self) -> None:
-        """Stop waiting for the handshake."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     def encrypt(self, data: bytes) -> bytes:
         """Return the bytes for the socket."""

@@ -33,7 +33,7 @@ from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.tcp.negotiation import HandshakeFailed, TLSLayer
+from nsqtools.server.negotiation import HandshakeFailed, TLSLayer
 
 
 class Pause(Exception):
@@ -131,6 +131,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_over = False
         self._is_reported = False  # why it is being closed
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._after_handshake: Callable[[], None] = lambda: None
 
     # asyncio.Protocol
 
@@ -397,7 +399,8 @@ class ClientConnection(asyncio.Protocol):
         """Expect a TLS handshake next; ``then`` is called when it is done."""
         self.flush()
         self.tls = tls
-        tls.when_ready(then, self._loop.call_later(timeout_s, self._handshake_failed))
+        self._after_handshake = then
+        self._handshake_timer = self._loop.call_later(timeout_s, self._handshake_failed)
 
     def _through_tls(self, tls: TLSLayer, data: bytes) -> bytes:
         try:
@@ -407,7 +410,10 @@ class ClientConnection(asyncio.Protocol):
             self._handshake_failed(str(exc))
             return b""
         self._transport.write(tls.pending())
-        tls.announce()
+        if tls.is_ready and self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
+            self._after_handshake()
         self.flush()
         return plain
 
@@ -466,7 +472,7 @@ class ClientConnection(asyncio.Protocol):
         if self._pause is not None:
             self._pause.cancel()
         self._received.clear()
-        if self.tls is not None:
-            self.tls.cancel()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
         if self._protocol is not None:
             self._protocol.closed()

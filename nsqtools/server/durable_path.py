@@ -12,7 +12,7 @@ import re
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.database import (
+from nsqtools.server.durable_database import (
     Database,
     DurableQueue,
     Row,
@@ -32,16 +32,17 @@ from nsqtools.server.durable.database import (
 )
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
-    TopicMetadata,
+    Queues,
     decode_metadata,
     encode_metadata,
     encode_topic,
-    metadata_of_queues,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
     DiskWork,
+    QueueFile,
     QueueFiles,
+    Record,
     queues_with_files,
 )
 from nsqtools.server.queues.queued_message import (
@@ -51,7 +52,6 @@ from nsqtools.server.queues.queued_message import (
     to_record,
     with_attempts,
 )
-from nsqtools.server.queues.salvage import QueueFile, Record
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
@@ -244,13 +244,13 @@ class DurablePath:
                 self._remove(each)
 
     def _has_go_files(self) -> bool:
-        return bool(self._go_topics()) or bool(queues_with_files(self._path))
+        return bool(self._listed()) or bool(queues_with_files(self._path))
 
-    def _go_topics(self) -> list[TopicMetadata]:
+    def _listed(self) -> Queues:
         try:
             return decode_metadata((self._path / FILE_NAME).read_bytes())
         except FileNotFoundError:
-            return []
+            return {}
         except (ValueError, RecursionError) as exc:
             raise ConfigurationError(
                 f"failed to parse metadata in {self._path / FILE_NAME} - {exc}"
@@ -291,9 +291,8 @@ class DurablePath:
             disk.close()
         replace_file(self._path / DUE_FILE, json.dumps(due).encode(), 0o600)
         sync_folder(self._path)
-        replace_file(
-            self._path / FILE_NAME, encode_metadata(map(encode_topic, topics_of(queues))), 0o600
-        )
+        topics = _encoded_topics({each.name: each.is_paused for each in queues if each.name})
+        replace_file(self._path / FILE_NAME, encode_metadata(topics), 0o600)
         self._remove(path)
         self._log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
 
@@ -305,9 +304,7 @@ class DurablePath:
         if self.current() is not None:
             self.open().close()
             return
-        listed: dict[str, bool] = {}
-        for topic in self._go_topics():
-            listed |= topic.queues()
+        listed = self._listed()
         names = listed.keys() | queues_with_files(self._path, with_meta=True)
         queues = [
             DurableQueue(number, name, listed.get(name, False), 0, 0)
@@ -371,14 +368,11 @@ class DurablePath:
         (self._path / DUE_FILE).unlink(missing_ok=True)
 
 
-def topics_of(queues: Iterable[DurableQueue]) -> list[TopicMetadata]:
-    """Return topics and their channels, from queues with their names."""
-    is_paused = {each.name: each.is_paused for each in queues if each.name}
-    return [
-        TopicMetadata(
-            topic.name,
-            is_paused.get(topic.name, False),
-            tuple((name, is_paused[f"{topic.name}:{name}"]) for name, _ in topic.channels),
-        )
-        for topic in metadata_of_queues(name for name in is_paused if name)
-    ]
+def _encoded_topics(queues: Queues) -> Iterator[bytes]:
+    channels: dict[str, list[tuple[str, bool]]] = {}
+    for name in sorted(queues):
+        topic, _, channel = name.partition(":")
+        found = channels.setdefault(topic, [])
+        if channel:
+            found.append((channel, queues[name]))
+    return (encode_topic(each, queues.get(each, False), channels[each]) for each in channels)

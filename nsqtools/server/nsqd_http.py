@@ -20,10 +20,10 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
-from nsqtools.records.prometheus import metric_lines
+from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
-from nsqtools.server.http.foundation import (
+from nsqtools.server.http_server import (
     EMPTY_REPLY,
     Call,
     Handler,
@@ -38,14 +38,13 @@ from nsqtools.server.http.foundation import (
     topic_and_channel_arguments,
 )
 from nsqtools.server.loop_meter import in_steps, page_in_steps
+from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
-from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 
@@ -153,20 +152,14 @@ class NsqdHTTP:
         lines = stats_lines(stats, version_line("nsqd"), time.time_ns(), start_ns)
         return text_reply(await page_in_steps(lines, self._nsqd.loop))
 
-    async def metrics(self, call: Call) -> Reply:
-        lines = metric_lines(nsqd_metrics(self._nsqd, len(self._connections)))
-        return metrics_reply(await page_in_steps(lines, self._nsqd.loop))
+    def metrics(self, call: Call) -> Awaitable[Reply]:
+        return metrics_reply(nsqd_metrics(self._nsqd, len(self._connections)), self._nsqd.loop)
 
     def config(self, call: Call) -> Reply:
-        return self._show(call.option)
-
-    def _show(self, option: str) -> Reply:
+        option = call.option
         if option == "log_level":
             return json_reply(LOG_LEVEL.wire(self._nsqd.log.level))
-        if option in self._resolved:
-            value = self._resolved[option]
-        else:
-            value = self._given(option)
+        value = self._resolved[option] if option in self._resolved else self._given(option)
         return text_reply(value) if isinstance(value, str) else json_reply(value)
 
     def _given(self, option: str) -> object:
@@ -190,7 +183,7 @@ class NsqdHTTP:
                 raise HTTPRefusal(400, "INVALID_VALUE") from None
         else:
             raise HTTPRefusal(400, "INVALID_OPTION")
-        return self._show(call.option)
+        return self.config(call)
 
     # publishing
 
@@ -203,16 +196,8 @@ class NsqdHTTP:
         query = call.query()
         topic = self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
-        if topic.started.is_set():
-            return self._publish_one(topic, body, delay_s)
-        return self._publish_to_new(topic, body, delay_s)
-
-    async def _publish_to_new(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
-        await topic.started.wait()
-        reply = self._publish_one(topic, body, delay_s)
-        return reply if isinstance(reply, Reply) else await reply
-
-    def _publish_one(self, topic: Topic, body: bytes, delay_s: float) -> Reply | Awaitable[Reply]:
+        if not topic.started.is_set():
+            return self._publish_in_steps(topic, [body], delay_s)
         if delay_s or topic.store is not None:
             return self._put(topic, topic.new_messages([body]), delay_s)
         try:
@@ -267,12 +252,14 @@ class NsqdHTTP:
             return self._put(topic, topic.new_messages(bodies))
         return self._publish_in_steps(topic, bodies)
 
-    async def _publish_in_steps(self, topic: Topic, bodies: list[bytes]) -> Reply:
+    async def _publish_in_steps(
+        self, topic: Topic, bodies: list[bytes], delay_s: float = 0.0
+    ) -> Reply:
         await topic.started.wait()
         messages, blocks = await topic.prepare_in_steps(bodies)
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
             raise HTTPRefusal(503, "EXITING")
-        reply = self._put(topic, messages, blocks=blocks)
+        reply = self._put(topic, messages, delay_s, blocks)
         return reply if isinstance(reply, Reply) else await reply
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlencode
 
 import httpx
 
@@ -27,10 +27,10 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
+from nsqtools.server.client_connection import ClientConnection, Pause
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _PERMISSIONS = {"subscribe", "publish"}
 _MAX_ANSWER_BYTES = 1 << 20
@@ -46,26 +46,17 @@ class AuthFailed(Exception):
     """No auth server gave a usable answer; the text is for the log only."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuthGrant:
-    """One entry of an answer: regular expressions that match anywhere in a name."""
+class AuthGrant(NamedTuple):
+    """One entry of an answer: patterns that match anywhere in a name."""
 
     topic: Matches
     channels: tuple[Matches, ...]
     permissions: frozenset[str]
 
-    def allows(self, topic: str, channel: str) -> bool:
-        """Return whether it allows to consume the channel, or, without one, to publish."""
-        return (
-            ("subscribe" if channel else "publish") in self.permissions
-            and bool(self.topic(topic))
-            and any(matches(channel) for matches in self.channels)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """An answer of an auth server."""
+    """An answer of an auth server, which must be asked for again after its time."""
 
     identity: str
     identity_url: str
@@ -73,16 +64,15 @@ class AuthState:
     expires_s: float  # time.monotonic()
     _answers: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def has_expired(self) -> bool:
-        """Whether it must be asked for again before use."""
-        return time.monotonic() > self.expires_s
-
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether any authorization allows it."""
+        """Return whether any grant allows to consume a channel, or, without one, to publish."""
         answer = self._answers.get((topic, channel))
         if answer is None:
-            answer = any(entry.allows(topic, channel) for entry in self.authorizations)
+            permission = "subscribe" if channel else "publish"
+            answer = any(
+                permission in permissions and matches(topic) and any(of(channel) for of in channels)
+                for matches, channels, permissions in self.authorizations
+            )
             if len(self._answers) < _REMEMBERED_NAMES:
                 self._answers[topic, channel] = answer
         return answer
@@ -126,38 +116,18 @@ class AuthServers:
     async def _ask(self, address: str, query: str) -> AuthState:
         base = address if "://" in address else f"http://{address}/auth"
         headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
-        async with httpx.AsyncClient(
-            timeout=self._timeout, verify=self._tls, trust_env=False
-        ) as client:
-            url = f"{base}?{query}"
-            status, content = await _get(client, url, headers)
-            if status == 403 and url.startswith("http:"):
-                status, content = await _get(client, _on_https(url, content), headers)
-        if status != 200:
-            raise AuthFailed(f"got response {status}")
-        return decode_answer(content)
-
-
-async def _get(client: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Return status and body, which must be of a reasonable size."""
-    body = bytearray()
-    async with client.stream("GET", url, headers=headers) as response:
-        async for piece in response.aiter_raw():
-            body += piece
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
-    return response.status_code, bytes(body)
-
-
-def _on_https(url: str, body: bytes) -> str:
-    """Return the URL at the HTTPS port that a 403 TLS_REQUIRED names."""
-    try:
-        port = json.loads(body)["https_port"]
-    except Exception as exc:  # JSON of any shape and depth
-        raise AuthFailed("got response 403") from exc
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit(parts._replace(scheme="https", netloc=f"{host}:{port}"))
+        body = bytearray()
+        async with (
+            httpx.AsyncClient(timeout=self._timeout, verify=self._tls, trust_env=False) as client,
+            client.stream("GET", f"{base}?{query}", headers=headers) as response,
+        ):
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > _MAX_ANSWER_BYTES:
+                    raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+        if response.status_code != 200:
+            raise AuthFailed(f"got response {response.status_code}")
+        return decode_answer(bytes(body))
 
 
 def decode_answer(body: bytes) -> AuthState:
@@ -295,7 +265,7 @@ class ClientAuthorization:
             return
         if self.state is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
-        if self.state.has_expired:
+        if time.monotonic() > self.state.expires_s:
             raise Pause(start, partial(self._ask, self._servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())

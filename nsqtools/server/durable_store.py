@@ -31,8 +31,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable.data_path import DurablePath, topics_of
-from nsqtools.server.durable.database import (
+from nsqtools.server.durable_database import (
     COME_DUE_AT_ONCE,
     Changes,
     Damaged,
@@ -41,8 +40,11 @@ from nsqtools.server.durable.database import (
     Publish,
     Row,
 )
-from nsqtools.server.queues.backlog import BackendError, Deliverer, Limits, QueueBacklog, Undo
-from nsqtools.server.queues.data_path import TopicMetadata
+from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
+from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
@@ -70,14 +72,15 @@ class DurableStore:
     def __init__(
         self,
         files: DurablePath,
-        limits: Limits,
+        options: NsqdOptions,
+        health: DiskHealth,
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
-        self.database = files.open(time.time_ns() + int(limits.options.max_req_timeout * 1e9))
+        self.database = files.open(time.time_ns() + int(options.max_req_timeout * 1e9))
         self._files = files
-        self._limits = limits
-        limits.spare_bytes = lambda: self.database.spare_bytes()
+        self.health = health
+        health.spare_bytes = lambda: self.database.spare_bytes()
         self.loop = loop
         self._log = log
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
@@ -99,13 +102,13 @@ class DurableStore:
 
     # queues
 
-    def listed(self) -> list[TopicMetadata]:
+    def listed(self) -> Queues:
         """Return the topics and channels that were there."""
-        return topics_of(self._found.values())
+        return {name: queue.is_paused for name, queue in self._found.items()}
 
     def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
         """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""
-        return DurableBacklog(mem_queue_size, self._limits, self, name)
+        return DurableBacklog(mem_queue_size, self, name)
 
     def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
         """Give a backlog its number, and its counts."""
@@ -114,8 +117,6 @@ class DurableStore:
             backlog.number, backlog.is_paused = found.number, found.is_paused
             backlog.unread, backlog.deferred_count = found.waiting, found.deferred
             backlog.last_turn = found.last_turn
-            if self._limits.options.max_queue_bytes:
-                backlog.unread_bytes = self.database.number("sum(length(frame))", found.number)
         else:
             self._last_number += 1
             backlog.number = self._last_number
@@ -256,8 +257,8 @@ class DurableStore:
             count += 1
         self._steps = [*pending[count:], Changes()]
         if any(step.publishes for step in pending[:count]):
-            self._limits.look_at_disk()
-        refusal = self._limits.health.low
+            self.health.look_at_disk()
+        refusal = self.health.low
         self._is_writing = True
         flushed, self._flushed = ([], self._flushed) if pending[count:] else (self._flushed, [])
         work = (self.database, pending[:count], refusal, self._broken, flushed)
@@ -301,7 +302,7 @@ class DurableStore:
         if self._is_over:
             return
         self._is_writing = False
-        steps, health = outcome.steps, self._limits.health
+        steps, health = outcome.steps, self.health
         is_new = outcome.database is not self.database
         if is_new:
             self._files.close_old(self.database)
@@ -416,13 +417,13 @@ def _is_full(exc: Exception) -> bool:
 class DurableBacklog(QueueBacklog):
     """What waits in a topic or a channel, and how many messages of it are deferred."""
 
-    def __init__(self, mem_queue_size: int, limits: Limits, store: DurableStore, name: str) -> None:
-        super().__init__(mem_queue_size, None, limits.health)
+    def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
+        super().__init__(mem_queue_size, None, store.health)
         self.name = name
-        self.number = self.last_turn = self.unread = self.unread_bytes = self.deferred_count = 0
+        self.number = self.last_turn = self.unread = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Deliverer | None = None
+        self._owner: Channel | None = None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -434,11 +435,6 @@ class DurableBacklog(QueueBacklog):
     def disk_depth(self) -> int:
         """How many messages are not in memory."""
         return self.unread + self._moving
-
-    @property
-    def size(self) -> int:
-        """How many bytes the messages take, about."""
-        return self._memory_bytes + self.unread_bytes
 
     @property
     def has_messages(self) -> bool:
@@ -476,7 +472,6 @@ class DurableBacklog(QueueBacklog):
             fits = max(0, min(fits, len(rows)))
         for _, _, turn, made, message in rows[:fits]:
             self._load(turn, with_attempts(message, made))
-        self.unread_bytes += sum(len(row[4]) for row in rows[fits:])
         self.unread += len(rows) - fits
 
     def _load(self, turn: int, message: bytes) -> None:
@@ -484,7 +479,6 @@ class DurableBacklog(QueueBacklog):
         if turn != int(message_id, 16):
             self._turns[message_id] = turn
         self._memory.append(message)
-        self._memory_bytes += len(message)
         self._cursor = turn
 
     def put(
@@ -500,7 +494,6 @@ class DurableBacklog(QueueBacklog):
         for message in messages[fits:]:
             self._move(message, 0)
             self._moving += 1
-            self.unread_bytes += len(message)
         return Undo(fits, None)
 
     def _move(self, message: bytes, due_ns: int) -> None:
@@ -544,9 +537,7 @@ class DurableBacklog(QueueBacklog):
         self.unread -= len(rows)
         for turn, message in rows:
             self._load(turn, message)
-            self.unread_bytes -= len(message)
         self.last_turn = max(self.last_turn, self._cursor)
-        self.unread_bytes = max(0, self.unread_bytes) if self.unread else 0
 
     def delivered(self, messages: Sequence[bytes]) -> None:
         """Note the attempts of messages that were delivered."""
@@ -598,7 +589,7 @@ class DurableBacklog(QueueBacklog):
     def empty(self) -> deque[bytes]:
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
-        self.unread = self.unread_bytes = self.deferred_count = self._moving = self._cursor = 0
+        self.unread = self.deferred_count = self._moving = self._cursor = 0
         self.unsettled = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
@@ -623,7 +614,7 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
+    def deferred_of(self, owner: Channel) -> StoredDeferred:
         """Return the deferred messages of a channel, which is told of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)

@@ -1,1 +1,0 @@
-"""The HTTP side of both daemons: routing, errors and headers as Go's, and the endpoints."""

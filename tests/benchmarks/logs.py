@@ -1,0 +1,67 @@
+"""Archives for the benchmarks of tables and of Spark, as an archiver writes them.
+
+Bodies are JSON of about 180 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from pathlib import Path
+
+from nsqtools.archive.layout import Head
+from nsqtools.archive.members import Plain, gzip_members
+from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import encode_many
+
+HOUR_NS = 3_600 * 10**9
+BEGIN_NS = 1_789_948_800_000_000_000  # 2026-09-21
+MEMBER = 2_500
+JSON_DDL = (
+    "topic string, nsqd string, id string, ts bigint, attempts int, body string, body64 string"
+)
+
+
+def body(number: int) -> bytes:
+    return json.dumps(
+        {
+            "user": random.randrange(1 << 40),
+            "url": f"https://example.com/{random.randrange(1000)}/{number}",
+            "agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36",
+            "seconds": random.random(),
+        }
+    ).encode()
+
+
+def make_logs(
+    directory: Path,
+    messages: int,
+    files: int,
+    *,
+    hours: float = 24,
+    topic: str = "clicks",
+    doubled: float = 0,
+    suffix: str = ".log.gz",
+) -> int:
+    """Write messages of some hours, of which a share is there twice; return how many these are."""
+    each_ns = int(hours * HOUR_NS / messages)
+    written = 0
+    for number in range(files):
+        path = directory / f"{topic}-{number:06d}{suffix}"
+        codec = gzip_members(6) if suffix.endswith(".gz") else Plain
+        file = PartFile(path, 0o640, codec, 0.0, Head(uuid.uuid4().hex, 1))
+        begin, end = number * messages // files, (number + 1) * messages // files
+        for first in range(begin, end, MEMBER):
+            some = [
+                WireMessage(BEGIN_NS + at * each_ns, 1, b"%016x" % at, body(at))
+                for at in range(first, min(first + MEMBER, end))
+            ]
+            times = some[0].timestamp_ns, some[-1].timestamp_ns
+            some += random.sample(some, int(len(some) * doubled))
+            file.append(encode_many(topic, "nsqd:4150", some))
+            file.flush(file.end_member(len(some), *times))
+            written += len(some)
+        finish(path, Directories(directory, directory))
+    return written

@@ -1,0 +1,321 @@
+"""All that runs in a Spark session, beside what a user would do who has only Spark.
+
+Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns;
+the stream with ``availableNow``, 500,000 rows a batch. Its latency is from publishing to
+``foreachBatch``, at 200 messages a second, by ``nsq to-file`` and ``nsq-archive``, and through
+``nsq``. Targets: batch 1.0 times spark.read.json, stream 0.6 times, median latency below 400 ms.
+
+Compaction does all it always does, also without Java: it plans, removes the 1 % of duplicates,
+sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet by topic and
+date; nothing is verified.
+
+Queries of ``nsq spark sql`` should cost what the same filter costs as options of the reader, and
+one over few columns no more than with ``spark.read.json``. Targets: filter 1.1 times the option,
+count 1.2 and group 1.0 times spark.read.json.
+
+Publishing writes the bodies of a Parquet file to a plain topic of two Go nsqd, which keep on disk
+what does not fit in memory, beside the same rows handed to Spark's ``noop`` sink. A ledger should
+not cost much.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.contestants import NSQ
+from benchmarks.logs import JSON_DDL, body, make_logs
+from benchmarks.measure import Figures, in_turns, running
+from benchmarks.parts import errors_as_rows
+from benchmarks.raw import Row
+from plugins.daemons import GoNsqd
+
+from nsqtools.archive.catalog import find_inputs
+from nsqtools.archive.compaction import Compaction, RunJobs, Selection, Settings, in_processes
+from nsqtools.archive.landing import Lander
+from nsqtools.archive.table import TablePlan
+from nsqtools.spark.jobs.compaction import in_tasks
+from nsqtools.spark.jobs.sql import NamedView, plan_query
+from nsqtools.spark.session import spark_session
+from nsqtools.spark.spark_settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SETTINGS = SparkSettings("local[2,4]")
+FILES = 8
+BATCH_ROWS = 500_000
+RATE = 200  # messages a second
+TICK_S = 0.05
+TOPIC = "clicks"
+TOPICS = ("clicks", "views", "orders", "errors")
+FROM = "2026-09-21T20:00:00Z"
+JSON = "`spark.read.json`"
+HOURS = "SELECT topic, date_trunc('hour', timestamp) AS hour, count(*) AS n FROM {} GROUP BY ALL"
+GROUP = f"SELECT topic, CAST(hour AS STRING), n FROM ({HOURS})"
+
+
+def beside_spark(messages: int, rounds: int) -> Iterator[Row]:
+    with spark_session(SETTINGS) as spark:
+        yield from errors_as_rows("reading", reading(spark, messages // 2, 2))
+        yield from errors_as_rows("latency", latency(spark, 5.0))
+        yield from queries(spark, 3 * messages, rounds)
+        yield from compaction(spark, messages, rounds)
+
+
+def by_json(spark: SparkSession, archives: Path) -> DataFrame:
+    return spark.read.schema(JSON_DDL).json(f"{archives}/*.gz")
+
+
+def write(rows: DataFrame, output: Path) -> None:
+    rows.write.mode("overwrite").option("compression", "zstd").parquet(str(output))
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def reading(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="read-") as place:
+        archives, output, numbers = Path(place, "archives"), Path(place, "output"), count()
+        archives.mkdir()
+        make_logs(archives, messages, FILES)
+
+        def stream() -> None:
+            place = output / str(next(numbers))
+            read = spark.readStream.format("nsq-archive").option("maxRowsPerTrigger", BATCH_ROWS)
+            rows = read.option("minPartitions", 2).load(str(archives)).drop("pos")
+            writer = rows.writeStream.format("parquet").option("compression", "zstd")
+            writer = writer.option("checkpointLocation", f"{place}/checkpoint")
+            writer.trigger(availableNow=True).start(f"{place}/data").awaitTermination()
+
+        archive = partial(spark.read.format("nsq-archive").load, str(archives))
+        contestants: dict[str, Callable[[], None]] = {
+            JSON: lambda: read_json(spark, archives, output),
+            "`nsq-archive`, batch": lambda: write(archive().drop("pos"), output),
+            "`nsq-archive`, stream": stream,
+        }
+        yield from in_turns(contestants, messages, rounds)
+
+
+def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
+    """With the columns that ``nsq-archive`` has."""
+    rows = by_json(spark, archives).selectExpr(
+        "topic",
+        "nsqd",
+        "id",
+        "timestamp_micros(ts div 1000) AS timestamp",
+        "ts AS ts_ns",
+        "attempts",
+        "coalesce(cast(body as binary), unbase64(body64)) AS body",
+        "_metadata.file_path AS file",
+    )
+    write(rows, output)
+
+
+def latency(spark: SparkSession, for_s: float) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="latency-") as directory:
+        place = Path(directory)
+        archive = place / "live"
+        archive.mkdir()
+        (place / "nsqd").mkdir()
+        with GoNsqd(place / "nsqd") as nsqd:
+            for channel in ("archive", "spark"):
+                nsqd.create_channel(TOPIC, channel)
+            at = ("--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive))
+            to_file = (*NSQ, "to-file", "-t", TOPIC, "-c", "archive", "--gzip", *at)
+            files = spark.readStream.format("nsq-archive").option("path", str(archive))
+            with running((*to_file, "--sync-interval", "50ms")):
+                waited = latencies_ms(files.load(), nsqd, place / "checkpoint-archive", for_s)
+                yield Row("to-file and nsq-archive", 0, waited)
+            topic = {"topic": TOPIC, "channel": "spark", "nsqdTcpAddress": nsqd.tcp_address}
+            live = spark.readStream.format("nsq").options(spoolDir=str(place / "spool"), **topic)
+            yield Row("nsq", 0, latencies_ms(live.load(), nsqd, place / "checkpoint-nsq", for_s))
+
+
+def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float) -> Figures:
+    """The time from nsqd's timestamp of a message to the moment that its batch is collected."""
+    found: list[float] = []
+
+    def note(batch: DataFrame, number: int) -> None:
+        stamps = batch.select("ts_ns").toArrow()["ts_ns"].to_pylist()
+        now_ns = time.time_ns()
+        found.extend((now_ns - stamp) / 1e6 for stamp in stamps)
+
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
+    query = writer.foreachBatch(note).start()
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.wait(TICK_S):
+            nsqd.publish(TOPIC, *[body(n) for n in range(int(RATE * TICK_S))])
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        time.sleep(for_s / 2)  # to warm up
+        found.clear()
+        time.sleep(for_s)
+        p95 = statistics.quantiles(found, n=20)[-1]
+        return {"p50_ms": statistics.median(found), "p95_ms": p95}
+    finally:
+        stop.set()
+        publisher.join()
+        query.stop()
+
+
+# -- a table, and its logs as files of JSON -------------------------------------------------------
+
+
+def queries(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
+    """The table is what `Lander` makes of finished logs, with its defaults."""
+    with TemporaryDirectory(prefix="nsq-lake-") as place:
+        logs, json, lake, output = (Path(place, each) for each in ("logs", "json", "lake", "out"))
+        logs.mkdir()
+        make_logs(logs, messages, 4)
+        shutil.copytree(logs, json)
+        Lander(TablePlan(str(lake), False, "web1"), logs).land(sorted(logs.glob("*.log.gz")))
+        of_table = partial(spark.read.parquet, str(lake))
+        contestants: dict[str, Callable[[], None]] = {
+            "GROUP BY, spark.read.json": lambda: _group(spark, _timed(by_json(spark, json))),
+            "scan, spark.read.json": lambda: write(_timed(by_json(spark, json)), output),
+            "GROUP BY topic, hour in Spark": lambda: _group(spark, of_table()),
+            "full scan into Parquet in Spark": lambda: write(of_table(), output),
+            "the same in DuckDB": lambda: _by_duckdb(lake),
+        }
+        yield from in_turns(contestants, messages, rounds)
+
+
+def _timed(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("timestamp", F.expr("timestamp_micros(ts div 1000)"))
+
+
+def _group(spark: SparkSession, rows: DataFrame) -> None:
+    rows.createOrReplaceTempView("messages")
+    assert len(spark.sql(GROUP.format("messages")).collect()) == 24
+
+
+def _by_duckdb(lake: Path) -> None:
+    import duckdb
+
+    files = f"read_parquet('{lake}/*/*/*.parquet', hive_partitioning = true)"
+    assert len(duckdb.sql(GROUP.format(files)).fetchall()) == 24
+
+
+# -- compaction -----------------------------------------------------------------------------------
+
+
+def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="compact-") as place:
+        archives, output = Path(place, "archives"), Path(place, "output")
+        archives.mkdir()
+        written = make_logs(archives, messages, FILES, hours=8, doubled=0.01)
+
+        def into(run: Callable[[], None]) -> Figures:
+            shutil.rmtree(output, ignore_errors=True)
+            run()
+            size = sum(path.stat().st_size for path in output.rglob("*.parquet"))
+            return {"row_bytes": size / written}
+
+        def compact(run_jobs: RunJobs) -> None:
+            selection = Selection(open_days=True)
+            job = Compaction(find_inputs([archives]), output, selection, Settings(parallel=2))
+            with job.locked():
+                job.plan()
+                job.run(run_jobs)
+            assert sum(done.duplicates for each in job.work for done in each.done) > 0
+
+        def users_job() -> None:
+            from pyspark.sql import functions as F
+
+            rows = by_json(spark, archives).dropDuplicates(["topic", "nsqd", "id"])
+            rows = rows.withColumn("date", F.expr("to_date(timestamp_micros(ts div 1000))"))
+            writer = rows.write.option("compression", "zstd").partitionBy("topic", "date")
+            writer.parquet(str(output))
+
+        contestants = {
+            "a job with dropDuplicates": partial(into, users_job),
+            "`nsq spark compact`": partial(into, partial(compact, in_tasks(spark, SETTINGS))),
+            "`nsq archive compact`": partial(into, partial(compact, in_processes(2))),
+        }
+        yield from in_turns(contestants, written, rounds)
+
+
+# -- queries of nsq spark sql ---------------------------------------------------------------------
+
+
+def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
+    """Four topics in one day, a file for each six hours."""
+    with TemporaryDirectory(prefix="query-") as place, spark_session(SETTINGS) as spark:
+        for topic in TOPICS:
+            make_logs(Path(place), messages // len(TOPICS), 4, topic=topic)
+        view = NamedView("archive", "archive", (place,))
+
+        def with_options(**options: str) -> None:
+            rows = spark.read.format("nsq-archive").options(**options).load(place)
+            rows.selectExpr("max(id)").collect()
+
+        def ours(what: str) -> Callable[[], object]:
+            return lambda: plan_query(spark, SETTINGS, [view], f"SELECT {what}").collect()
+
+        rows = by_json(spark, Path(place))
+        topic, since = "topic = 'clicks'", f"timestamp >= '{FROM}'"
+        contestants: dict[str, Callable[[], object]] = {
+            "one topic of four, the option": lambda: with_options(topics="clicks"),
+            "one topic of four, by SQL": ours(f"max(id) FROM archive WHERE {topic}"),
+            "last hours of a day, the option": lambda: with_options(since=FROM),
+            "last hours of a day, by SQL": ours(f"max(id) FROM archive WHERE {since}"),
+            "topic and time, the option": lambda: with_options(topics="clicks", since=FROM),
+            "topic and time, by SQL": ours(f"max(id) FROM archive WHERE {topic} AND {since}"),
+            f"count(*), {JSON}": rows.count,
+            "count(*), by SQL": ours("count(*) FROM archive"),
+            f"group by topic, {JSON}": lambda: rows.groupBy("topic").count().collect(),
+            "group by topic, by SQL": ours("topic, count(*) FROM archive GROUP BY topic"),
+        }
+        yield from in_turns(contestants, messages, rounds)
+
+
+# -- publishing -----------------------------------------------------------------------------------
+
+
+def publishing(messages: int, rounds: int) -> Iterator[Row]:
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="publish-")))
+        for name in ("archives", "nsqd-0", "nsqd-1"):
+            (place / name).mkdir()
+        written = make_logs(place / "archives", messages, FILES)
+        nsqds = [stack.enter_context(GoNsqd(place / f"nsqd-{number}")) for number in range(2)]
+        spark = stack.enter_context(spark_session(SETTINGS))
+        read_json(spark, place / "archives", place / "parquet")
+        numbers = count()
+
+        def publish(**options: str) -> None:
+            addresses = ",".join(nsqd.tcp_address for nsqd in nsqds)
+            options |= {"topic": "bench", "nsqdTcpAddress": addresses}
+            bodies().write.format("nsq").mode("append").options(**options).save()
+
+        def bodies() -> DataFrame:
+            return spark.read.parquet(str(place / "parquet")).select("body")
+
+        contestants: dict[str, Callable[[], None]] = {
+            "Parquet read, discarded": lambda: (
+                bodies().write.format("noop").mode("overwrite").save()
+            ),
+            "the same, published": publish,
+            "and noted in a ledger": lambda: publish(
+                ledgerPath=str(place / f"ledger-{next(numbers)}")
+            ),
+        }
+        yield from in_turns(contestants, written, rounds)
+        taken = sum(nsqd.topic_stats("bench")["message_count"] for nsqd in nsqds)
+    assert taken == 2 * written * (rounds + 1), "nsqd has not got every message"
