@@ -87,7 +87,11 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem(
         what="they are missed",
         timeout_s=WAIT_S,
     )
-    assert up_of(watched) == {dead: 0, living: 1}  # they change nothing about the nsqd
+    wait_until(
+        lambda: up_of(watched) == {dead: 0, living: 1},
+        what="they change nothing about the nsqd",
+        timeout_s=WAIT_S,
+    )
     assert all(address in problems_of(watched) for address in lookupds)
     for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):
         assert text_of(watched, path)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from plugins.browser import wait_for_samples
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.servers import Serve
@@ -37,6 +38,7 @@ def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
         finally:
             watcher.stop()
             watcher.join()
+            wait_for_samples()
 
 
 @pytest.fixture
