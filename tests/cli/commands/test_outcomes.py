@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -68,24 +67,3 @@ def test_damage_is_one_line_in_every_command_and_the_work_is_partly_done(
     assert reported
     for result in results:
         assert [line for line in result.err.splitlines() if str(damaged) in line] == reported
-
-
-def test_verify_and_repair_say_as_json_what_is_damaged(run_nsq: RunNsq, tmp_path: Path) -> None:
-    archive(tmp_path / "a.gz", b"a")
-    damaged = archive(tmp_path / "b.gz", *(os.urandom(1000) for _ in range(100)))
-    torn = damaged.read_bytes()[:-1000]
-    damaged.write_bytes(torn)
-
-    verified = run_nsq(["archive", "verify", str(tmp_path), "--json"])
-    repaired = run_nsq(["archive", "repair", str(tmp_path), "--json"])
-    again = run_nsq(["archive", "verify", str(tmp_path), "--json"])
-
-    document = json.loads(verified.out)
-    assert (verified.status, document["files"]) == (1, 2)
-    [found] = document["damaged"]
-    assert found["file"] == str(damaged)
-    assert found["problems"]
-    [mended] = json.loads(repaired.out)["repaired"]
-    assert mended["file"] == str(damaged)
-    assert (tmp_path / ".b.gz.damaged").read_bytes() == torn
-    assert (again.status, json.loads(again.out)["damaged"]) == (0, [])

@@ -120,20 +120,3 @@ def test_an_interrupt_settles_what_is_under_way(spawn_nsq: SpawnNsq, nsqd: GoNsq
     assert status == 130
     assert process.stderr is not None
     assert process.stderr.read() == b"nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n"
-
-
-def test_a_line_above_the_usual_limit_names_the_options_that_raise_it(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
-) -> None:
-    nsqd = go_nsqd("-max-msg-size=4000000", "-max-body-size=8000000")
-    line = b"x" * 1_500_000 + b"\n"
-
-    refused = run_nsq(to(nsqd), stdin=line)
-    raised = [word for word in refused.err.splitlines()[-1].split() if "=" in word]
-    taken = run_nsq([*to(nsqd), *(part for word in raised for part in ("-X", word))], stdin=line)
-
-    assert refused.status == 1
-    assert refused.err.splitlines()[-1] == (
-        "hint: Where nsqd takes larger messages: -X publish_max_msg_size=1500000"
-    )
-    assert (taken.status, nsqd.depth("events")) == (0, 1)
