@@ -66,7 +66,7 @@ def test_it_gives_up_while_the_input_is_silent(spawn_nsq: SpawnNsq) -> None:
 
 @pytest.mark.alone
 def test_a_high_rate_is_kept(spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path) -> None:
-    """Low ones, to the message, are in tests/publish/test_pacing.py."""
+    """Low ones, to the message, are in tests/publish/test_publisher.py."""
     rate = lines = 100_000
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * lines)
