@@ -82,7 +82,7 @@ class Consumer(CommonConsumer):
     Raises `ConfigurationError` for bad names, addresses or options.
     """
 
-    new_backlog = _LoopBacklog
+    _new_backlog = _LoopBacklog
     backlog: _LoopBacklog
     # what was taken and not handed out yet: from `_reached` to `_count`
     _held: Batch

@@ -25,6 +25,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+# for the workers: where it is missing, the command is to say so, as of all extras
+import ddsketch  # noqa: F401
+
 from nsqtools.bench.bench_plan import (
     BACKLOG,
     MAX_TAG,

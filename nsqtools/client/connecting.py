@@ -244,11 +244,7 @@ class Dialer:
             self._loop.call_soon(lambda: use(address, result))
 
         open_in_background(
-            address,
-            self._options,
-            subscribe,
-            done,
-            is_announced=not self._known.is_direct(address),
+            address, self._options, subscribe, done, is_announced=not self._known.is_direct(address)
         )
 
     def listed(self, addresses: Iterable[Address]) -> None:

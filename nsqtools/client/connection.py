@@ -49,10 +49,7 @@ from nsqtools.errors import (
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol import commands
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
-from nsqtools.protocol.commands import (
-    IdentifyReply,
-    decode_identify_reply,
-)
+from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 from nsqtools.protocol.frames import (
     ERROR,
     HEARTBEAT,

@@ -35,13 +35,7 @@ from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import (
-    Handling,
-    OnHandled,
-    StopSignals,
-    check_count,
-    check_is_sync,
-)
+from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
@@ -88,7 +82,7 @@ EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 class CommonConsumer:
     """What consumers for threads and for asyncio have in common: all but waiting."""
 
-    new_backlog: type[Backlog] = Backlog
+    _new_backlog: type[Backlog] = Backlog
     topics: list[str]
     channel: str = ""
 
@@ -125,7 +119,7 @@ class CommonConsumer:
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
-        self.backlog = _backlog if _backlog is not None else self.new_backlog()
+        self.backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         self._io = ConsumerIO(
             {
@@ -232,11 +226,7 @@ class CommonConsumer:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(
-        self,
-        timeout_s: float | None = None,
-        most: int | None = None,
-        *,
-        several: bool = False,
+        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
     ) -> list[Batch] | None:
         """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
@@ -459,11 +449,7 @@ class Consumer(CommonConsumer):
         return batches[0] if batches else None
 
     def batches(
-        self,
-        timeout_s: float | None = None,
-        *,
-        size: int | None = None,
-        within_s: float = 1.0,
+        self, timeout_s: float | None = None, *, size: int | None = None, within_s: float = 1.0
     ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 

@@ -279,7 +279,7 @@ class CommonProducer:
                     timeout_s = 0
                 if not self._room.wait_for(self._has_room, timeout_s):
                     raise PublishNotSent(
-                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s",
+                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s"
                     ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")

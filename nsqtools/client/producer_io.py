@@ -144,11 +144,7 @@ class ProducerLink:
             self.is_connecting = True
             self.tried_at = now
             open_in_background(
-                self.address,
-                self._options,
-                None,
-                self._opened,
-                is_announced=self.is_announced,
+                self.address, self._options, None, self._opened, is_announced=self.is_announced
             )
 
     @property

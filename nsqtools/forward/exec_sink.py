@@ -71,19 +71,10 @@ class ExecSettings:
     takes_argument: bool = False
     timeout_s: float = 0.0
     fatal: frozenset[int] = frozenset()
-    is_tagged: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Work:
-    """Parcels that one run answers for."""
-
-    parcels: Sequence[Parcel]
-    reports: Sequence[Report]
-
-    def report(self, outcome: Outcome) -> None:
-        for parcel, report in zip(self.parcels, self.reports, strict=True):
-            report(parcel, outcome)
+_Work = Sequence[Parcel]
+"""What one run answers for."""
 
 
 class ExecSink:
@@ -105,9 +96,10 @@ class ExecSink:
         self.running: dict[int, _Worker] = {}  # by token
         self.tokens = itertools.count(1)
         self.words = [os.fsencode(settings.program), *map(os.fsencode, settings.words[1:])]
-        self._submitted: collections.deque[_Work] = collections.deque()
+        self._submitted: collections.deque[Parcel] = collections.deque()
         self._is_woken = False
-        self._gathered: dict[str, list[_Work]] = {}
+        self._gathered: dict[str, list[Parcel]] = {}
+        self._report: Report
         self._runs: list[_Run] = []
         self._kept: list[_Kept] = []
         self._thread: threading.Thread | None = None
@@ -122,7 +114,8 @@ class ExecSink:
         """Have a command run for one part."""
         if self._thread is None:
             self._thread = self._begin()
-        self._submitted.append(_Work((parcel,), (report,)))
+        self._report = report  # the forwarder's, for all of them
+        self._submitted.append(parcel)
         if not self._is_woken:
             self._is_woken = True
             self.loop.call_soon_threadsafe(self._take)
@@ -175,32 +168,32 @@ class ExecSink:
     def _take(self) -> None:
         self._is_woken = False
         while self._submitted:
-            work = self._submitted.popleft()
+            parcel = self._submitted.popleft()
             if self.settings.batch > 1:
-                self._gather(work)
+                self._gather(parcel)
             else:
-                self.waiting.append(work)
+                self.waiting.append((parcel,))
         self.go_on()
 
-    def _gather(self, work: _Work) -> None:
+    def _gather(self, parcel: Parcel) -> None:
         """Batches are of one topic, from whichever nsqd."""
-        topic = work.parcels[0].messages.topic
+        topic = parcel.messages.topic
         gathered = self._gathered.setdefault(topic, [])
-        gathered.append(work)
+        gathered.append(parcel)
         if len(gathered) == self.settings.batch:
-            self._close_batch(topic)
+            self.waiting.append(self._gathered.pop(topic))
         elif len(gathered) == 1:
-            self.loop.call_later(self.settings.batch_wait_s, self._batch_is_due, topic, work)
+            self.loop.call_later(self.settings.batch_wait_s, self._batch_is_due, topic, parcel)
 
-    def _batch_is_due(self, topic: str, first: _Work) -> None:
+    def _batch_is_due(self, topic: str, first: Parcel) -> None:
         if self._gathered.get(topic, [None])[0] is first:
-            self._close_batch(topic)
+            self.waiting.append(self._gathered.pop(topic))
             self.go_on()
 
-    def _close_batch(self, topic: str) -> None:
-        batch = self._gathered.pop(topic)
-        parcels = [parcel for work in batch for parcel in work.parcels]
-        self.waiting.append(_Work(parcels, [report for work in batch for report in work.reports]))
+    def report(self, work: _Work, outcome: Outcome) -> None:
+        """Report what became of some work."""
+        for parcel in work:
+            self._report(parcel, outcome)
 
     def go_on(self) -> None:
         """Give out what waits, as far as there is somebody for it."""
@@ -363,18 +356,10 @@ class _Worker(ABC):
 
     def printed(self, stream: int, lines: Sequence[bytes]) -> None:
         """Pass on what the command has printed."""
-        tag = self._tag()
         try:
-            self.sink.write(stream, b"".join(b"%b%b\n" % (tag, line) for line in lines))
+            self.sink.write(stream, b"".join(line + b"\n" for line in lines))
         except OutputError as exc:
             self.sink.failure = self.sink.failure or exc
-
-    def _tag(self) -> bytes:
-        if not self.settings.is_tagged or not self.work:
-            return b""
-        messages = self.work[0].parcels[0].messages
-        what = messages.topic.encode()
-        return b"%b | " % (what if self.settings.batch > 1 else what + b" " + messages[0].id)
 
 
 class _Run(_Worker):
@@ -382,15 +367,15 @@ class _Run(_Worker):
 
     def begin(self, work: _Work) -> None:
         """Run a command, unless what it would be given is answered or cannot be given."""
-        live = [parcel for parcel in work.parcels if not parcel.messages[0].is_answered]
+        live = [parcel for parcel in work if not parcel.messages[0].is_answered]
         if not live:
-            work.report(TAKEN_BACK)
+            self.sink.report(work, TAKEN_BACK)
             return
         settings, words = self.settings, self.sink.words
         bodies = [parcel.bodies[0] for parcel in live]
         messages = [parcel.messages[0] for parcel in live]
         if fault := _fault(settings, bodies):
-            self._report(work, Outcome(Fate.REFUSED, fault, may_split=True))
+            self._answer(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
         environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
         environ["ATTEMPTS"] = str(most_attempts(messages))
@@ -410,7 +395,7 @@ class _Run(_Worker):
                     self.open()
                 self.start(words, environ, [stdin.fileno(), *self.theirs])
         except OSError as exc:
-            self.work.popleft().report(self.cannot_start(exc.errno))
+            self.sink.report(self.work.popleft(), self.cannot_start(exc.errno))
 
     def settle(self, status: int, error: int) -> None:
         program = self.settings.words[0]
@@ -430,16 +415,15 @@ class _Run(_Worker):
             outcome = Outcome(Fate.REFUSED, f"{program} {_ended(status)}", may_split=True)
         else:
             outcome = Outcome(Fate.FAILED, f"{program} {_ended(status)}", may_split=status > 0)
-        self._report(self.work.popleft(), outcome)
+        self._answer(self.work.popleft(), outcome)
 
-    def _report(self, work: _Work, outcome: Outcome) -> None:
+    def _answer(self, work: _Work, outcome: Outcome) -> None:
         """A batch in which a message may be to blame for the others is run again in halves."""
-        middle = len(work.parcels) // 2
+        middle = len(work) // 2
         if outcome.may_split and middle:
-            for half in (slice(middle, None), slice(middle)):
-                self.sink.waiting.appendleft(_Work(work.parcels[half], work.reports[half]))
+            self.sink.waiting.extendleft((work[middle:], work[:middle]))
         else:
-            work.report(outcome)
+            self.sink.report(work, outcome)
 
 
 class _Kept(_Worker):
@@ -469,14 +453,14 @@ class _Kept(_Worker):
 
     def give(self, work: _Work, now: float) -> None:
         """Give it a message; `write_on` writes it."""
-        if work.parcels[0].messages[0].is_answered:
-            work.report(TAKEN_BACK)
+        if work[0].messages[0].is_answered:
+            self.sink.report(work, TAKEN_BACK)
             return
         if not self.work:
             self.since = now
         self.work.append(work)
         self.watch()
-        self._unwritten += _line(work.parcels[0])
+        self._unwritten += _line(work[0])
 
     def write_on(self) -> None:
         """Write what it is given, as far as its pipe takes it."""
@@ -503,7 +487,7 @@ class _Kept(_Worker):
                 said = escape_line(line[:100].decode("utf-8", "replace"))
                 self.end(f"{self.settings.words[0]} gave no answer but '{said}'")
                 return
-            self.work.popleft().report(outcome)
+            self.sink.report(self.work.popleft(), outcome)
         self.since = time.monotonic()
         self._delays.reset()
 
@@ -528,7 +512,7 @@ class _Kept(_Worker):
         self._retry_at = time.monotonic() + delay_s
         self.sink.loop.call_later(delay_s, self.sink.go_on)
         self.error = ""
-        self.work.popleft().report(outcome)
+        self.sink.report(self.work.popleft(), outcome)
         self.sink.waiting.extendleft(reversed(self.work))
         self.work.clear()
 

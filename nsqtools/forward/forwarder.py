@@ -45,12 +45,16 @@ RETRY_S = 5.0  # how often it is asked whether a topic is there again
 
 
 @dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """Which topics, from where.
+class ForwardSettings:
+    """Which topics, from where, and what happens on the way.
 
     ``pattern`` is searched for in the names of topics; ``refresh_s`` is how often, in seconds.
     ``check`` raises `ConfigurationError` for a topic that must not be forwarded; ``user_agent`` is
     what the consumer of a topic says that it is.
+
+    ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
+    ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
+    ``rate`` is messages a second, 0 without limit.
     """
 
     topics: tuple[str, ...]
@@ -61,6 +65,11 @@ class SourceSettings:
     refresh_s: float = 60.0
     check: Callable[[str], None] = lambda topic: None
     user_agent: Callable[[str], str] | None = None
+    keep: Filter | None = None
+    pick: Callable[[bytes], bytes | None] | None = None
+    rename: Callable[[str], str] = str
+    rate: float = 0.0
+    max_attempts: int = 0
 
 
 class TopicSources:
@@ -73,7 +82,7 @@ class TopicSources:
     Raises `ConfigurationError` for a wrong pattern.
     """
 
-    def __init__(self, settings: SourceSettings) -> None:
+    def __init__(self, settings: ForwardSettings) -> None:
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
@@ -204,23 +213,6 @@ class TopicSources:
                 self._absent.add(topic)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardSettings:
-    """What happens on the way. ``keep`` selects, ``pick`` transforms a body (None: leave it out;
-    ``ValueError``: it cannot), ``rename`` gives the topic's name at the destination.
-
-    ``max_attempts`` 0 is without limit; ``rate`` is messages a second, 0 without limit;
-    ``drain_s`` is how long to wait for what is under way when stopping.
-    """
-
-    keep: Filter | None = None
-    pick: Callable[[bytes], bytes | None] | None = None
-    rename: Callable[[str], str] = str
-    rate: float = 0.0
-    max_attempts: int = 0
-    drain_s: float = 30.0
-
-
 class Forwarder:
     """Takes messages and delivers them to a sink; `forward_to` makes one.
 
@@ -229,22 +221,21 @@ class Forwarder:
 
     def __init__(
         self,
-        source: SourceSettings,
-        sink: Sink,
         settings: ForwardSettings,
+        sink: Sink,
         *,
         dead_letters: DeadLetterBox | None = None,
         limits: RunLimits | None = None,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         limits = limits or RunLimits()
-        options = source.options
+        options = settings.options
         if limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
-        self._sources = TopicSources(replace(source, options=options))
+        self._sources = TopicSources(replace(settings, options=options))
         self._courier = Courier(
             sink,
             self.counters,
@@ -431,7 +422,7 @@ class Forwarder:
         for batch in self._ready:
             batch.requeue(0, backoff=False)
         self._ready.clear()
-        self._courier.drain(self._settings.drain_s, self._on_tick)
+        self._courier.drain(self._settings.options.drain_timeout_s, self._on_tick)
         self._sources.stop()
         self._on_tick()
 
@@ -463,12 +454,16 @@ def forward_to(
     connection = ConnectionSettings(
         _texts(nsqd_tcp_addresses), _texts(lookupd_http_addresses), options=options or {}
     )
-    topics = tuple(map(check_topic, _texts(topic)))
-    client_options = connection.client_options(**THROUGHPUT)
+    settings = ForwardSettings(
+        tuple(map(check_topic, _texts(topic))),
+        check_channel(channel),
+        connection,
+        connection.client_options(**THROUGHPUT),
+        max_attempts=max_attempts,
+    )
     return Forwarder(
-        SourceSettings(topics, check_channel(channel), connection, client_options),
+        settings,
         sink,
-        ForwardSettings(max_attempts=max_attempts, drain_s=client_options.drain_timeout_s),
         dead_letters=DeadLetterFile(Path(dead_letter_file)) if dead_letter_file else None,
         limits=RunLimits(None, exit_idle_s, None),
     )

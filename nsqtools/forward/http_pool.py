@@ -38,21 +38,17 @@ PRIVATE = "a private address, which is not allowed"
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
+    """What a server answered; without an answer ``error`` says why, and ``was_sent`` whether the
+    server may have acted on the request."""
 
     status: int
     retry_after: str = ""
     location: str = ""
+    error: str = ""
+    was_sent: bool = True
 
 
-class Broken(NamedTuple):
-    """No answer. ``was_sent`` tells that the server may have acted on the request."""
-
-    error: str
-    was_sent: bool
-
-
-Done = Callable[[Answer | Broken, bool], None]
+Done = Callable[[Answer, bool], None]
 """Called with the end of a request, and with whether it was sent twice."""
 
 
@@ -147,7 +143,6 @@ class _Transfer:
         done, self.done = self.done, None
         assert done is not None
         status = self.curl.getinfo(pycurl.RESPONSE_CODE)
-        result: Answer | Broken
         if not code or (status >= 200 and self._head and self._head[-1] == b"\r\n"):
             if status < 300:
                 result = Answer(status)
@@ -157,18 +152,18 @@ class _Transfer:
             result = self._broken(code, message)
         done(result, self._sent > 1)
 
-    def _broken(self, code: int, message: str) -> Broken:
+    def _broken(self, code: int, message: str) -> Answer:
         assert self._request is not None
         name = self._request.name
         if self._sent and not self._is_refused:
             if code == pycurl.E_OPERATION_TIMEDOUT:
                 message = f"no answer within {self._pool.request_timeout_s:.3g} s"
-            return Broken(f"{name}: {message}", was_sent=True)
+            return Answer(0, error=f"{name}: {message}")
         if self._is_refused:
             message = PRIVATE
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
             message = os.strerror(number)
-        return Broken(f"cannot connect to {name} ({message})", was_sent=False)
+        return Answer(0, error=f"cannot connect to {name} ({message})", was_sent=False)
 
     def _field(self, name: bytes) -> str:
         for line in reversed(self._head):  # what comes before 100 Continue is not the answer's

@@ -17,7 +17,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -25,6 +24,8 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel
+from nsqtools.protocol.names import Address
+from nsqtools.records.envelope import Envelope
 from nsqtools.records.template import compile_template
 
 Encoder = Callable[..., bytes]
@@ -33,23 +34,6 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # What libcurl adds unasked. An empty header takes it out.
 _UNASKED = (b"Accept:", b"Content-Type:", b"Expect:")
-
-
-class HttpOrigin(NamedTuple):
-    """Where to connect."""
-
-    host: str
-    port: int
-    is_tls: bool
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Without a path."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' if self.is_tls else ''}://{host}:{self.port}"
 
 
 class HttpRequest(NamedTuple):
@@ -78,7 +62,6 @@ class Endpoint:
             port = parts.port
         except ValueError as exc:
             raise ConfigurationError(f"{url!r} is not a URL: {exc}") from None
-        is_tls = parts.scheme == "https"
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(
                 f"{url!r} is not the URL of an endpoint",
@@ -92,8 +75,9 @@ class Endpoint:
         if not url.isascii() or any(c <= " " for c in url):
             raise ConfigurationError(f"{url!r} has characters that a URL must not have")
         path = path.partition("#")[0]
-        port = port if port is not None else 443 if is_tls else 80
-        self.origin = HttpOrigin(parts.hostname, port, is_tls)
+        port = port if port is not None else 443 if parts.scheme == "https" else 80
+        self.origin = parts.scheme, Address(parts.hostname, port)
+        self.base = base
         self.target = _encoded(path.encode())
         self.template: Encoder | None = None
         if "{" in path and is_given:
@@ -114,12 +98,8 @@ def _split(url: str) -> tuple[str, str]:
     return url[:end], path if path.startswith("/") else "/" + path
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """``Name: TEMPLATE``."""
-
-    name: str
-    encode: Encoder
+Header = tuple[str, Encoder]
+"""Its name, and the template of its value."""
 
 
 def parse_header(text: str) -> Header:
@@ -133,7 +113,7 @@ def parse_header(text: str) -> Header:
     if name.lower() in ("content-length", "transfer-encoding", "connection", "host"):
         raise ConfigurationError(f"the header {name} cannot be set")
     try:
-        return Header(name, compile_template(template))
+        return name, compile_template(template)
     except ValueError as exc:
         raise ConfigurationError(f"--header {text!r}: {exc}") from None
 
@@ -145,53 +125,49 @@ class RequestSecrets(NamedTuple):
     key: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSettings:
-    """What requests look like. ``has_metadata`` adds headers about the message."""
-
-    is_get: bool = False
-    content_type: str = "application/octet-stream"
-    user_agent: str = "nsq_to_http"
-    headers: Sequence[Header] = ()
-    secrets: Renewed[RequestSecrets] | None = None
-    has_metadata: bool = True
-    batch: BatchForm | None = None
-
-
 class RequestBuilder:
-    """Makes requests of parcels."""
+    """Makes requests of parcels. ``has_metadata`` adds headers about the message, and ``batch`` is
+    how several messages are one body."""
 
-    def __init__(self, settings: RequestSettings) -> None:
-        self._settings = settings
-        self._given = {header.name.lower() for header in settings.headers}
+    def __init__(
+        self,
+        *,
+        is_get: bool = False,
+        content_type: str,
+        user_agent: str,
+        headers: Sequence[Header] = (),
+        secrets: Renewed[RequestSecrets] | None = None,
+        has_metadata: bool = True,
+        batch: BatchForm | None = None,
+    ) -> None:
+        self.batch = batch
+        self._is_get = is_get
+        self._content_type = content_type
+        self._user_agent = user_agent
+        self._has_metadata = has_metadata
+        self._renewed = secrets
         self._secrets = RequestSecrets()
+        self._given = {name.lower() for name, _ in headers}
+        self._headers = [(b"%b: " % name.encode(), encode) for name, encode in headers]
+        self._has_key = has_metadata and "idempotency-key" not in self._given
         self._shared = self._shared_headers()
-        self._headers = [
-            (b"%b: " % header.name.encode(), header.encode) for header in settings.headers
-        ]
-        self._has_key = settings.has_metadata and "idempotency-key" not in self._given
 
     def _shared_headers(self) -> list[bytes]:
-        settings = self._settings
-        shared = [b"User-Agent: %b" % settings.user_agent.encode()]
-        if not settings.is_get:
-            shared.append(b"Content-Type: %b" % settings.content_type.encode())
+        shared = [b"User-Agent: %b" % self._user_agent.encode()]
+        if not self._is_get:
+            shared.append(b"Content-Type: %b" % self._content_type.encode())
         if self._secrets.authorization:
             shared.append(b"Authorization: %b" % self._secrets.authorization)
         names = [line.partition(b":")[0].decode().lower() for line in shared]
         shared = [line for line, name in zip(shared, names, strict=True) if name not in self._given]
         return [*_UNASKED, *shared]
 
-    def _renew(self, secrets: RequestSecrets) -> None:
-        self._secrets = secrets
-        self._shared = self._shared_headers()
-
     def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> HttpRequest:
         """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
         batch."""
-        settings = self._settings
-        if settings.secrets is not None and (now := settings.secrets.get()) is not self._secrets:
-            self._renew(now)
+        if self._renewed is not None and (now := self._renewed.get()) is not self._secrets:
+            self._secrets = now
+            self._shared = self._shared_headers()
         body = self._body(parcels)
         parcel = parcels[0]
         headers = self._shared.copy()
@@ -202,7 +178,7 @@ class RequestBuilder:
             if self._secrets.key:
                 headers += self._signature(identity, body)
         messages = parcel.messages
-        if settings.has_metadata and len(parcels) == 1 and len(parcel) == 1:
+        if self._has_metadata and len(parcels) == 1 and len(parcel) == 1:
             message = messages[0]
             headers += (
                 b"X-Nsq-Topic: %b" % messages.topic.encode(),
@@ -215,10 +191,10 @@ class RequestBuilder:
             if value := _CONTROL.sub(b" ", value).strip():  # nothing in it begins another header
                 headers.append(name + value)
         return HttpRequest(
-            endpoint.origin.url + self._target(endpoint, parcel),
+            endpoint.base + self._target(endpoint, parcel),
             headers,
-            None if settings.is_get else body,
-            str(endpoint.origin),
+            None if self._is_get else body,
+            str(endpoint.origin[1]),
             endpoint.allows_private,
         )
 
@@ -226,15 +202,22 @@ class RequestBuilder:
         if endpoint.template is None:
             return endpoint.target
         messages = parcel.messages
-        first = Renamed(messages[0], parcel.bodies[0])
-        return _encoded(endpoint.template(messages.topic, messages.nsqd, [first]))
+        message = messages[0]
+        sent = Envelope(
+            messages.topic,
+            messages.nsqd,
+            message.id,
+            message.timestamp_ns,
+            message.attempts,
+            parcel.bodies[0],
+        )
+        return _encoded(endpoint.template(messages.topic, messages.nsqd, [sent]))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
-        form = self._settings.batch
-        if form is None:
+        if self.batch is None:
             return parcels[0].bodies[0]
         bodies = [body for parcel in parcels for body in parcel.bodies]
-        if form is BatchForm.JSON:
+        if self.batch is BatchForm.JSON:
             for body in bodies:
                 json.loads(body)
             return b"[" + b",".join(bodies) + b"]"
@@ -248,18 +231,6 @@ class RequestBuilder:
             b"webhook-timestamp: %b" % now,
             b"webhook-signature: v1,%b" % base64.b64encode(signed.digest()),
         )
-
-
-class Renamed:
-    """A message with the body that is sent, for templates."""
-
-    __slots__ = ("attempts", "body", "id", "timestamp_ns")
-
-    def __init__(self, message: object, body: bytes) -> None:
-        self.attempts: int = message.attempts  # type: ignore[attr-defined]
-        self.id: bytes = message.id  # type: ignore[attr-defined]
-        self.timestamp_ns: int = message.timestamp_ns  # type: ignore[attr-defined]
-        self.body = body
 
 
 def identity_of(parcels: Sequence[Parcel]) -> bytes:

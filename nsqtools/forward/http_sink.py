@@ -24,8 +24,8 @@ from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
-from nsqtools.forward.http_pool import Answer, Broken, HttpPool
-from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
+from nsqtools.forward.http_pool import Answer, HttpPool
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -193,7 +193,6 @@ class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
     parcels: Sequence[Parcel]
-    reports: Sequence[Report]
     tried: list[_EndpointCircuit] = field(default_factory=list)
     lacking: list[_EndpointCircuit] = field(default_factory=list)  # in mode all: those without it
     refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
@@ -202,12 +201,6 @@ class _Exchange:
     hops: int = 0
     repeated: int = 0
 
-    def report(self, outcome: Outcome) -> None:
-        if self.repeated:
-            outcome = replace(outcome, repeated=self.repeated)
-        for parcel, report in zip(self.parcels, self.reports, strict=True):
-            report(parcel, outcome)
-
 
 class HttpSink:
     """Delivers over HTTP. Raises `ConfigurationError` for settings that contradict each other."""
@@ -215,27 +208,28 @@ class HttpSink:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        requests: RequestSettings,
+        builder: RequestBuilder,
         settings: HttpSettings,
         pool: HttpPool,
     ) -> None:
         if settings.mode is EndpointMode.HASH and settings.key is None:
             raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
         self._settings = settings
-        self._builder = RequestBuilder(requests)
-        self._is_batched = requests.batch is not None
+        self._builder = builder
+        self._is_batched = builder.batch is not None
         self._circuits = [_EndpointCircuit(endpoint) for endpoint in endpoints]
         self._pool = pool
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
         self._under_way = 0
-        self._gathered: list[tuple[Parcel, Report]] = []
+        self._gathered: list[Parcel] = []
         self._gathered_bytes = 0
         self._gathered_at = 0.0
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
+        self._report: Report
         pool.on_tick = self._tick
-        pool.after_turn = self._report
+        pool.after_turn = self._report_ended
         pool.start()
 
     # -- the forwarder's thread -----------------------------------------------------------------
@@ -260,10 +254,11 @@ class HttpSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
+        self._report = report  # the forwarder's, for all of them
         if self._is_batched:
-            self._pool.call_soon(lambda: self._gather(parcel, report))
+            self._pool.call_soon(lambda: self._gather(parcel))
         else:
-            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,), (report,))))
+            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,))))
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when the thread of the pool has failed."""
@@ -276,26 +271,25 @@ class HttpSink:
 
     # -- batches --------------------------------------------------------------------------------
 
-    def _gather(self, parcel: Parcel, report: Report) -> None:
-        settings, count = self._settings, sum(len(each) for each, _ in self._gathered)
+    def _gather(self, parcel: Parcel) -> None:
+        settings, count = self._settings, sum(map(len, self._gathered))
         if self._gathered and (
             count + len(parcel) > settings.batch_count
             or self._gathered_bytes + parcel.size > settings.batch_bytes
-            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[0][:1])
+            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[:1])
         ):
             self._send_gathered()
             count = 0
         if not self._gathered:
             self._gathered_at = time.monotonic()
-        self._gathered.append((parcel, report))
+        self._gathered.append(parcel)
         self._gathered_bytes += parcel.size
         if count + len(parcel) >= settings.batch_count or not settings.linger_s:
             self._send_gathered()
 
     def _send_gathered(self) -> None:
-        parcels, reports = zip(*self._gathered, strict=True)
-        self._gathered, self._gathered_bytes = [], 0
-        self._begin(_Exchange(parcels, reports))
+        parcels, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        self._begin(_Exchange(parcels))
 
     def _tick(self, now: float) -> None:
         if self._gathered and now - self._gathered_at >= self._settings.linger_s:
@@ -337,14 +331,14 @@ class HttpSink:
         self._under_way += 1
         exchange.target = None
 
-        def done(result: Answer | Broken, is_resent: bool) -> None:
+        def done(answer: Answer, is_resent: bool) -> None:
             self._under_way -= 1
             if is_resent:
                 exchange.repeated += sum(map(len, exchange.parcels))
-            if isinstance(result, Broken):
-                self._broke(exchange, circuit, result)
+            if answer.error:
+                self._broke(exchange, circuit, answer)
             else:
-                self._answered(exchange, circuit, endpoint, result)
+                self._answered(exchange, circuit, endpoint, answer)
             self._go_on()
 
         self._pool.send(request, done)
@@ -372,7 +366,7 @@ class HttpSink:
 
     # -- what came back -------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Broken) -> None:
+    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Answer) -> None:
         circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
@@ -425,8 +419,8 @@ class HttpSink:
 
     def _refuse(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
         if outcome.may_split and len(exchange.parcels) > 1:
-            for parcel, report in zip(exchange.parcels, exchange.reports, strict=True):
-                self._begin(_Exchange((parcel,), (report,)))
+            for parcel in exchange.parcels:
+                self._begin(_Exchange((parcel,)))
             return
         self._settle(exchange, circuit, outcome)
 
@@ -445,7 +439,7 @@ class HttpSink:
             target is None
             or exchange.hops >= MAX_REDIRECTS
             or answer.status not in (307, 308)
-            or (endpoint.origin.is_tls and not target.origin.is_tls)
+            or (endpoint.origin[0], target.origin[0]) == ("https", "http")
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
             error = f"{error}, which is not followed"
@@ -462,8 +456,11 @@ class HttpSink:
             self._partial.forget(exchange.parcels)
         self._ended.append((exchange, outcome))
 
-    def _report(self) -> None:
+    def _report_ended(self) -> None:
         """Report what ended in this turn together: the FINs share a write, and waking for it."""
         ended, self._ended = self._ended, []
         for exchange, outcome in ended:
-            exchange.report(outcome)
+            if exchange.repeated:
+                outcome = replace(outcome, repeated=exchange.repeated)
+            for parcel in exchange.parcels:
+                self._report(parcel, outcome)

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from nsqtools.cluster.directory import Cluster
@@ -44,6 +43,7 @@ from nsqtools.server.queues.channel import Channel
 
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
 MARK = "nsq-one-channel"
+Found = TypeVar("Found")
 _CONNECT_S = 2.0
 _REGISTERED_S = 10.0  # until nsqlookupd shows it, or no longer
 _SETTLE_S = 10.0  # for what is in flight at a stop
@@ -113,12 +113,7 @@ class TemporaryNsqd:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     def _mark(self) -> None:
@@ -139,21 +134,19 @@ class TemporaryNsqd:
 
     # what is in it
 
+    def _ask(self, look: Callable[[NsqdDaemon], Found]) -> Found:
+        async def asked(daemon: NsqdDaemon) -> Found:
+            return look(daemon)
+
+        return self._thread.do(asked)
+
     def states(self) -> list[QueueState]:
         """Return all channels that have messages."""
-
-        async def look(daemon: NsqdDaemon) -> list[QueueState]:
-            return [state for each in _channels(daemon) if (state := _state(each)).left]
-
-        return self._thread.do(look)
+        return self._ask(lambda daemon: [s for s in map(_state, _channels(daemon)) if s.left])
 
     def state(self, topic: str, channel: str) -> QueueState:
         """Return one channel that `join` has opened."""
-
-        async def look(daemon: NsqdDaemon) -> QueueState:
-            return _state(daemon.nsqd.topics[topic].channels[channel])
-
-        return self._thread.do(look)
+        return self._ask(lambda daemon: _state(daemon.nsqd.topics[topic].channels[channel]))
 
     def join(self, topic: str, channel: str) -> None:
         """Have the topic, with all its channels, registered and delivered.
@@ -170,12 +163,12 @@ class TemporaryNsqd:
         self._compare_access([tcp for tcp, _, _ in found.nodes])
         names = [name for name in found.channels if not is_ephemeral(name)]
 
-        async def create(daemon: NsqdDaemon) -> None:
+        def create(daemon: NsqdDaemon) -> None:
             opened = daemon.nsqd.get_topic(topic)
             for name in names:
                 opened.get_channel(name)
 
-        self._thread.do(create)
+        self._ask(create)
         self._see_registration(topic)
 
     def put(
@@ -219,25 +212,25 @@ class TemporaryNsqd:
     def note(self) -> tuple[int, bytes]:
         """Return number and content of the last note of `put`; 0 without one."""
 
-        async def read(daemon: NsqdDaemon) -> tuple[int, bytes]:
+        def read(daemon: NsqdDaemon) -> tuple[int, bytes]:
             assert daemon.nsqd.durable is not None
             database = daemon.nsqd.durable.database
             number = database.number("max(turn)", 0)
             return number, database.page(0, number - 1, 1, 1 << 20)[0][1] if number else b""
 
-        return self._thread.do(read)
+        return self._ask(read)
 
     def held(self, topic: str, channel: str, ids: Collection[bytes]) -> dict[bytes, int]:
         """Return those of some ids that messages of the channel have, with their times in ns."""
 
-        async def look(daemon: NsqdDaemon) -> dict[bytes, int]:
+        def look(daemon: NsqdDaemon) -> dict[bytes, int]:
             durable = daemon.nsqd.durable
             backlog = daemon.nsqd.topics[topic].channels[channel].backlog
             assert durable is not None
             assert isinstance(backlog, DurableBacklog)
             return durable.database.held(backlog.number, ids)
 
-        return self._thread.do(look)
+        return self._ask(look)
 
     # the cluster
 
@@ -329,13 +322,13 @@ class TemporaryNsqd:
         if self._has_left:
             return
         self._has_left = True
-        self._thread.do(_pause_all)
+        self._ask(_pause_all)
         ends_s = time.monotonic() + _SETTLE_S
         while any(each.in_flight for each in self.states()) and time.monotonic() < ends_s:
             time.sleep(_POLL_S)
         self.left = sum(each.left for each in self.states())
         self.is_kept = bool(self.left or (self.note()[0] and not is_over))
-        topics = self._thread.do(_deregister)
+        topics = self._ask(_deregister)
         for topic in topics:
             self._wait_for_nodes(topic, shown=False)
         self._thread.end(lambda daemon: daemon.stop())
@@ -361,12 +354,12 @@ def _state(channel: Channel) -> QueueState:
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
 
 
-async def _pause_all(daemon: NsqdDaemon) -> None:
+def _pause_all(daemon: NsqdDaemon) -> None:
     for channel in _channels(daemon):
         channel.set_paused(True)
 
 
-async def _deregister(daemon: NsqdDaemon) -> list[str]:
+def _deregister(daemon: NsqdDaemon) -> list[str]:
     daemon.deregister()
     return list(daemon.nsqd.topics)
 

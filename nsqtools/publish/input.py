@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
@@ -41,6 +41,7 @@ PIPE_SIZE = 1 << 20
 STOP_CHECK_S = 0.2
 
 Record = TypeVar("Record")
+Content = TypeVar("Content")
 
 
 class InputPlace(NamedTuple):
@@ -202,6 +203,34 @@ SAVE_EVERY_S = 1.0
 HEAD = 4096  # the bytes by which a file is recognized
 
 
+def read_checkpoint(
+    path: Path, what: str, versions: Collection[int], parse: Callable[[Any], Content]
+) -> Content | None:
+    """Return what a checkpoint says, None when it is not there.
+
+    Raises `OutputError`, and `ConfigurationError` for one that is not of ``what``.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["version"] in versions:
+            return parse(content)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ConfigurationError(f"{path} is not the checkpoint of {what}", hint="Give another file.")
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Replace a checkpoint, durably. Raises `OutputError`."""
+    try:
+        replace_file(path, json.dumps(content, indent=1).encode())
+    except OSError as exc:
+        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+
+
 class InputCheckpoint:
     """Reads ``path`` if it is there; ``files`` are the inputs of this run.
 
@@ -209,36 +238,23 @@ class InputCheckpoint:
     """
 
     def __init__(self, path: Path, files: Sequence[str]) -> None:
-        self.place = BEGIN
+        self.place = self._saved = BEGIN
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
         self._is_open = True
         self._next_save_s = 0.0
-        self._saved = BEGIN
-        try:
-            text = self._path.read_bytes()
-        except FileNotFoundError:
-            return
-        except OSError as exc:
-            raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-        self._load(path, text)
 
-    def _load(self, path: Path, text: bytes) -> None:
-        try:
-            content = json.loads(text)
-            is_ours = content["version"] == VERSION
-            files = content["files"]
+        def parse(content: Any) -> tuple[list[str], InputPlace, str]:
             place = InputPlace(*(int(content[name]) for name in InputPlace._fields))
-            head = str(content["head"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            is_ours = False
-        if not is_ours:
+            return content["files"], place, str(content["head"])
+
+        found = read_checkpoint(path, "nsq pub", (VERSION,), parse)
+        if found is None:
+            return
+        before, place, head = found
+        if before != self._files:
             raise ConfigurationError(
-                f"{path} is not the checkpoint of nsq pub", hint="Give another file."
-            )
-        if files != self._files:
-            raise ConfigurationError(
-                f"{path} is the checkpoint of other files: {', '.join(map(str, files))}",
+                f"{path} is the checkpoint of other files: {', '.join(map(str, before))}",
                 hint="Give the same files in the same order, or another checkpoint.",
             )
         if head != self._head(place):
@@ -261,16 +277,8 @@ class InputCheckpoint:
         """Make it durable. Raises `OutputError`."""
         if self.place == self._saved:
             return
-        content = {
-            "version": VERSION,
-            "files": self._files,
-            **self.place._asdict(),
-            "head": self._head(self.place),
-        }
-        try:
-            replace_file(self._path, json.dumps(content, indent=1).encode())
-        except OSError as exc:
-            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
+        more = {"files": self._files, "head": self._head(self.place)}
+        write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
 
     def _head(self, place: InputPlace) -> str:

@@ -151,12 +151,6 @@ class PublishOptions:
     defer_s: float | None = None
 
 
-def each_counted(mode: PublishMode, addresses: Sequence[str]) -> list[str]:
-    """The nsqd that have outcomes of their own: those of mode all, when there are several."""
-    distinct = list(dict.fromkeys(addresses))
-    return distinct if mode is PublishMode.ALL and len(distinct) > 1 else []
-
-
 class Publisher:
     """Publishes on one or more nsqd, at most ``rate`` messages a second (0: without limit).
 
@@ -176,16 +170,15 @@ class Publisher:
         self.client_options = client_options
         self.stopped = threading.Event()
         self.counts = PublishCounts()
-        self.counts_by_nsqd = {
-            address: PublishCounts() for address in each_counted(options.mode, addresses)
-        }
+        distinct = list(dict.fromkeys(addresses))
+        is_each = options.mode is PublishMode.ALL and len(distinct) > 1
+        self.counts_by_nsqd = {nsqd: PublishCounts() for nsqd in distinct if is_each}
         self.has_given_up = False
         self.last_error: NsqError | None = None
         self._options = options
         self._rate = RateLimit(rate, time.monotonic()) if rate else None
-        is_each = bool(self.counts_by_nsqd)
         is_shared = options.mode is PublishMode.ROUND_ROBIN
-        self._shares = len(set(addresses)) or 1 if is_shared else 1
+        self._shares = len(distinct) or 1 if is_shared else 1
         self._producers = [
             Producer(
                 nsqd,

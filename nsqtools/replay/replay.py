@@ -24,23 +24,26 @@ all of them in version 1.
 from __future__ import annotations
 
 import heapq
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange, owner_of
 from nsqtools.archive.reader import OnDamage, read_messages
-from nsqtools.archive.storage import failing
-from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.durable import replace_file
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.text import NS
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, InputBatch
+from nsqtools.publish.input import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    InputBatch,
+    read_checkpoint,
+    write_checkpoint,
+)
 from nsqtools.publish.publish_job import Outgoing, PublishJob, UnsentFiles
 from nsqtools.publish.publisher import Publisher
 from nsqtools.records.envelope import Envelope, encode_many
@@ -274,21 +277,11 @@ class Checkpoint:
     """Reads ``path`` if it is there. Raises `ConfigurationError` for one that is not ours."""
 
     def __init__(self, path: Path) -> None:
-        self.done: dict[str, int] = {}
+        def parse(content: Any) -> dict[str, int]:
+            return {str(name): int(count) for name, count in content["done"].items()}
+
+        self.done = read_checkpoint(path, "a replay", READABLE, parse) or {}
         self._path = path.absolute()
-        try:
-            content = json.loads(self._path.read_bytes())
-            if content["version"] not in READABLE:
-                raise ValueError
-            self.done = {str(name): int(count) for name, count in content["done"].items()}
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigurationError(
-                f"{path} is not the checkpoint of a replay", hint="Give another file."
-            ) from None
 
     def count_of(self, archive: ArchiveFile) -> int:
         """Return how many messages of a file are done."""
@@ -301,9 +294,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Make it durable. Raises `OutputError`."""
-        content = json.dumps({"version": VERSION, "done": self.done}, indent=1).encode()
-        with failing("write", self._path):
-            replace_file(self._path, content)
+        write_checkpoint(self._path, {"version": VERSION, "done": self.done})
 
 
 def key_of(archive: ArchiveFile) -> str:

@@ -23,11 +23,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from nsqtools import aio
 from nsqtools.client.message import Batch, Message
-from nsqtools.client.producer import Producer
+from nsqtools.client.producer import CommonProducer, Producer
 from nsqtools.client.publication import PendingPublication, call_back
 from nsqtools.errors import PublishError
 
@@ -162,17 +163,7 @@ class FakeProducer(Producer):
         super().__init__(*args, **more)
         self.published: list[Published] = []
         self.error: PublishError | None = None
-
-    def _send(self, publication: PendingPublication) -> None:
-        self._wait_for_room(publication)
-        if self.error is None:
-            self.published += [
-                Published(publication.topic, body, publication.defer_s)
-                for body in publication.bodies
-            ]
-        publication.settle(self.error)
-        self._on_settled([publication])
-        call_back([publication])
+        self._io.submit = partial(_settle, self, self)  # type: ignore[method-assign]
 
     def start(self) -> None:
         """Begin nothing."""
@@ -186,4 +177,18 @@ class AsyncFakeProducer(aio.Producer):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._producer = self.fake = FakeProducer(*args, **more)
+        self.fake = FakeProducer(*args, **more)
+        self._io.submit = partial(_settle, self.fake, self)  # type: ignore[method-assign]
+
+    def start(self) -> None:
+        """Begin nothing."""
+
+
+def _settle(fake: FakeProducer, producer: CommonProducer, publication: PendingPublication) -> None:
+    if fake.error is None:
+        fake.published += [
+            Published(publication.topic, body, publication.defer_s) for body in publication.bodies
+        ]
+    publication.settle(fake.error)
+    producer._on_settled([publication])
+    call_back([publication])

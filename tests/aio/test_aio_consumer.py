@@ -13,7 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed
-from nsqtools.aio import Consumer, Message
+from nsqtools.aio import Consumer
 
 TOPIC, CHANNEL = "clicks", "tasks"
 OPTIONS = ClientOptions(output_buffer_timeout_s=0.025, drain_timeout_s=3.0)
@@ -21,30 +21,6 @@ OPTIONS = ClientOptions(output_buffer_timeout_s=0.025, drain_timeout_s=3.0)
 
 def consumer_of(nsqd: GoNsqd, **options: Any) -> Consumer:
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=OPTIONS, **options)
-
-
-def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
-    fill(nsqd, 1, CHANNEL)
-
-    async def main() -> Message:
-        async with consumer_of(nsqd) as consumer:
-            async for message in consumer:
-                assert (message.topic, message.nsqd) == (TOPIC, nsqd.tcp_address)
-                assert (message.attempts, len(message.id)) == (1, 16)
-                assert abs(message.timestamp_ns / 1e9 - time.time()) < 60
-                assert time.monotonic() < message.deadline
-                assert await message.touch()
-                assert not message.is_answered
-                assert await message.requeue(0, backoff=False)
-                assert message.is_answered
-                break
-            async for message in consumer:
-                assert message.attempts == 2
-                await message.finish()
-                return message
-        raise AssertionError
-
-    assert f"of {TOPIC} from {nsqd.tcp_address}" in repr(asyncio.run(main()))
 
 
 def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
@@ -134,24 +110,6 @@ def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
             return message.body
 
     assert asyncio.run(main()) == b"0"
-
-
-def test_a_stop_ends_every_iteration(nsqd: GoNsqd) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-
-    async def main() -> None:
-        async with consumer_of(nsqd) as consumer:
-
-            async def work() -> None:
-                async for message in consumer:
-                    raise AssertionError(message)
-
-            tasks = [asyncio.create_task(work()) for _ in range(3)]
-            await asyncio.sleep(0.1)
-            consumer.begin_stop()
-            await asyncio.wait_for(asyncio.gather(*tasks), 5)
-
-    asyncio.run(main())
 
 
 def test_a_start_can_fail_fast() -> None:

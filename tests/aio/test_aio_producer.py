@@ -15,6 +15,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, PublishNotSent, PublishRejected
 from nsqtools.aio import Producer
+from nsqtools.client import producer as producer_module
 
 TOPIC = "clicks"
 
@@ -69,9 +70,7 @@ def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd)
     assert asyncio.run(main()) > 5  # a loop that is held turns once
 
 
-def test_errors_are_those_of_the_synchronous_producer(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_errors_are_those_of_the_synchronous_producer(go_nsqd: Callable[..., GoNsqd]) -> None:
     nsqd = go_nsqd("-max-msg-size=10")
 
     async def main() -> None:
@@ -113,3 +112,43 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
         asyncio.run(producer.publish(TOPIC, b"x"))
     assert asyncio.run(producer.stop(patience_s(5)))
     assert nsqd.depth(TOPIC) == 3
+
+
+def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
+    scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait are let in together, and the first of them fills it."""
+    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+
+    async def main() -> None:
+        producer = Producer(scripted_nsqd.address)
+        tasks = [asyncio.create_task(producer.publish(TOPIC, b"x" * 10)) for _ in range(3)]
+        conn = await asyncio.to_thread(scripted_nsqd.identified)
+        for _ in tasks:
+            await asyncio.to_thread(conn.expect, f"PUB {TOPIC}")
+            conn.ok()
+        await asyncio.gather(*tasks)
+        await producer.stop(patience_s(5))
+
+    asyncio.run(main())
+
+
+def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
+
+    async def main() -> None:
+        producer = Producer([first.tcp_address, second.tcp_address], options)
+        await producer.publish(TOPIC, b"x")
+        first.pause()
+        stuck = [asyncio.create_task(producer.publish(TOPIC, b"stuck")) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(producer.publish(TOPIC, b"goes on"), patience_s(20))
+        first.resume()
+        await asyncio.gather(*stuck)
+        await producer.stop(patience_s(5))
+
+    asyncio.run(main())
+    assert second.depth(TOPIC) >= 1

@@ -157,8 +157,9 @@ def serve(kind: type[GoNsqd], seconds: float) -> Figures:
 
         def note(what: str, work: Callable[[], None]) -> None:
             watched.look()
-            before = watched.cpu_s
-            figures[f"{what}_rate"] = messages / server.timed(work)
+            before, began_s = watched.cpu_s, time.perf_counter()
+            work()
+            figures[f"{what}_rate"] = messages / (time.perf_counter() - began_s)
             watched.look()
             figures[f"{what}_cpu_us"] = (watched.cpu_s - before) / messages * 1e6
 

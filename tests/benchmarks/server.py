@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
-from collections.abc import Callable
 
 BODY = b"x" * 200
 BATCH = 100
@@ -56,9 +54,3 @@ def consume(connection: socket.socket, count: int) -> None:
             connection.sendall(b"FIN " + b"\nFIN ".join(ids) + b"\n")
             count -= len(ids)
             buffered = buffered[whole:]
-
-
-def timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

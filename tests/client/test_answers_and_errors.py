@@ -70,10 +70,7 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
     ],
 )
 def test_zero_is_a_delay_and_seconds_become_milliseconds(
-    dialog: Dialog,
-    attempts: int,
-    delay_s: float | None,
-    delay_ms: int,
+    dialog: Dialog, attempts: int, delay_s: float | None, delay_ms: int
 ) -> None:
     consumer, conn = dialog("RDY 200", max_attempts=0)
     message_id = conn.message(b"x", attempts=attempts)

@@ -60,11 +60,7 @@ def test_a_maximum_of_zero_disables_backoff() -> None:
     ],
 )
 def test_every_event_in_every_mode(
-    mode: BackoffMode,
-    event: str,
-    action: float | None,
-    level: int,
-    next_mode: BackoffMode,
+    mode: BackoffMode, event: str, action: float | None, level: int, next_mode: BackoffMode
 ) -> None:
     backoff = backoff_at(0 if mode is BackoffMode.NORMAL else 2, mode)
     assert getattr(backoff, event)() == action

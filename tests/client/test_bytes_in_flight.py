@@ -67,15 +67,6 @@ def publish_more(nsqd: Nsqd) -> bool:
     return False
 
 
-def test_a_message_above_the_limit_flows_alone(any_nsqd: Callable[..., Nsqd]) -> None:
-    nsqd = any_nsqd()
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[bytes(1000)] * 20)
-    with Run(nsqd, max_in_flight_bytes=1) as run:
-        wait_until(lambda: run.handled == 20, what="all of them")
-        assert run.most <= 2
-
-
 def test_the_size_of_messages_limits_their_number() -> None:
     limit = InFlightLimit(200, 1000)
     limit.adapted = 200

@@ -40,13 +40,6 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
         Consumer(**(usable | arguments))
 
 
-def test_next_batch_gives_up_after_its_time(nsqd: GoNsqd, consume: Consume) -> None:
-    consumer = consume(nsqd.tcp_address)
-    assert consumer.next_batch(timeout_s=0) is None
-    assert consumer.next_batch(timeout_s=0.05) is None
-    assert list(consumer.batches(timeout_s=0.05)) == []
-
-
 def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"true", b"none", b"false", b"raise", b"neutral", b"own")

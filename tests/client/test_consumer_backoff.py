@@ -70,11 +70,7 @@ def test_giving_up_is_neither_success_nor_failure(
         return True
 
     consumer = consume(
-        scripted_nsqd.address,
-        max_in_flight=5,
-        max_attempts=3,
-        more={"on_giving_up": take},
-        **QUICK,
+        scripted_nsqd.address, max_in_flight=5, max_attempts=3, more={"on_giving_up": take}, **QUICK
     )
     handle(consumer, as_the_body_says)
     conn = scripted_nsqd.subscribed("RDY 5")

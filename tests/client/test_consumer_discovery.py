@@ -74,21 +74,6 @@ def test_fifty_polls_leak_nothing(
     wait_until(lambda: descriptors() <= before + 2, what="no more descriptors than before")
 
 
-def test_an_ipv6_broadcast_address(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(
-        "-tcp-address=[::1]:0",
-        "-broadcast-address=::1",
-        f"-lookupd-tcp-address={lookupd.tcp_address}",
-    )
-    nsqd.create_topic(TOPIC)
-    consumer = consume(lookupd=lookupd.http_address)
-    wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="the nsqd")
-    assert nsqd.tcp_address.startswith("[::1]:")
-
-
 def test_a_deleted_topic_is_not_recreated_by_reconnecting(
     scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
@@ -129,10 +114,7 @@ def test_a_name_is_resolved_at_every_connect(
 
 
 def test_a_lookupd_that_hangs_delays_no_other(
-    deaf_address: str,
-    scripted_lookupd: ScriptedLookupdFactory,
-    nsqd: GoNsqd,
-    consume: Consume,
+    deaf_address: str, scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(nsqd.tcp_address)

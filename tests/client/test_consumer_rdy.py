@@ -6,30 +6,8 @@ test_rdy_machine.py. The share of an idle nsqd is not lent to others, as in all 
 
 from __future__ import annotations
 
-from plugins.clients import CHANNEL, TOPIC, Consume, take
-from plugins.daemons import GoNsqd
+from plugins.clients import CHANNEL, TOPIC, Consume
 from plugins.scripted_nsqd import ScriptedNsqd
-
-
-def test_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consume) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * 20)
-    consumer = consume(nsqd.tcp_address, max_in_flight=5)
-
-    def in_flight() -> int:
-        count: int = nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"]
-        return count
-
-    first = take(consumer, 5)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    for message in first[:2]:
-        message.finish()
-    take(consumer, 2)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    consumer.set_max_in_flight(7)
-    take(consumer, 2)
-    assert consumer.next_batch(timeout_s=0.1) is None
-    assert in_flight() == 7
 
 
 def test_a_new_connection_waits_until_the_others_were_lowered(

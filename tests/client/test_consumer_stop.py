@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, InBackground, fill
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground, fill
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -35,29 +35,6 @@ def test_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: int
     assert consumer.stop(timeout_s=patience_s(5))
     depth, in_flight = left(nsqd)
     assert (depth, in_flight) == (1000 - finished, 0)
-
-
-def test_messages_that_no_handler_saw_are_there_for_the_next_consumer(
-    nsqd: GoNsqd, consume: Consume
-) -> None:
-    fill(nsqd, 400)
-    consumer = consume(nsqd.tcp_address, max_in_flight=400)
-    wait_until(lambda: consumer.stats.received == 400, what="400 messages queued")
-    assert consumer.stop(timeout_s=patience_s(5))
-    assert left(nsqd) == (400, 0)
-    second = consume(nsqd.tcp_address, max_in_flight=400)
-    wait_until(lambda: second.stats.received == 400, what="all of them again")
-
-
-def test_a_drain_handles_what_was_delivered(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
-    fill(nsqd, 400)
-    consumer = consume(nsqd.tcp_address, max_in_flight=300)
-    wait_until(lambda: consumer.stats.received == 300, what="300 messages queued")
-    consumer.begin_stop(drain=True)
-    handle(consumer, lambda message: True).result(patience_s(5))
-    assert consumer.stop(drain=True, timeout_s=5)
-    assert consumer.stats.finished == 300
-    assert left(nsqd) == (100, 0)
 
 
 def test_a_handler_that_never_answers_is_waited_for_and_its_message_requeued(
@@ -181,10 +158,7 @@ def test_a_start_that_fails_fast_says_why_and_leaves_nothing(
 
 
 def test_a_start_with_one_of_two_nsqd_goes_on_and_says_which_failed(
-    scripted_nsqd: ScriptedNsqd,
-    nsqd: GoNsqd,
-    consume: Consume,
-    caplog: pytest.LogCaptureFixture,
+    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = scripted_nsqd.address
     scripted_nsqd.stop_listening()

@@ -76,11 +76,7 @@ else:
     ],
 )
 def test_the_poison_alone_reaches_the_dead_letters(
-    how: str,
-    poisoned: list[int],
-    serve: Serve,
-    data_path: Callable[[], Path],
-    tmp_path: Path,
+    how: str, poisoned: list[int], serve: Serve, data_path: Callable[[], Path], tmp_path: Path
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try

@@ -131,8 +131,7 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
         ids = [process.stdout.readline()]
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(
-            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"],
-            what="what times out",
+            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"], what="what times out"
         )
         os.kill(process.pid, signal.SIGCONT)
         wait_until(

@@ -67,12 +67,7 @@ def test_another_answer_is_a_protocol_error_that_names_the_url(answer: object) -
 
 
 def discovery(**options: Any) -> Discovery:
-    return Discovery(
-        ["localhost"],
-        "t",
-        ClientOptions(**options),
-        rng=random.Random(1),
-    )
+    return Discovery(["localhost"], "t", ClientOptions(**options), rng=random.Random(1))
 
 
 def test_every_delay_is_drawn_afresh() -> None:
@@ -138,8 +133,7 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "mapped"),
-    [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})],
+    ("addresses", "mapped"), [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})]
 )
 def test_a_context_for_tls_is_made_when_an_address_needs_one(
     addresses: list[str], mapped: dict[str, str]

@@ -120,46 +120,35 @@ def test_what_contradicts_itself_is_refused(policy: Any, dead_letter: str) -> No
 KEY = ("nsqd:4150", b"0" * 16)
 
 
-def given_up(known: Attempts, *counts: int) -> list[bool]:
-    return [known.verdict(KEY, count) == "give up" for count in counts]
+UNCOUNTED = ["does_not_count"] * 3
 
 
-def test_a_message_that_a_handler_here_requeued_is_given_up_above_the_limit() -> None:
-    known = Attempts(5)
-    known.was_tried(KEY)
-    assert given_up(known, 1, 5, 6) == [False, False, True]
-
-
-def test_a_message_that_no_handler_here_requeued_is_never_given_up_where_that_loses_it() -> None:
-    assert given_up(Attempts(5), 6, 12, 65535) == [False] * 3
-
-
-def test_one_that_came_too_often_without_a_word_is_handled_alone_twice() -> None:
-    known = Attempts(5, keeps=True)
-    verdicts = [known.verdict(KEY, count) for count in (5, 6, 7, 8)]
-    assert verdicts == ["usual", "alone", "alone", "give up"]
-    known.does_not_count(KEY)
-    assert [known.verdict(KEY, count) for count in (6, 8)] == ["usual", "alone"]
-    known.was_tried(KEY)
-    assert [known.verdict(KEY, count) for count in (6, 7)] == ["usual", "give up"]
-
-
-def test_deliveries_that_ended_without_a_word_of_a_handler_do_not_count() -> None:
-    known = Attempts(5)
-    for _ in range(3):
-        known.does_not_count(KEY)
-    assert given_up(known, 100) == [False]
-    known.was_tried(KEY)
-    assert given_up(known, 8, 9) == [False, True]
-    known.does_not_count(KEY)
-    assert given_up(known, 9) == [False]
-
-
-def test_a_late_word_of_a_handler_counts_after_all() -> None:
-    known = Attempts(5)
-    known.does_not_count(KEY)
-    known.was_tried(KEY, late=True)
-    assert given_up(known, 5, 6) == [False, True]
+@pytest.mark.parametrize(
+    ("keeps", "events", "verdicts"),
+    [
+        # no handler here has requeued it: never given up where that loses it
+        (False, [], {6: "usual", 12: "usual", 65535: "usual"}),
+        (True, [], {5: "usual", 6: "alone", 7: "alone", 8: "give up"}),
+        (False, ["was_tried"], {1: "usual", 5: "usual", 6: "give up"}),
+        # deliveries that ended without a word of a handler
+        (True, ["does_not_count"], {6: "usual", 8: "alone"}),
+        (True, ["does_not_count", "was_tried"], {6: "usual", 7: "give up"}),
+        (False, UNCOUNTED, {100: "usual"}),
+        (False, [*UNCOUNTED, "was_tried"], {8: "usual", 9: "give up"}),
+        (False, [*UNCOUNTED, "was_tried", "does_not_count"], {9: "usual"}),
+        (False, ["does_not_count", "late"], {5: "usual", 6: "give up"}),  # a late word counts
+    ],
+)
+def test_what_a_handler_requeued_or_nobody_handled_is_given_up_or_alone(
+    keeps: bool, events: list[str], verdicts: dict[int, str]
+) -> None:
+    known = Attempts(5, keeps=keeps)
+    for event in events:
+        if event == "late":
+            known.was_tried(KEY, late=True)
+        else:
+            getattr(known, event)(KEY)
+    assert {count: known.verdict(KEY, count) for count in verdicts} == verdicts
 
 
 def test_a_finished_message_is_forgotten() -> None:
@@ -174,7 +163,7 @@ def test_a_finished_message_is_forgotten() -> None:
 def test_without_a_limit_everything_is_delivered_and_nothing_remembered() -> None:
     known = Attempts(0)
     known.was_tried(KEY)
-    assert given_up(known, 65535) == [False]
+    assert known.verdict(KEY, 65535) == "usual"
     assert len(known) == 0
 
 

@@ -253,7 +253,7 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience_s(60))
         assert not thread.is_alive()
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
@@ -288,23 +288,17 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
 
 
-def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_raises_costs_no_thread_and_idle_threads_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
     background = Background()
     for _ in range(2 * MAX_THREADS):
         background.run("x", lambda: bool(1 // 0))
+    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
+    wait_until(lambda: background._threads == 0, what="the end of the threads")
     done = threading.Event()
     background.run("y", lambda: done.set() or True)
-    assert done.wait(patience_s(5))
-    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
-
-
-def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
-    background = Background()
-    background.run("x", lambda: True)
-    wait_until(lambda: background._threads == 0, what="the end of the thread")
-    done = threading.Event()
-    background.run("x", lambda: done.set() or True)
     assert done.wait(patience_s(5))
 
 

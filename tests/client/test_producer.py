@@ -20,12 +20,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import producer as producer_module
 from nsqtools.client.publication import Publication
-from nsqtools.errors import (
-    ConfigurationError,
-    PublishError,
-    PublishNotSent,
-    PublishUnknown,
-)
+from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent, PublishUnknown
 
 
 def outcome(publication: Publication) -> str:

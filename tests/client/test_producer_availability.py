@@ -200,11 +200,7 @@ def test_the_retry_time_covers_the_auth_server(
     ],
 )
 def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
-    kind: type[GoNsqd],
-    mode: str,
-    nsqlookupd: Lookupds,
-    serve: Serve,
-    data_path: Callable[[], Path],
+    kind: type[GoNsqd], mode: str, nsqlookupd: Lookupds, serve: Serve, data_path: Callable[[], Path]
 ) -> None:
     lookupd = nsqlookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"

@@ -33,10 +33,7 @@ def make() -> Iterator[Make]:
 
         def make(lookupd: Any, nsqd: Any = None, more: Any = None, **options: Any) -> Producer:
             producer = Producer(
-                nsqd,
-                replace(OPTIONS, **options),
-                lookupd_http_addresses=lookupd,
-                **(more or {}),
+                nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
             )
             producers.callback(producer.stop, 0)  # what a test leaves under way is not waited for
             return producer

@@ -86,8 +86,7 @@ def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [("workers=1", signal.SIGTERM), ("workers=4", signal.SIGINT)],
+    ("how", "number"), [("workers=1", signal.SIGTERM), ("workers=4", signal.SIGINT)]
 )
 def test_a_worker_program_drains_at_a_signal(
     nsqd: GoNsqd, how: str, number: signal.Signals
@@ -136,8 +135,7 @@ def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, t
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [("workers=1", signal.SIGTERM), ("workers=2", signal.SIGINT)],
+    ("how", "number"), [("workers=1", signal.SIGTERM), ("workers=2", signal.SIGINT)]
 )
 def test_a_second_signal_ends_a_program_whose_handler_is_stuck(
     nsqd: GoNsqd, how: str, number: signal.Signals

@@ -35,8 +35,7 @@ LASTS_S = 30
 
 
 @pytest.mark.parametrize(
-    ("connections", "allowed", "busy"),
-    [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)],
+    ("connections", "allowed", "busy"), [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)]
 )
 def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_little(
     connections: int, allowed: int, busy: int
@@ -131,18 +130,6 @@ def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
         rdy.received(key, 1, 0.01)
         rdy.answered(key, 1, 0.01)
     assert sent(rdy) == []
-
-
-def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
-    rdy = control(10, "a")
-    rdy.hold(1.0)
-    rdy.remove("a", 2.0)
-    sent(rdy)
-    assert not rdy.test(3.0)
-    rdy.add("b", 2500, 4.0)
-    assert sent(rdy) == []
-    assert rdy.test(5.0)
-    assert sent(rdy) == [("b", 1)]
 
 
 def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:

@@ -31,11 +31,7 @@ def test_a_consumer_is_back_when_its_nsqd_is(
 
 @pytest.mark.parametrize("what", ["topic", "channel"])
 def test_what_is_deleted_is_not_brought_back_at_once(
-    nsqd: GoNsqd,
-    consume: Consume,
-    handle: Handle,
-    what: str,
-    caplog: pytest.LogCaptureFixture,
+    nsqd: GoNsqd, consume: Consume, handle: Handle, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """nsqd closes the connection of who consumes it, and a SUB would create it again."""
     caplog.set_level(logging.INFO, "nsqtools")

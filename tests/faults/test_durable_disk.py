@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 from faults.durable_load import OFTEN, Load, mpub
-from plugins import daemons
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-SOURCE = Path(daemons.__file__).parent / "unsynced_disk.c"
+SOURCE = Path(__file__).with_name("unsynced_disk.c")
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def kill_driver(driver: subprocess.Popen[bytes]) -> None:
     assert java
     for pid in (driver.pid, *java):
         kill(pid)
-    driver.wait(20)
+    driver.wait(patience_s(20))
 
 
 def count_bodies(nsqd: GoNsqd, count: int) -> Counter[bytes]:

@@ -1,13 +1,18 @@
-"""What the courier says of itself while a destination is away."""
+"""The courier while a destination is away, and dead letters in a file: on disk before a FIN."""
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.power_cut import PowerCut
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.forward.courier import Courier
+from nsqtools.forward.courier import Courier, DeadLetterFile
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
@@ -23,9 +28,9 @@ class Source:
 
     def parcel(self, *numbers: int) -> Parcel:
         source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % number, b"body") for number in numbers]
+        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n) for n in numbers]
         self.in_flight.update({message.id: message for message in messages})
-        return Parcel(Batch(source, messages), [b"body"] * len(numbers), "clicks", 0.0)
+        return Parcel(Batch(source, messages), [each.body for each in messages], "clicks", 0.0)
 
     def finish_many(self, ids: list[bytes]) -> None:
         for each in ids:
@@ -80,23 +85,6 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages[-1] == "delivering again"
 
 
-def test_a_message_that_arrives_after_the_others_were_taken_back_ends_the_failure() -> None:
-    destination, source = Destination(), Source()
-    courier = Courier(
-        destination, Counters(), max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
-    )
-    courier.send(source.parcel(1))
-    courier.act(0.0)
-    source.in_flight.clear()
-    courier.tick(100.0)
-
-    destination.outcome = DELIVERED
-    courier.send(source.parcel(2))
-    courier.act(100.0)
-
-    assert not courier.is_failing
-
-
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     """A full disk that has room for a few would take the first of a batch with each try."""
     destination, source, counters = Destination(), Source(), Counters()
@@ -113,3 +101,59 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert destination.sizes == [3, 1, 1, 1]
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
     assert not source.in_flight
+
+
+# -- dead letters -------------------------------------------------------------------------------
+
+
+def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dead.jsonl"
+    with PowerCut(tmp_path, monkeypatch) as record:
+        for run in range(2):
+            box = DeadLetterFile(path)
+            for number in range(5 * run, 5 * run + 5):
+                box.put(
+                    Source().parcel(number),
+                    "HTTP 400",
+                    lambda parcel, is_kept: record.note(*[m.body for m in parcel.messages]),
+                )
+            box.close()
+
+    cuts = list(record.cuts())
+    assert len(cuts[-1][0]) == 10
+    for promised, cut in cuts:
+        content = cut.files.get("dead.jsonl", b"")
+        assert [body for body in promised if b'"%s"' % body not in content] == []
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_one_process_cannot_write_takes_nothing_of_another_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dead.jsonl"
+    one, other = DeadLetterFile(path), DeadLetterFile(path)
+    kept: list[tuple[bytes, bool]] = []
+
+    def note(parcel: Any, is_kept: bool) -> None:
+        kept.append((parcel.bodies[0], is_kept))
+
+    writing = threading.Thread(target=other.put, args=(Source().parcel(2), "HTTP 400", note))
+    sync = os.fdatasync
+
+    def full(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", sync)
+        writing.start()
+        writing.join(0.2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    one.put(Source().parcel(1), "HTTP 400", note)
+    writing.join()
+    one.close()
+    other.close()
+
+    assert sorted(kept) == [(b"body 1", False), (b"body 2", True)]
+    [line] = path.read_bytes().splitlines()
+    assert b'"body 2"' in line

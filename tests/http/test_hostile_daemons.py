@@ -54,7 +54,7 @@ def sends() -> Iterator[Sends]:
 
     yield serve
     for thread in threads:
-        thread.join(10)
+        thread.join(patience_s(10))
     for listener in listeners:
         listener.close()
 

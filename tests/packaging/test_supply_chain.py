@@ -17,28 +17,15 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).parents[2]
 CI = CHECKOUT / ".ci"
-LOCKED_EXTRAS = (
-    "top",
-    "server",
-    "web",
-    "jq",
-    "http",
-    "object-store",
-    "spark",
-    "spark-java",
-    "test",
-)
+LOCKED_EXTRAS = ("top", "server", "web", "jq", "http", "object-store")
+LOCKED_EXTRAS += ("spark", "spark-java", "test")
 
 
 @pytest.fixture(scope="module")
 def locked() -> dict[str, str]:
     """The constraints that hold for this Python: version by name."""
-    return versions("constraints.txt")
-
-
-def versions(name: str) -> dict[str, str]:
     here = {}
-    for line in (CI / name).read_text().splitlines():
+    for line in (CI / "constraints.txt").read_text().splitlines():
         if re.match(r"[\w.-]+==", line):
             requirement = Requirement(line.rstrip("\\ "))
             if requirement.marker is None or requirement.marker.evaluate():
@@ -51,10 +38,6 @@ def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
 
-    fits(wanted, locked)
-
-
-def fits(wanted: list[str], locked: dict[str, str]) -> None:
     for requirement in map(Requirement, wanted):
         if requirement.name == "nsqtools":  # extras that are made of others
             continue

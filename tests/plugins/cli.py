@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,28 +138,31 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
-            try:
+            with suppress(BrokenPipeError):  # unsent input of a process that is gone
                 stream.close()
-            except BrokenPipeError:
-                pass  # unsent input of a process that is gone
         process.wait(DEADLINE_S)
 
 
 @pytest.fixture
 def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
-    """Start ``nsq ARGS`` on a terminal of its own, 24 lines by ``columns``; stderr is there too."""
+    """Start ``nsq ARGS`` on a terminal of its own; stderr is there too."""
     started: list[pexpect.spawn[str]] = []
 
     def spawn(
-        args: Sequence[str], env: Mapping[str, str] | None = None, columns: int = 80
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        *,
+        lines: int = 24,
+        encoding: str | None = "utf-8",
     ) -> pexpect.spawn[str]:
         child = pexpect.spawn(
             NSQ[0],
             [*NSQ[1:], *args],
             env={**nsq_env, **(env or {})},
-            encoding="utf-8",
+            encoding=encoding,
             timeout=DEADLINE_S,
-            dimensions=(24, columns),
+            dimensions=(lines, columns),
         )
         started.append(child)
         return child

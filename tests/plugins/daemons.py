@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -89,22 +90,21 @@ class Daemon(HttpApi):
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL when that has not ended it in time."""
-        if self._process is None:
-            return
-        self.resume()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._reap()
+        if self._process is not None:
+            self.resume()
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+            self.kill()
 
     def kill(self) -> None:
         """SIGKILL."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._reap()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            assert self._log_reader is not None
+            self._log_reader.join()
 
     def release_ports(self) -> None:
         """Let others have the ports: it is not to be started again."""
@@ -144,14 +144,10 @@ class Daemon(HttpApi):
                         return match
                 seen = len(self._log_lines)
                 if self._log_ended or not self._log_grew.wait(deadline - time.monotonic()):
-                    reason = (
-                        "it ended"
-                        if self._log_ended
-                        else f"not within {timeout_s:g} s, {self._doing()}"
-                    )
-                    raise AssertionError(
-                        f"{self.name} did not log {pattern!r}: {reason}\n{self.log}"
-                    )
+                    late = f"not within {timeout_s:g} s, {self._doing()}"
+                    reason = "it ended" if self._log_ended else late
+                    said = f"{self.name} did not log {pattern!r}: {reason}\n{self.log}"
+                    raise AssertionError(said)
 
     def _doing(self) -> str:
         """Return what tells a process that hangs from one that the machine gives no time."""
@@ -176,12 +172,6 @@ class Daemon(HttpApi):
     def _running(self) -> subprocess.Popen[str]:
         assert self._process is not None, f"{self.name} is not running"
         return self._process
-
-    def _reap(self) -> None:
-        process, self._process = self._running(), None
-        process.wait()
-        assert self._log_reader is not None
-        self._log_reader.join()
 
     def _read_log(self, stderr: IO[str]) -> None:
         with stderr:

@@ -124,6 +124,9 @@ class _NsqdServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
+
 
 class _Nsqd(socketserver.BaseRequestHandler):
     """Delivers two messages to whoever is ready, and lets nothing succeed."""
@@ -131,7 +134,7 @@ class _Nsqd(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         rest, has_delivered = b"", False
         self.request.settimeout(30)
-        while data := self._receive():
+        while data := self.request.recv(1 << 16):
             commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
             for command in commands:
                 word, _, argument = command.line.partition(" ")
@@ -148,13 +151,6 @@ class _Nsqd(socketserver.BaseRequestHandler):
                     self.request.sendall(frame(ERROR, b"E_BAD_TOPIC " + RAW_BODY))
                 elif word == "CLS":
                     self.request.sendall(frame(RESPONSE, b"CLOSE_WAIT"))
-
-    def _receive(self) -> bytes:
-        try:
-            data: bytes = self.request.recv(1 << 16)
-            return data
-        except OSError:
-            return b""
 
 
 def _message(numbered: tuple[int, bytes]) -> bytes:

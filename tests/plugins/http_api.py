@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -68,28 +67,18 @@ class HttpApi:
         return answer
 
 
-class Running(HttpApi, ABC):
-    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards."""
+class Running(HttpApi):
+    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
+
+    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL.
+    """
 
     name: str  # of the program, for messages
     tcp_address: str
-
-    @property
-    @abstractmethod
-    def log(self) -> str:
-        """All that was logged, over all runs."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start, or start again; returns when it listens."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Shut down in order, as after SIGTERM."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End at once, as after SIGKILL."""
+    log: str  # of all runs
+    start: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
 
 
 class Nsqlookupd(Running):

@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, NoReturn, TextIO
 
 from nsqtools.cli.main import main
@@ -68,10 +68,8 @@ def run_in_process(
 
 
 def _flush(stream: TextIO) -> None:
-    try:
+    with suppress(OSError):  # a reader that went away, which the command has reported
         stream.flush()
-    except OSError:
-        pass  # a reader that went away, which the command has reported
 
 
 @contextmanager
@@ -146,27 +144,19 @@ def _text_streams() -> Iterator[None]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
         for stream in ours:
-            try:
+            with suppress(OSError, io.UnsupportedOperation):  # nobody reads what it still holds
                 stream.close()
-            except (OSError, io.UnsupportedOperation):
-                pass  # what it still held, nobody reads any more
 
 
 def _feed(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb", 0) as pipe:
-        try:
-            pipe.write(data)
-        except BrokenPipeError:
-            pass  # the command did not read all of it
+    with open(descriptor, "wb", 0) as pipe, suppress(BrokenPipeError):
+        pipe.write(data)  # the command may not read all of it
 
 
 def _drain(descriptor: int, into: bytearray) -> None:
-    with open(descriptor, "rb", 0) as pipe:
-        try:
-            while data := pipe.read(1 << 16):
-                into += data
-        except OSError:
-            pass  # how a terminal ends
+    with open(descriptor, "rb", 0) as pipe, suppress(OSError):  # how a terminal ends
+        while data := pipe.read(1 << 16):
+            into += data
 
 
 @contextmanager

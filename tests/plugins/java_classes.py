@@ -82,21 +82,10 @@ def write_classes(classes: Path) -> None:
     """Write the classes that a session of Spark loads; no file where that fails."""
     with TemporaryDirectory(prefix="nsqtools-tests-") as directory:
         draft = Path(directory, "classes.jsa")
-        with Path(directory, "stderr").open("wb") as errors:
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-c",
-                    PROGRAM,
-                    directory,
-                    f"{FLAGS} -XX:ArchiveClassesAtExit={draft}",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+        flags = f"{FLAGS} -XX:ArchiveClassesAtExit={draft}"
+        program = [sys.executable, "-c", PROGRAM, directory, flags]
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.run(program, **silent, timeout=TIMEOUT_S, check=False)
         if draft.exists():
             whole = shutil.copyfile(draft, classes.with_suffix(".draft"))
             whole.replace(classes)

@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 LOWEST = 12_000
@@ -63,10 +64,6 @@ def _lock(number: int) -> int:
 
 
 def _is_free(number: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", number))
-        except OSError:
-            return False
-    return True
+    with suppress(OSError), socket.create_server(("127.0.0.1", number)):
+        return True
+    return False

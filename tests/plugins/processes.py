@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +39,7 @@ def _processes() -> Iterator[Process]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                command = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                command = (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
                 stat = (entry / "stat").read_text(errors="replace")
             except OSError:
                 continue
@@ -56,10 +55,8 @@ def _below(roots: set[int], processes: list[Process]) -> Iterator[Process]:
 
 def kill(pid: int) -> None:
     """Kill a process; one that has ended is fine."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def is_alive(pid: int) -> bool:

@@ -7,12 +7,12 @@ nsq_on_a_screen   ``screen = nsq_on_a_screen(["top", ...])``; then ``screen.wait
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pexpect
 import pyte
 import pytest
-from plugins.cli import NSQ, end_terminal
+from plugins.cli import TerminalNsq
 from plugins.waiting import patience_s
 
 WAIT_S = patience_s(15.0)
@@ -51,15 +51,11 @@ class Waiting:
 class TerminalScreen(Waiting):
     """A program on a terminal of some columns and lines."""
 
-    def __init__(
-        self, arguments: Sequence[str], env: dict[str, str], columns: int, lines: int
-    ) -> None:
+    def __init__(self, child: pexpect.spawn[bytes], columns: int, lines: int) -> None:
+        self.child = child
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""  # all that was written
-        self.child = pexpect.spawn(
-            NSQ[0], [*NSQ[1:], *arguments], env=env, dimensions=(lines, columns), timeout=WAIT_S
-        )
 
     @property
     def lines(self) -> list[str]:
@@ -99,17 +95,12 @@ NsqOnAScreen = Callable[..., TerminalScreen]
 
 
 @pytest.fixture
-def nsq_on_a_screen(nsq_env: dict[str, str]) -> Iterator[NsqOnAScreen]:
-    started: list[TerminalScreen] = []
-
+def nsq_on_a_screen(nsq_on_a_terminal: TerminalNsq) -> NsqOnAScreen:
     def spawn(
         arguments: Sequence[str], *, columns: int = 80, lines: int = 24, **env: str
     ) -> TerminalScreen:
-        env = {**nsq_env, "LC_ALL": "C.UTF-8", "TERM": "xterm", **env}
-        screen = TerminalScreen(arguments, env, columns, lines)
-        started.append(screen)
-        return screen
+        env = {"LC_ALL": "C.UTF-8", "TERM": "xterm", **env}
+        child = nsq_on_a_terminal(arguments, env, columns, lines=lines, encoding=None)
+        return TerminalScreen(child, columns, lines)
 
-    yield spawn
-    for screen in started:
-        end_terminal(screen.child)
+    return spawn

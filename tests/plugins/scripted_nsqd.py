@@ -24,6 +24,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 import pytest
@@ -190,10 +191,8 @@ class Connection:
         self._socket.close()
 
     def _stop_reader(self, how: int) -> None:
-        try:
+        with suppress(OSError):  # closed, or the client is gone: the reader has ended anyway
             self._socket.shutdown(how)
-        except OSError:
-            pass  # closed before, or the client is gone: the reader has ended anyway
         self._reader.join()
 
     def _read(self) -> None:

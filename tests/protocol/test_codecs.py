@@ -38,13 +38,6 @@ def test_every_write_can_be_decoded_at_once(make: Make, writes: list[bytes]) -> 
         assert receiver.decompress(sender.compress(data)) == data
 
 
-@both
-@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 1 << 20])
-def test_large_writes_survive(make: Make, size: int) -> None:
-    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    assert make().decompress(make().compress(data)) == data
-
-
 def test_snappy_writes_its_identifier_once_and_checksums_nsqd_accepts() -> None:
     codec = SnappyCodec()
     assert codec.compress(OK_FRAME) == SNAPPY_OK

@@ -65,11 +65,6 @@ def test_a_valid_name_never_ends_or_splits_a_command_line(name: str) -> None:
         assert len(line.split(b" ")) == 3
 
 
-def test_ephemeral_names_are_recognized_by_their_ending() -> None:
-    assert is_ephemeral("t#ephemeral")
-    assert not is_ephemeral("ephemeral")
-
-
 # -- addresses ------------------------------------------------------------------------------------
 
 

@@ -62,20 +62,6 @@ def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes],
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
-def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
-    nsqd: GoNsqd, write_input: Callable[[bytes], str], tmp_path: Path
-) -> None:
-    path = write_input(b"one\n\n" + b"x" * 2_000_000 + b"\ntwo\n")
-    warnings: list[str] = []
-    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
-        counts = run_job(path, publisher_to(nsqd.tcp_address), unsent=unsent, warn=warnings.append)
-
-    assert counts == PublishCounts(confirmed=2, rejected=1, skipped=1)
-    assert warnings == ["record 3 is rejected: 2000000 bytes are above the limit of 1048576"]
-    assert (tmp_path / "unsent").read_bytes() == b"x" * 2_000_000 + b"\n"
-    assert bodies_in(nsqd, "events", 2) == [b"one", b"two"]
-
-
 def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_along(
     go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
 ) -> None:
@@ -118,18 +104,6 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes
         lambda: nsqd.channel_stats("events", "check")["deferred_count"] == 2,
         what="both messages are deferred",
     )
-
-
-def test_mode_all_brings_every_record_to_every_nsqd(
-    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
-) -> None:
-    both = go_nsqd(), go_nsqd()
-    path = write_input(b"\n".join(b"%d" % n for n in range(2500)))
-
-    counts = run_job(path, publisher_to(*(nsqd.tcp_address for nsqd in both)))
-
-    assert counts == PublishCounts(confirmed=2500)
-    assert [nsqd.depth("events") for nsqd in both] == [2500, 2500]
 
 
 def test_each_of_more_nsqd_than_batches_gets_its_share(
@@ -176,26 +150,7 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
     write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
 ) -> None:
     count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
-    text = b"\n".join(b"%d" % n for n in range(count)) + b"\n"
-    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
-        counts = run_job(
-            write_input(text),
-            publisher_to(
-                unreachable_address,
-                options=PublishOptions(retry_timeout_s=0.2),
-                client_options=HASTY,
-            ),
-            unsent=unsent,
-        )
-
-    assert counts == PublishCounts(unsent=count)
-    assert (tmp_path / "unsent").read_bytes() == text
-
-
-def test_rejected_records_stand_in_their_place_in_the_unsent_file(
-    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
-) -> None:
-    lines = [b"x" * 2_000_000 if n % 3 == 1 else b"%d" % n for n in range(10)]
+    lines = [b"x" * 2_000_000 if n % 30_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
@@ -208,7 +163,7 @@ def test_rejected_records_stand_in_their_place_in_the_unsent_file(
             unsent=unsent,
         )
 
-    assert counts == PublishCounts(unsent=7, rejected=3)
+    assert counts == PublishCounts(unsent=count - 3, rejected=3)
     assert (tmp_path / "unsent").read_bytes() == text
 
 
@@ -250,7 +205,7 @@ def test_a_cut_connection_loses_no_count(
             lambda goal=goal: publisher.counts.confirmed > goal, what="publishing is under way"
         )
         proxy.cut(reset=goal == 9_000)
-    worker.join(30)
+    worker.join(patience_s(30))
 
     assert publisher.counts == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000

@@ -1,64 +1,45 @@
-"""Outcomes of records that travel in parts to several nsqd."""
+"""The rate limit, on a clock that the test moves."""
 
 from __future__ import annotations
 
-from nsqtools.client.outcomes import not_sent, rejected, unknown
-from nsqtools.client.publication import Parts, PendingPublication
-from nsqtools.errors import ConnectionLost, PublishRejected, ServerError
-from nsqtools.publish.publisher import PublishBatch, PublishOutcome, outcome_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-LOST = ConnectionLost("nsqd:4150: gone")
-TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
-DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
+from nsqtools.publish.publisher import CATCH_UP_S, RateLimit
 
 
-def test_an_error_says_what_a_record_counts_as() -> None:
-    errors = [None, unknown(LOST), not_sent(LOST), DISK_FULL, TOO_LARGE]
-    kinds = PublishOutcome
-    assert [outcome_of(error) for error in errors] == [
-        *(kinds.CONFIRMED, kinds.UNKNOWN, kinds.UNSENT, kinds.UNSENT, kinds.REJECTED)
-    ]
+def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
+    """Take all that is allowed, on a clock that advances by what the limit says to wait."""
+    now, published = 0.0, 0
+    while now < seconds:
+        if allowed := limit.allowance(now):
+            limit.took(allowed)
+            published += allowed
+            now += step_s
+        else:
+            now += max(limit.wait_s(now), 1e-6)
+    return published
 
 
-def test_the_worst_outcome_of_a_record_counts() -> None:
-    batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
-    for nsqd, place, error in (
-        ("b", 0, unknown(LOST)),
-        ("b", 1, TOO_LARGE),
-        ("c", 0, not_sent(LOST)),
-        ("c", 1, not_sent(LOST)),
-    ):
-        batch.note(nsqd, place, error)
-    assert batch.failures == {0: PublishOutcome.UNSENT, 1: PublishOutcome.REJECTED}
-    assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
+@pytest.mark.parametrize("rate", [0.5, 10, 1_000, 100_000, 2_000_000])
+def test_the_rate_is_exact_at_any_size(rate: float) -> None:
+    published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
+
+    assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
 
 
-# -- a batch that goes on in parts ----------------------------------------------------------------
-
-
-def test_halves_are_the_whole_and_the_whole_has_the_outcome_of_each() -> None:
-    bodies = [b"%d" % n for n in range(5)]
-    whole = PendingPublication("events", bodies, 5, 0.0)
-    parts = Parts(whole)
-    left, right = parts.split(whole, 3)
-    fourth, rest = parts.split(right, 1)
-    assert [*left.bodies, *fourth.bodies, *rest.bodies] == bodies
-
-    left.settle(None)
-    rest.settle(None)
-    assert not parts.are_settled
-    fourth.settle(TOO_LARGE)
-    assert parts.are_settled
-    whole.settle(parts.error())
-    assert [type(error) for error in whole.errors] == [
-        *([type(None)] * 3),
-        PublishRejected,
-        type(None),
-    ]
-
-
-def test_what_may_be_stored_stays_so_in_both_halves() -> None:
-    whole = PendingPublication("events", [b"0", b"1"], 2, 0.0)
-    whole.may_be_stored = True
-    parts = Parts(whole)
-    assert [half.may_be_stored for half in parts.split(whole, 1)] == [True, True]
+@given(
+    st.floats(0.1, 1e6), st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 5000)), max_size=50)
+)
+def test_never_more_than_the_rate_and_a_catch_up(
+    rate: float, steps: list[tuple[float, int]]
+) -> None:
+    limit, now, published = RateLimit(rate, 0.0), 0.0, 0
+    for delay_s, wanted in steps:
+        now += delay_s
+        taken = min(wanted, limit.allowance(now))
+        if taken:
+            limit.took(taken)
+        published += taken
+        assert published <= rate * (now + CATCH_UP_S + 0.02) + 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.errors import OutputError
 from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource
 
 
@@ -23,8 +22,8 @@ def pipe() -> Iterator[tuple[int, str]]:
     os.close(reader)
 
 
-def batches_of(path: Path | str, delimiter: bytes = b"\n") -> list[list[bytes]]:
-    source = RecordSource([str(path)], delimiter, lambda: False)
+def batches_of(path: Path) -> list[list[bytes]]:
+    source = RecordSource([str(path)], b"\n", lambda: False)
     return [list(batch.records) for batch in source.batches()]
 
 
@@ -40,31 +39,25 @@ def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "records"),
+    ("texts", "records"),
     [
-        (b"abc\nlast", [b"abc", b"last"]),
-        (b"abc\nx", [b"abc", b"x"]),
-        (b"one,two", [b"one,two"]),
-        (b"a\n\nb\n", [b"a", b"", b"b"]),
-        (b"a\r\nb\r\n", [b"a\r", b"b\r"]),
-        (b"", []),
+        ([b"abc\nlast"], [b"abc", b"last"]),
+        ([b"one,two"], [b"one,two"]),
+        ([b"a\n\nb\n"], [b"a", b"", b"b"]),
+        ([b"a\r\nb\r\n"], [b"a\r", b"b\r"]),
+        ([b""], []),
+        ([b"one\ntwo", b"three\n"], [b"one", b"two", b"three"]),
     ],
 )
-def test_the_last_record_without_its_delimiter_is_whole(
-    tmp_path: Path, text: bytes, records: list[bytes]
+def test_the_last_record_of_a_file_without_its_delimiter_is_whole(
+    tmp_path: Path, texts: list[bytes], records: list[bytes]
 ) -> None:
-    path = tmp_path / "input"
-    path.write_bytes(text)
+    for number, text in enumerate(texts):
+        (tmp_path / str(number)).write_bytes(text)
+    paths = [str(tmp_path / str(number)) for number in range(len(texts))]
+    batches = RecordSource(paths, b"\n", lambda: False).batches()
 
-    assert [record for batch in batches_of(path) for record in batch] == records
-
-
-def test_files_are_read_one_after_the_other_and_do_not_run_together(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\ntwo")
-    (tmp_path / "b").write_bytes(b"three\n")
-    source = RecordSource([str(tmp_path / "a"), str(tmp_path / "b")], b"\n", lambda: False)
-
-    assert [r for batch in source.batches() for r in batch.records] == [b"one", b"two", b"three"]
+    assert [record for batch in batches for record in batch.records] == records
 
 
 def test_large_records_make_small_batches(tmp_path: Path) -> None:
@@ -97,8 +90,3 @@ def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
 
     assert list(source.batches()) == []
     os.close(writer)
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(OutputError, match=r"cannot read /no/such/file \(No such file"):
-        batches_of("/no/such/file")

@@ -12,6 +12,7 @@ from plugins.archives import Writer, write_archive
 from plugins.daemons import GoNsqd
 from plugins.power_cut import PowerCut
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import patience_s
 
 from nsqtools import ClientOptions
 from nsqtools.archive.finding import find_archives
@@ -54,7 +55,7 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
     connection.reply_identify()
     connection.expect("MPUB clicks")
     connection.close()
-    worker.join(10)
+    worker.join(patience_s(10))
 
     assert publisher.counts == PublishCounts(unknown=3)
     assert not checkpoint.exists() or json.loads(checkpoint.read_bytes())["done"] == {}

@@ -158,7 +158,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     connection.error("E_MPUB_FAILED the disk is full")
 
     with pytest.raises(NsqError, match=r"partition 0: .*E_MPUB_FAILED the disk is full"):
-        done.result(10)
+        done.result(patience_s(10))
     assert list(tmp_path.iterdir()) == []
 
 

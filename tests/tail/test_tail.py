@@ -11,10 +11,9 @@ import pytest
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, ConnectionFailed
+from nsqtools import ClientOptions
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_lines
-from nsqtools.records.filters import grep
 from nsqtools.tail.tail import End, RunLimits, Tail
 
 MakeTail = Callable[..., Tail]
@@ -101,18 +100,6 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     assert finished == [0, 0]
 
 
-def test_filtered_messages_are_finished_unseen_and_do_not_count(
-    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
-) -> None:
-    publish_lines(nsqd, "clicks", 1000)
-    tail = make_tail(keep=grep("7$"), limits=RunLimits(count=50))
-
-    assert tail.run() is End.COUNT
-    lines = b"".join(written).splitlines()
-    assert len(lines) == 50
-    assert all(line.endswith(b"7") for line in lines)
-
-
 def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -> None:
     publish_lines(nsqd, "clicks", 300)
 
@@ -151,12 +138,3 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
     wait_until(
         lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest waits", timeout_s=3
     )
-
-
-def test_nobody_at_the_address_is_an_error_at_once(
-    make_tail: MakeTail, unreachable_address: str
-) -> None:
-    with pytest.raises(ConnectionFailed, match=unreachable_address):
-        make_tail(
-            nsqd_tcp_addresses=[unreachable_address], options=ClientOptions(dial_timeout_s=0.2)
-        ).run()

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 from plugins.certificates import Certificates
+from plugins.waiting import patience_s
 
-from nsqtools.errors import ConfigurationError, TLSError
+from nsqtools.errors import TLSError
 from nsqtools.protocol.names import Address
 from nsqtools.transport.stream import Deadline, Stream, TLSOptions, connect, make_context
 
@@ -44,7 +45,7 @@ def tls_server(certificates: Certificates) -> Iterator[Serve]:
             thread.start()
 
             def end() -> ssl.SSLSocket:
-                thread.join(5)
+                thread.join(patience_s(5))
                 return stack.enter_context(ends[0])
 
             stack.callback(thread.join)
@@ -97,17 +98,3 @@ def test_the_lowest_version_is_kept(certificates: Certificates, tls_server: Serv
 )
 def test_every_name_of_a_version_is_a_version(name: str, version: ssl.TLSVersion) -> None:
     assert make_context(TLSOptions(min_version=name)).minimum_version == version
-
-
-def test_verification_is_on_unless_switched_off() -> None:
-    context = make_context(TLSOptions())
-    assert context.check_hostname
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    insecure = make_context(TLSOptions(insecure_skip_verify=True))
-    assert not insecure.check_hostname
-    assert insecure.verify_mode is ssl.CERT_NONE
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot read the CA file /no/such/ca\.pem"):
-        make_context(TLSOptions(ca_file="/no/such/ca.pem"))

@@ -24,13 +24,12 @@ from nsqtools.client.connection_settings import ConnectionSettings, read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
-from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
     from nsqtools.forward.courier import DeadLetterBox
-    from nsqtools.forward.forwarder import ForwardSettings, SourceSettings
-    from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
+    from nsqtools.forward.forwarder import ForwardSettings
+    from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
     from nsqtools.forward.parcel import ForwardTotals, Sink
 
 
@@ -41,11 +40,7 @@ class ForwardOptions(Consuming):
     pick: Pick = None
     rate: Rate = 0.0
     max_attempts: int = opt(
-        "N",
-        "Give a message up after N attempts, outages not counted; 0: never.",
-        DELIVERY,
-        0,
-        min=0,
+        "N", "Give up after N attempts, outages not counted; 0: never.", DELIVERY, 0, min=0
     )
     dead_letter_topic: str | None = opt(
         "TOPIC", "Publish what cannot be delivered to this topic, on the same nsqd.", DELIVERY
@@ -73,36 +68,37 @@ class ForwardOptions(Consuming):
                 hint="Give --dead-letter-topic or --dead-letter-file.",
             )
 
-    def source(
+    def settings(
         self,
         channel: str,
         connection: ConnectionSettings,
         usual: dict[str, Any] | None = None,
         **more: Any,
-    ) -> SourceSettings:
-        """Where messages come from; ``usual`` are client options, where the user gives none."""
-        from nsqtools.forward.forwarder import THROUGHPUT, SourceSettings
+    ) -> ForwardSettings:
+        """Where messages come from, and what happens to them.
 
+        ``usual`` are client options where the user gives none, ``more`` fields of the command.
+        """
+        from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
+
+        own = {
+            "pattern": self.topic_pattern,
+            "refresh_s": self.topic_refresh,
+            "keep": self.keep,
+            "pick": self.pick,
+            "rate": self.rate,
+            "max_attempts": self.max_attempts,
+        }
         options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
-        pattern, refresh_s = self.topic_pattern, self.topic_refresh
-        return SourceSettings(self.topics, channel, connection, options, pattern, refresh_s, **more)
-
-    def settings(self, source: SourceSettings, **more: Any) -> ForwardSettings:
-        """What happens to them on the way; ``more`` are fields that the command decides."""
-        from nsqtools.forward.forwarder import ForwardSettings
-
-        usual = {"keep": self.keep, "pick": self.pick, "drain_s": source.options.drain_timeout_s}
-        own = {"rate": self.rate, "max_attempts": self.max_attempts}
-        return ForwardSettings(**{**usual, **own, **more})
+        return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
 
 
 Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
 
 
 def run_forwarder(
-    source: SourceSettings,
-    sink: Sink,
     settings: ForwardSettings,
+    sink: Sink,
     options: ForwardOptions,
     runtime: Runtime,
     destinations: Sequence[str] = (),
@@ -116,15 +112,13 @@ def run_forwarder(
     from nsqtools.forward.forwarder import Forwarder
 
     allow_many()
-    look_before(
-        source.topics, source.channel, source.connection, runtime, create=options.create, force=True
-    )
-    require_one(destinations, source.options.dial_timeout_s)
+    connection, channel = settings.connection, settings.channel
+    look_before(settings.topics, channel, connection, runtime, create=options.create, force=True)
+    require_one(destinations, settings.options.dial_timeout_s)
     forwarder = Forwarder(
-        source,
-        sink,
         settings,
-        dead_letters=dead_letter_box(source, options),
+        sink,
+        dead_letters=dead_letter_box(settings, options),
         limits=options.limits.run_limits(),
         on_tick=lambda: watched.tick(lambda: f"{forwarder.totals.delivered:,} messages delivered"),
     )
@@ -133,7 +127,7 @@ def run_forwarder(
         forwarder.stop,
         metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
         health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
-        queue=(source.connection, source.channel),
+        queue=(connection, channel),
         done=lambda: forwarder.totals.delivered,
     ) as watched:
         try:
@@ -151,14 +145,14 @@ def run_forwarder(
     return watched.signals.status(otherwise=status)
 
 
-def dead_letter_box(source: SourceSettings, options: ForwardOptions) -> DeadLetterBox | None:
+def dead_letter_box(settings: ForwardSettings, options: ForwardOptions) -> DeadLetterBox | None:
     """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
     from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
 
     if options.dead_letter_file is not None:
         return DeadLetterFile(options.dead_letter_file)
     if options.dead_letter_topic is not None:
-        return DeadLetterTopic(options.dead_letter_topic, source.options)
+        return DeadLetterTopic(options.dead_letter_topic, settings.options)
     return None
 
 
@@ -180,26 +174,19 @@ def summary(totals: ForwardTotals) -> str:
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
-        "TOPIC",
-        "Publish everything to this topic, instead of each topic under its own name.",
-        DESTINATION,
+        "TOPIC", "Publish everything to this topic, not each under its name.", DESTINATION
     ),
     map: list[str] | None = opt(
-        "REGEX=NAME",
-        r"Rename topics that match ('eu\.(.*)=\1'); the first match counts.",
-        DESTINATION,
+        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts.", DESTINATION
     ),
     mode: ForwardMode = opt(
         "",
-        "With several destinations: each in turn, by --key, or the first that works.",
+        "Several: in turn, by --key, or the first that works.",
         DESTINATION,
         ForwardMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        DESTINATION,
-        parser=compile_template,
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", DESTINATION, parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
@@ -212,7 +199,7 @@ def to_nsq(
     ),
     loop_guard: bool = opt(
         "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would return to where they were.",
+        "Refuse topics whose messages would come back.",
         SAFETY,
         True,
     ),
@@ -257,9 +244,16 @@ def to_nsq(
     found = replace(destination, nsqd_tcp_addresses=sink.nsqds)
     guard = LoopGuard(connection, found, rename)
     check = guard.check if loop_guard else lambda topic: None
-    source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
-    settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
-    return run_forwarder(source, sink, settings, forwarding, runtime, sink.nsqds)
+    settings = forwarding.settings(
+        channel,
+        connection,
+        check=check,
+        user_agent=guard.user_agent,
+        keep=keep,
+        pick=pick,
+        rename=rename,
+    )
+    return run_forwarder(settings, sink, forwarding, runtime, sink.nsqds)
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -298,10 +292,10 @@ class RequestOptions(OptionSet):
         if self.basic_auth_file is not None and self.bearer_token_file is not None:
             raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
 
-    def settings(self, *, is_get: bool) -> RequestSettings:
-        """Return the settings of requests. Reads the files. Raises `ConfigurationError`."""
+    def builder(self, *, is_get: bool) -> RequestBuilder:
+        """Return what makes requests. Reads the files. Raises `ConfigurationError`."""
         from nsqtools import __version__
-        from nsqtools.forward.http_requests import RequestSettings, parse_header
+        from nsqtools.forward.http_requests import RequestBuilder, parse_header
 
         form = self.batch_format if self.batch > 1 else None
         if is_get and form is not None:
@@ -311,14 +305,14 @@ class RequestOptions(OptionSet):
         usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
         given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
         files = [str(path) for path in given if path]
-        return RequestSettings(
-            is_get,
-            self.content_type or (usual[form] if form else OCTETS),
-            f"nsqtools/{__version__}",
-            tuple(map(parse_header, self.header or ())),
-            Renewed(files, lambda: _read_secrets(*given)) if files else None,
-            self.metadata,
-            form,
+        return RequestBuilder(
+            is_get=is_get,
+            content_type=self.content_type or (usual[form] if form else OCTETS),
+            user_agent=f"nsqtools/{__version__}",
+            headers=list(map(parse_header, self.header or ())),
+            secrets=Renewed(files, lambda: _read_secrets(*given)) if files else None,
+            has_metadata=self.metadata,
+            batch=form,
         )
 
 
@@ -359,10 +353,7 @@ def to_http(
         EndpointMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE",
-        "Template of the key for --mode hash ('{.user.id}').",
-        ENDPOINTS,
-        parser=compile_template,
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", ENDPOINTS, parser=compile_template
     ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
     http_client_connect_timeout: Seconds = opt(
@@ -378,10 +369,7 @@ def to_http(
         ENDPOINTS,
     ),
     redirects: Redirects = opt(
-        "",
-        "Whether to follow redirects that keep method and body (307, 308).",
-        ENDPOINTS,
-        Redirects.REFUSE,
+        "", "Follow redirects that keep method and body (307, 308).", ENDPOINTS, Redirects.REFUSE
     ),
     private_addresses: bool = opt(
         "--private-addresses/--no-private-addresses",
@@ -434,14 +422,13 @@ def to_http(
         requests.linger,
     )
     tls = None
-    if redirects is Redirects.FOLLOW or any(each.origin.is_tls for each in endpoints):
+    if redirects is Redirects.FOLLOW or any(each.origin[0] == "https" for each in endpoints):
         tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
     sink = HttpSink(
         endpoints,
-        requests.settings(is_get=bool(get)),
+        requests.builder(is_get=bool(get)),
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    source = forwarding.source(channel, connection)
-    there = [str(Address(each.origin.host, each.origin.port)) for each in endpoints]
-    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime, there)
+    there = [str(each.origin[1]) for each in endpoints]
+    return run_forwarder(forwarding.settings(channel, connection), sink, forwarding, runtime, there)

@@ -259,7 +259,7 @@ def drain_channels(
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK
 
-    place = channels.flags.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", node))
+    place = channels.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", node))
     with (
         Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster,
         Progress(runtime) as progress,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,12 +20,12 @@ from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ListingForm, moment, write_json, write_listing
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import DamagedFile, RecoveredDocument, Verified
+    from nsqtools.cli.render.documents import RecoveredDocument, Verified
     from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue
 
 DataPath = Annotated[
@@ -45,22 +45,6 @@ QUEUES = (
     "memory",
 )
 AT_ONCE = 1000
-
-
-class Damage(DamageReporter):
-    """Damage by file, beside what is said of each."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self.files: dict[str, list[str]] = {}
-
-    def __call__(self, path: Path | str, problem: str) -> None:
-        super().__call__(path, problem)
-        self.files.setdefault(str(path), []).append(problem)
-
-    @property
-    def documents(self) -> list[DamagedFile]:
-        return [{"file": path, "problems": found} for path, found in self.files.items()]
 
 
 def https_settings(
@@ -98,7 +82,7 @@ def list_(
 
     form.check(QUEUES)
     memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, settings)
-    damage = Damage(runtime)
+    damage = DamageReporter(runtime)
     rows: list[tuple[str | int | None, ...]] = []
     with StoredQueues(data_path) as stored:
         report(stored.problems, damage)
@@ -132,7 +116,7 @@ def list_(
     return damage.status
 
 
-def figures_of(parts: list[Part], damage: Damage) -> tuple[int | str | None, ...]:
+def figures_of(parts: list[Part], damage: DamageReporter) -> tuple[int | str | None, ...]:
     """Messages, deferred ones (None where files do not say), bytes, oldest and newest."""
     from nsqtools.server.stored_queues import StoredRows
 
@@ -169,7 +153,7 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     return found
 
 
-def report(problems: list[tuple[str, str]] | tuple[tuple[str, str], ...], damage: Damage) -> None:
+def report(problems: Iterable[tuple[str, str]], damage: DamageReporter) -> None:
     """Report what is known before messages are read."""
     for path, problem in problems:
         damage(path, problem)
@@ -198,7 +182,7 @@ def cat(
     """
     from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
 
-    damage = Damage(runtime)
+    damage = DamageReporter(runtime)
     encode, nsqd = printer(runtime), place_of(data_path)
     with StoredQueues(data_path) as stored:
         queues = chosen(stored.queues, topic, channel)
@@ -257,7 +241,7 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
     """
     from nsqtools.server.stored_queues import GOOD, StoredQueues
 
-    damage = Damage(runtime)
+    damage = DamageReporter(runtime)
     files = messages = 0
     with StoredQueues(data_path) as stored:
         report(stored.problems, damage)
@@ -308,7 +292,7 @@ def recover(
         raise ConfigurationError("--output must not be in the data directory, which stays as it is")
     if output.exists():
         raise OutputError(f"{output} is there already", hint="Name another file with --output.")
-    damage = Damage(runtime)
+    damage = DamageReporter(runtime)
     with StoredQueues(data_path) as stored:
         report(stored.problems, damage)
         queues = chosen(stored.queues, topic, channel)

@@ -75,10 +75,7 @@ def replay(
     ),
     delimiter: Delimiter = None,
     speed: float | None = opt(
-        "FACTOR",
-        "Multiple of the original speed (1x, 10x); without it, full speed.",
-        DELIVERY,
-        parser=parse_speed,
+        "FACTOR", "Pace of the original (1x, 10x); else full speed.", DELIVERY, parser=parse_speed
     ),
     checkpoint: CheckpointFile = None,
     yes: Yes = False,
@@ -232,9 +229,7 @@ class Redriving(Publishing):
 
 def redrive(
     files: Paths = None,
-    topic: str | None = opt(
-        "-t TOPIC", "Publish to this topic; default: the topic of each message."
-    ),
+    topic: str | None = opt("-t TOPIC", "Publish to this topic, not to that of each message."),
     error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,

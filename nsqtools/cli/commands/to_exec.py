@@ -9,7 +9,7 @@ from typer import Argument
 
 from nsqtools.cli.commands.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import OUTPUT, ChannelName, Seconds
+from nsqtools.cli.options.params import ChannelName, Seconds
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.running.runtime import Runtime, Session, write_whole
@@ -42,23 +42,17 @@ class CommandOptions(OptionSet):
         COMMANDS,
     )
     command_timeout: Seconds = opt(
-        "DURATION",
-        "End a command (TERM, after 5s KILL) that takes longer; 0: never.",
-        COMMANDS,
-        "10m",
+        "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", COMMANDS, "10m"
     )
     fatal_status: list[int] | None = opt(
         "STATUS", "Exit status that makes a dead letter at once.", DELIVERY, min=1, max=255
     )
-    tag: bool = opt("", "Print 'TOPIC ID | ' before each line of a command.", OUTPUT)
 
     def check(self) -> None:
         ways = {"--arg": self.arg, "--batch": self.batch > 1, "--persistent": self.persistent}
         given = [name for name, is_given in ways.items() if is_given]
         if len(given) > 1:
             raise ConfigurationError(f"give either {given[0]} or {given[1]}")
-        if self.tag and self.persistent:
-            raise ConfigurationError("--tag needs a command for each message, or for each batch")
 
     def settings(self, words: list[str], channel: str) -> ExecSettings:
         """Return the settings. Raises `ConfigurationError`, and `NotFoundError` for no program."""
@@ -80,7 +74,6 @@ class CommandOptions(OptionSet):
             self.arg,
             self.command_timeout,
             frozenset(self.fatal_status or ()),
-            self.tag,
         )
 
     @property
@@ -125,9 +118,8 @@ def to_exec(
     if settings.fatal:
         forwarding.need_letters("--fatal-status")
     usual = {"max_in_flight": commands.max_in_flight}
-    source = forwarding.source(channel, connection, usual)
     sink = ExecSink(settings, printing(runtime))
-    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)
+    return run_forwarder(forwarding.settings(channel, connection, usual), sink, forwarding, runtime)
 
 
 def printing(runtime: Runtime) -> Write:

@@ -105,10 +105,7 @@ class ArchiveOptions(OptionSet):
     file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode)
     dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode)
     format: StoredForm = opt(
-        "",
-        "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
-        FORM,
-        StoredForm.jsonl,
+        "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, StoredForm.jsonl
     )
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
@@ -121,9 +118,7 @@ class ArchiveOptions(OptionSet):
     zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19)
     rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION)
     rotate_text_size: int | None = opt("SIZE", "Rotate at this size before compression.", ROTATION)
-    rotate_interval: float | None = opt(
-        "DURATION", "Rotate every DURATION, clock-aligned.", ROTATION
-    )
+    rotate_interval: float | None = opt("DURATION", "Rotate at multiples of DURATION.", ROTATION)
     rotate_age: float | None = opt("DURATION", "Rotate DURATION after a file was opened.", ROTATION)
     skip_empty_files: bool = opt(
         "--skip-empty-files/--no-skip-empty-files",
@@ -132,9 +127,7 @@ class ArchiveOptions(OptionSet):
         True,
         show_default=False,
     )
-    sync_interval: float = opt(
-        "DURATION", "Flush and finish messages every DURATION.", FLUSHING, "1s"
-    )
+    sync_interval: float = opt("DURATION", "Flush and finish every DURATION.", FLUSHING, "1s")
     sync_bytes: int = opt(
         "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
     )
@@ -148,9 +141,7 @@ class ArchiveOptions(OptionSet):
     upload_option: list[str] | None = opt(
         "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
     )
-    delete_uploaded: bool = opt(
-        "", "Remove each local file once it is stored and verified.", UPLOAD
-    )
+    delete_uploaded: bool = opt("", "Remove each file once it is stored and verified.", UPLOAD)
     max_local_bytes: int | None = opt(
         "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
     )

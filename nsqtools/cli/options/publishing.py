@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -50,11 +49,7 @@ Rate = Annotated[
 ]
 Spread = Annotated[
     PublishMode,
-    opt(
-        "--mode",
-        "With several nsqd: publish to all, an equal share to each, or to the first that works.",
-        DELIVERY,
-    ),
+    opt("--mode", "Publish to all nsqd, a share to each, or the first that works.", DELIVERY),
 ]
 RetryTimeout = Annotated[
     float | None,
@@ -67,24 +62,12 @@ RetryTimeout = Annotated[
 ]
 RetryUnknown = Annotated[
     bool,
-    opt(
-        "--retry-unknown",
-        "Publish again what nsqd may have accepted: it can arrive twice.",
-        DELIVERY,
-    ),
+    opt("--retry-unknown", "Publish again what nsqd may have: it can arrive twice.", DELIVERY),
 ]
 
 
 PROGRESS_HELP = "Record here what is confirmed, and continue from there the next time."
 CheckpointFile = Annotated[Path | None, opt("--checkpoint FILE", PROGRESS_HELP, DELIVERY)]
-UnsentRecords = Annotated[
-    Path | None,
-    opt(
-        "--unsent-file FILE",
-        "Append unconfirmed records to this file (--mode all: to FILE.HOST:PORT).",
-        DELIVERY,
-    ),
-]
 TopicMap = Annotated[
     list[str] | None,
     opt("--topic -t [OLD=]NEW", "Where to publish, if not to the topic that a message came from."),
@@ -101,7 +84,9 @@ class Publishing(OptionSet):
     mode: Spread = PublishMode.ALL
     retry_timeout: RetryTimeout = None
     retry_unknown: RetryUnknown = False
-    unsent_file: UnsentRecords = None
+    unsent_file: Path | None = opt(
+        "FILE", "Append what is not confirmed (--mode all: FILE.HOST:PORT).", DELIVERY
+    )
     connection: ProducerConnection
     channel: ToChannel
 
@@ -301,14 +286,15 @@ MAX_DEPTH = 10_000
 WITHOUT_EFFECT = ("nsqd_tcp_address", "mode", "retry_timeout", "retry_unknown")
 
 
-class ChannelFlags(OptionSet):
-    """Flags of the temporary nsqd. None means: not given."""
+class OneChannel(OptionSet):
+    """To one channel, by a temporary nsqd. None means: not given; ``target`` is what was opened.
 
+    Raises `ConfigurationError` for options that contradict each other.
+    """
+
+    context: Context
     channel: str | None = opt(
-        "--channel -c NAME",
-        "Deliver to this channel alone: a temporary nsqd joins the cluster, with nothing in the "
-        "others.",
-        CHANNEL,
+        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd.", CHANNEL
     )
     channel_lookupd: list[str] | None = opt(
         "--lookupd-http-address HOST:PORT",
@@ -318,21 +304,15 @@ class ChannelFlags(OptionSet):
     )
     lookupd_tcp_address: list[str] | None = opt(
         "HOST:PORT",
-        "nsqlookupd, over TCP, where it registers.",
+        "Where it registers (TCP).",
         CHANNEL,
         show_default="the port below that of HTTP",
     )
     broadcast_address: str | None = opt(
-        "HOST",
-        "Where consumers reach this machine.",
-        CHANNEL,
-        show_default="its address towards nsqlookupd",
+        "HOST", "How consumers reach it.", CHANNEL, show_default="its address towards nsqlookupd"
     )
     data_path: Path | None = opt(
-        "DIR",
-        "Where its messages are until they are consumed; the next run goes on there.",
-        CHANNEL,
-        show_default="./nsqd-NAME",
+        "DIR", "Where its messages are, for the next run too.", CHANNEL, show_default="./nsqd-NAME"
     )
     wait: float | None = opt(
         "DURATION", "End when no consumer is connected for this long.", CHANNEL, show_default="5m"
@@ -344,15 +324,32 @@ class ChannelFlags(OptionSet):
         "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports.", CHANNEL
     )
 
+    def check(self) -> None:
+        self.target: ChannelPublisher | None = None
+        if self.channel is None:
+            self.refuse(FLAGS, "is for --channel")
+        else:
+            self.refuse(WITHOUT_EFFECT, "has no effect with --channel")
 
-@dataclass
-class OneChannel:
-    """What was asked for; ``name`` is ``""`` without ``--channel``, ``target`` what was opened."""
+    def refuse(self, names: Sequence[str], problem: str) -> None:
+        """Raise `ConfigurationError` for an option that was given, and must not be."""
+        for parameter in self.context.command.params:
+            source = self.context.get_parameter_source(parameter.name or "")
+            if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+                raise ConfigurationError(f"{parameter.opts[0]} {problem}")
 
-    name: str
-    lookupds: tuple[str, ...]
-    flags: ChannelFlags
-    target: ChannelPublisher | None = None
+    @property
+    def name(self) -> str:
+        """The channel, ``""`` without one."""
+        return self.channel or ""
+
+    @property
+    def lookupds(self) -> tuple[str, ...]:
+        """Those that were given, or are in the settings."""
+        setting = setting_of(self.context, "lookupd_http_address")
+        if not self.channel_lookupd and setting is not None and isinstance(setting.value, list):
+            return tuple(setting.value)
+        return tuple(self.channel_lookupd or ())
 
     @contextmanager
     def open(
@@ -378,17 +375,15 @@ class OneChannel:
         def tell(line: str) -> None:
             runtime.tell(f"nsq: {line}")
 
-        flags = self.flags
+        lookupds = self.lookupds
         with (
-            Cluster(
-                ClusterAddresses((), self.lookupds), http_access(options, self.lookupds)
-            ) as cluster,
+            Cluster(ClusterAddresses((), lookupds), http_access(options, lookupds)) as cluster,
             TemporaryNsqd(
-                place or flags.data_path or Path(f"nsqd-{self.name}"),
+                place or self.data_path or Path(f"nsqd-{self.name}"),
                 cluster,
-                lookupd_tcp_addresses=flags.lookupd_tcp_address or (),
-                broadcast_address=flags.broadcast_address or "",
-                config=flags.nsqd_config,
+                lookupd_tcp_addresses=self.lookupd_tcp_address or (),
+                broadcast_address=self.broadcast_address or "",
+                config=self.nsqd_config,
                 tell=tell,
             ) as nsqd,
         ):
@@ -399,7 +394,7 @@ class OneChannel:
                 self.name,
                 options,
                 rate,
-                max_depth=flags.max_depth or MAX_DEPTH,
+                max_depth=self.max_depth or MAX_DEPTH,
                 wait_s=self.wait_s,
                 resumes=resumes,
                 defer_s=defer_s,
@@ -414,7 +409,7 @@ class OneChannel:
 
     @property
     def wait_s(self) -> float:
-        return WAIT_S if self.flags.wait is None else self.flags.wait
+        return WAIT_S if self.wait is None else self.wait
 
     def status(self, runtime: Runtime, otherwise: int) -> int:
         """Say how the delivery ended; return the exit status."""
@@ -438,42 +433,27 @@ class OneChannel:
             runtime.insist(f"nsq: {rest}")
 
 
-def one_channel(context: Context, flags: Annotated[ChannelFlags, From(ChannelFlags)]) -> OneChannel:
-    """Read the options. Raises `ConfigurationError` for those that contradict each other."""
-    if flags.channel is None:
-        _refuse(context, tuple(vars(flags)), "is for --channel")
-        return OneChannel("", (), flags)
-    _refuse(context, WITHOUT_EFFECT, "has no effect with --channel")
-    return OneChannel(flags.channel, _lookupds(context, flags), flags)
+FLAGS = [name for name in OneChannel.__annotations__ if name != "context"]
 
 
-def _refuse(context: Context, names: tuple[str, ...], problem: str) -> None:
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise ConfigurationError(f"{parameter.opts[0]} {problem}")
+class ChannelsToDrain(OneChannel):
+    """All channels of an nsqd, or one, where no other nsqd takes over."""
+
+    def check(self) -> None:
+        self.target = None
+        if self.context.params.get("to") is not None:
+            self.refuse(FLAGS, "is for a drain without --to")
 
 
-def _lookupds(context: Context, flags: ChannelFlags) -> tuple[str, ...]:
-    setting = setting_of(context, "lookupd_http_address")
-    if not flags.channel_lookupd and setting is not None and isinstance(setting.value, list):
-        return tuple(setting.value)
-    return tuple(flags.channel_lookupd or ())
-
-
-DRAIN_FLAGS = [name for name in ChannelFlags.__annotations__ if name != "max_depth"]
+DRAIN_FLAGS = [name for name in OneChannel.__annotations__ if name != "max_depth"]
 
 
 def drained_channels(
-    context: Context, flags: Annotated[dict[str, Any], From(some(ChannelFlags, *DRAIN_FLAGS))]
-) -> OneChannel:
+    flags: Annotated[dict[str, Any], From(some(OneChannel, *DRAIN_FLAGS))],
+) -> ChannelsToDrain:
     """Read the options of a drain to consumers, which has no ``--to``."""
-    given = ChannelFlags(**flags, max_depth=None)
-    if context.params.get("to") is not None:
-        _refuse(context, tuple(flags), "is for a drain without --to")
-        return OneChannel("", (), given)
-    return OneChannel(given.channel or "", _lookupds(context, given), given)
+    return ChannelsToDrain(**flags, max_depth=None)
 
 
-ToChannel = Annotated[OneChannel, From(one_channel)]
-DrainedChannels = Annotated[OneChannel, From(drained_channels)]
+ToChannel = Annotated[OneChannel, From(OneChannel)]
+DrainedChannels = Annotated[ChannelsToDrain, From(drained_channels)]

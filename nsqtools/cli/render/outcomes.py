@@ -30,6 +30,7 @@ from nsqtools.protocol.text import escape_line
 if TYPE_CHECKING:
     import logging
 
+    from nsqtools.cli.render.documents import DamagedFile
     from nsqtools.cluster.directory import DaemonFailure
     from nsqtools.publish.publisher import Publisher
     from nsqtools.spark.archives.damage import ArchiveDamage
@@ -103,11 +104,13 @@ class DamageReporter:
 
     def __init__(self, runtime: Runtime, progress: Progress | None = None) -> None:
         self.count = 0
+        self.files: dict[str, list[str]] = {}
         self._runtime = runtime
         self._progress = progress
 
     def __call__(self, path: Path | str, problem: str) -> None:
         self.count += 1
+        self.files.setdefault(str(path), []).append(problem)
         if self._progress is not None:
             self._progress.clear()
         self._runtime.tell(f"nsq: {path}: {problem}")
@@ -116,6 +119,11 @@ class DamageReporter:
         """Report what a job of Spark found, which knows where in a file it was."""
         for damage in damages:
             self(damage.file, f"at byte {damage.pos}: {damage.problem}")
+
+    @property
+    def documents(self) -> list[DamagedFile]:
+        """What ``--json`` says of it."""
+        return [{"file": path, "problems": found} for path, found in self.files.items()]
 
     @property
     def status(self) -> ExitStatus:

@@ -109,20 +109,3 @@ def test_a_refused_secret_is_status_5_and_never_shown(
     assert "requires authentication" in without.err
     assert "E_AUTH_FAILED" in wrong.err
     assert "hunter2" not in wrong.err
-
-
-def test_a_line_above_the_usual_limit_names_the_options_that_raise_it(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
-) -> None:
-    nsqd = go_nsqd("-max-msg-size=4000000", "-max-body-size=8000000")
-    line = b"x" * 1_500_000 + b"\n"
-
-    refused = run_nsq(to(nsqd), stdin=line)
-    raised = [word for word in refused.err.splitlines()[-1].split() if "=" in word]
-    taken = run_nsq([*to(nsqd), *(part for word in raised for part in ("-X", word))], stdin=line)
-
-    assert refused.status == 1
-    assert refused.err.splitlines()[-1] == (
-        "hint: Where nsqd takes larger messages: -X publish_max_msg_size=1500000"
-    )
-    assert (taken.status, nsqd.depth("events")) == (0, 1)

@@ -193,30 +193,6 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     assert state_of(left) == before
 
 
-def test_metadata_that_contradicts_the_files_is_reported(left: Path, run_nsq: RunNsq) -> None:
-    meta = left / "t:ch.diskqueue.meta.dat"
-    for positions, said in (
-        (meta.read_text().replace("60", "61", 1), "says 61 messages, and the files have 60"),
-        ("60\n0,5\n3,70\n", "cannot be read"),
-        ("60\n0,0\n3,999\n", "999 in its metadata"),
-        ("60\n0,-1\n3,70\n", "a position is negative"),
-        ("nonsense", "cannot be read"),
-        ("60\n0,0\n99,1\n", "is not there, and in the metadata"),
-    ):
-        meta.write_text(positions)
-        done = run_nsq(["queue", "verify", str(left)])
-        assert (done.status, said in done.err) == (6, True), done.err
-
-
-def test_a_message_that_was_being_written_is_no_damage(left: Path, run_nsq: RunNsq) -> None:
-    last = sorted(left.glob("t:ch.diskqueue.0*.dat"))[-1]
-    first = sorted(left.glob("t:ch.diskqueue.0*.dat"))[0].read_bytes()
-    with last.open("ab") as file:
-        file.write(first[:50])
-
-    assert run_nsq(["queue", "verify", str(left)]).status == 0
-
-
 def test_a_damaged_database_is_read_around(
     serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from plugins.archives import write_archive
+from plugins.archives import finished_files, write_archive
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
@@ -43,7 +43,22 @@ def test_every_kind_of_body_comes_through_pub_to_file_replay_and_tail(
     nsqd.create_channel("clicks", "archive")
     nsqd.publish("clicks", *KINDS)
     place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)]
-    run_nsq(["to-file", "-t", "clicks", "-c", "archive", *place, "-n", str(len(KINDS)), "--gzip"])
+    run_nsq(
+        [
+            "to-file",
+            "-t",
+            "clicks",
+            "-c",
+            "archive",
+            *place,
+            "-n",
+            str(len(KINDS)),
+            "--gzip-level",
+            "9",
+        ]
+    )
+    [path] = finished_files(tmp_path)
+    assert path.read_bytes()[8] == 2  # RFC 1952, extra flags: slowest
 
     result = run_nsq(replay(nsqd, tmp_path, "--topic", "clicks=again"))
 

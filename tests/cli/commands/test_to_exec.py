@@ -79,17 +79,6 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
-def test_arguments_are_the_body_or_what_is_picked_of_it(
-    run_nsq: RunNsq, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, b'{"user": "a b; $(c)"}')
-    more = ["-n", "1", "--arg", "--pick", ".user", "--", "printf", "<%s>", "{}", "-{}-"]
-
-    result = run_nsq(args(source, *more))
-
-    assert result.out == b"<a b; $(c)><-a b; $(c)->\n"  # and a line is ended
-
-
 def test_what_cannot_be_an_argument_is_a_dead_letter(
     run_nsq: RunNsq, source: EmbeddedServer
 ) -> None:
@@ -117,25 +106,12 @@ def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once
 ):
     source.publish(TOPIC, b"1", b"65")
     letters = ("--max-attempts", "2", *LETTERS, "--fatal-status", "65")
-    result = run("-n", "3", *letters, "--tag", "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
+    result = run("-n", "3", *letters, "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
 
     assert result.status == 6
     assert Counter(line.split()[-1] for line in result.out.splitlines()) == {b"1": 2, b"2": 1}
     assert "sh ended with status 1, after 2 attempts" in result.err
     assert result.err.endswith("nsq: 0 delivered, 2 dead letters, 1 requeued\n")
-    assert unfinished(source, TOPIC, CHANNEL) == 0
-
-
-def test_a_batch_is_lines_of_one_run_which_answers_for_all(
-    run: Run, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, *[b"%d" % number for number in range(20)])
-
-    result = run("-n", "20", "--batch", "3", "--batch-wait", "500ms", shell="cat; echo .")
-
-    runs = [run.split() for run in result.out.split(b".\n")[:-1]]
-    assert [line for run in runs for line in run] == [b"%d" % number for number in range(20)]
-    assert max(map(len, runs)) == 3
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 

@@ -11,10 +11,8 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -110,37 +108,6 @@ def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
 # -- what is written ----------------------------------------------------------------------------
 
 
-def test_every_kind_of_body_is_kept_byte_for_byte(to_file: ToFile) -> None:
-    """With gzip; tests/spark/test_round_trip.py has plain files."""
-    bodies = [b"a\nb", b"\0", b"\xff\xfe", b"x", bytes(range(256)) * 4096, "ü".encode()]
-    to_file.publish(*bodies)
-
-    result = to_file.run("-n", str(len(bodies)), "--gzip-level", "9")
-
-    assert (result.status, result.out) == (0, b"")
-    assert to_file.bodies == sorted(bodies)
-    assert {each["nsqd"] for each in messages_of(to_file.out)} == {to_file.nsqd.tcp_address}
-    assert to_file.finished[0].read_bytes()[8] == 2  # RFC 1952, extra flags: slowest
-
-
-def test_zstd_files_are_named_so_and_read_by_every_command(to_file: ToFile) -> None:
-    to_file.publish(b"one", b"two")
-
-    to_file.run("-n", "2", "--zstd-level", "9")
-
-    [path] = to_file.finished
-    out = str(to_file.out)
-    assert path.name.endswith(".log.zst")
-    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
-    assert to_file.run_nsq(["archive", "verify", out]).status == 0
-    assert b"jsonl zstd" in to_file.run_nsq(["archive", "info", out]).out
-    again = ["--topic", "again", "--nsqd-tcp-address", to_file.nsqd.tcp_address]
-    assert to_file.run_nsq(["replay", out, *again]).status == 0
-    path.write_bytes(path.read_bytes() + b"rubbish")
-    assert to_file.run_nsq(["archive", "repair", out]).status == 0
-    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
-
-
 def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
     to_file: ToFile,
 ) -> None:
@@ -170,78 +137,7 @@ def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file:
     assert f"3001 messages, 18008 bytes, {len(full) + 1} files finished" in result.err
 
 
-def test_a_quiet_time_has_an_empty_file_only_when_asked_for(to_file: ToFile) -> None:
-    to_file.nsqd.create_channel(TOPIC, CHANNEL)
-
-    to_file.run("--for", "300ms")
-    assert to_file.finished == []
-    to_file.run("--for", "300ms", "--no-skip-empty-files", "--gzip")
-
-    assert [text_of(path) for path in to_file.finished] == [b""]
-
-
-def test_a_format_without_rev_gets_one_where_it_is_needed(to_file: ToFile) -> None:
-    for body in (b"one", b"two"):
-        to_file.publish(body)
-        flags = ("--filename-format", "<TOPIC>.log", "--sync-interval", "0s", "-n", "1")
-        assert to_file.run(*RAW, *flags).status == 0
-
-    assert [path.name for path in to_file.finished] == ["clicks-000001.log", "clicks.log"]
-
-
-def test_places_partitions_and_modes_are_those_that_are_asked_for(
-    to_file: ToFile, tmp_path: Path
-) -> None:
-    days = [datetime.now(UTC).strftime("%Y-%m-%d")]
-    to_file.publish(b"one")
-    days.append(datetime.now(UTC).strftime("%Y-%m-%d"))  # another one at midnight
-    out, work = tmp_path / "o", tmp_path / "w"
-    place = ("--output-dir", f"{out}/", "--work-dir", f"{tmp_path}/./x/../w")
-    name = ("--filename-format", "<PARTITION>/<TOPIC><REV>.jsonl", "--partition-by", "message")
-    name += ("--partition-format", "day=%Y-%m-%d", "--utc")
-
-    assert to_file.run("-n", "1", *place, *name, "--file-mode=600", "--dir-mode=700").status == 0
-
-    (path,) = finished_files(out)
-    assert path in [out / f"day={day}" / "clicks-000000.jsonl" for day in days]
-    assert finished_files(work) == []
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(out.stat().st_mode) == 0o700
-
-
-def test_a_count_over_several_topics_is_exact_or_status_7(
-    to_file: ToFile,
-) -> None:
-    nsqd = to_file.nsqd
-    for topic in (TOPIC, "views"):
-        nsqd.create_channel(topic, CHANNEL)
-        nsqd.publish(topic, *[b"%d" % number for number in range(50)])
-
-    to_file.run("-t", "views", "-n", "70")
-
-    assert len(lines_of(to_file.out)) == 70
-    assert sum(nsqd.channel_stats(topic, CHANNEL)["depth"] for topic in (TOPIC, "views")) == 30
-    assert to_file.run("-t", "views", "-n", "31", "--for", "500ms").status == 7
-
-
 # -- what others learn --------------------------------------------------------------------------
-
-
-def test_each_finished_file_goes_to_the_hook_whose_failure_is_status_6(
-    to_file: ToFile, tmp_path: Path
-) -> None:
-    target = tmp_path / "uploaded"
-    target.mkdir()
-    to_file.publish(b"one")
-
-    result = to_file.run("-n", "1", "--on-file", f"cp {{path}} {target}/")
-
-    assert result.status == 0
-    assert [path.name for path in target.iterdir()] == [path.name for path in to_file.finished]
-    to_file.publish(b"two")
-    result = to_file.run("-n", "1", "--on-file", "sh -c 'echo no way >&2; exit 3'")
-    assert result.status == 6
-    assert "status 3 no way" in result.err
 
 
 def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
@@ -306,20 +202,6 @@ def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     stop(process)
 
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
-
-
-def test_files_that_a_crash_left_in_the_work_directory_are_published(
-    to_file: ToFile, tmp_path: Path
-) -> None:
-    flags = (*RAW, "--work-dir", str(tmp_path / "work"))
-    to_file.publish(b"one", b"two")
-    kill(to_file.start(*flags))
-    assert to_file.finished == []
-
-    assert to_file.run(*flags, "--for", "500ms").status == 0
-
-    assert lines_of(to_file.out) == [b"one", b"two"]
-    assert parts(tmp_path / "work") == []
 
 
 def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
@@ -444,17 +326,6 @@ def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile
     assert len(messages_of(to_file.out)) == 1
 
 
-def test_a_second_signal_leaves_at_once(to_file: ToFile) -> None:
-    to_file.publish(b"one")
-    process = to_file.start("--on-file", "sleep 60")
-
-    process.send_signal(signal.SIGTERM)
-    wait_until(lambda: to_file.finished, what="the finished file")
-    process.send_signal(signal.SIGTERM)
-
-    assert process.wait(patience_s(10)) == 143
-
-
 def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFile) -> None:
     for rev in range(50):
         folder = to_file.out / f"d-{rev:06d}"
@@ -468,38 +339,8 @@ def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFil
     assert (to_file.out / "d-000050" / "clicks.log").read_bytes() == b"one\n"
 
 
-def test_what_cannot_work_is_refused(to_file: ToFile) -> None:
-    for flags, reason in (
-        (["--sync-interval", "-1s"], "negative"),
-        (["--topic-pattern", "("], "not a regular expression"),
-        (["--gzip-level", "0"], "less than 1"),
-        (["--gzip", "--compression", "zstd"], "different compressions"),
-        (["--zstd-level", "3", "--gzip-level", "3"], "different compressions"),
-        (["--filename-format", "../<TOPIC>"], "does not stay inside its directory"),
-        (["--store", "file", "--body", "json"], "are for tables"),
-        (["--store", "parquet", "--format", "raw"], "a table needs --format jsonl"),
-        (["--store", "delta", "--partition-by", ".country"], "needs the field in the schema"),
-        (["--store", "delta", "--partition-by", "minute"], "--partition-by minute is not known"),
-        (["--store", "parquet", "--upload-hive"], "a table is by topic and date"),
-        (["--delete-uploaded"], "Give --upload"),
-        (["--upload", "s3n://b/x"], "not supported"),
-        (["--upload", "s3://b/x", "--upload-option", "sse"], "KEY=VALUE"),
-        (["--upload", "/x", "--upload-hive", "--format", "raw"], "needs --format jsonl"),
-        (["--upload", "/x", "--upload-option", "a=b"], "not an object store"),
-    ):
-        result = to_file.run(*flags)
-        assert (result.status, reason in result.err) == (2, True), result.err
-    assert not to_file.out.exists()
-    assert "--output-dir" in to_file.run_nsq(["to-file", "-t", TOPIC]).err
-
-
-def test_neither_a_misspelt_topic_nor_a_deleted_one_is_created(to_file: ToFile) -> None:
+def test_a_deleted_topic_is_not_created(to_file: ToFile) -> None:
     to_file.publish(b"one")
-    misspelt = to_file.run_nsq(["clikcs" if word == TOPIC else word for word in to_file.args()])
-    assert misspelt.status == 3
-    assert "Did you mean clicks?" in misspelt.err
-    assert [topic["topic_name"] for topic in to_file.nsqd.stats()["topics"]] == [TOPIC]
-
     process = to_file.start("--exit-when-deleted")
     to_file.nsqd.post("/topic/delete", topic=TOPIC)
     _, stderr = process.communicate(timeout=DEADLINE_S)

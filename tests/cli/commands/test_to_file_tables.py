@@ -192,7 +192,10 @@ def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> Non
     assert json_schema(fields)["properties"] == {"n": {"type": "integer"}, "m": {"type": "boolean"}}
 
 
-def end_times(tmp_path: Path, env: dict[str, str], count: int) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_the_process_that_lands_ends_cleanly_each_time(
+    tmp_path: Path, nsq_env: dict[str, str], count: int
+) -> None:
     plan = TablePlan(str(tmp_path / "table"), True, "web1")
     code = "from nsqtools.archive.landing import main; main()"
     for number in range(count):
@@ -203,21 +206,10 @@ def end_times(tmp_path: Path, env: dict[str, str], count: int) -> None:
         ended = subprocess.run(
             [sys.executable, "-P", "-c", code],
             input=pickle.dumps((plan, directory)) + pickle.dumps([writer.finish()]),
-            env=os.environ | env,
+            env=os.environ | nsq_env,
             capture_output=True,
             timeout=60,
             check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, b"")
         assert pickle.loads(ended.stdout).refused == {}
-
-
-def test_the_process_that_lands_ends_cleanly(tmp_path: Path, nsq_env: dict[str, str]) -> None:
-    end_times(tmp_path, nsq_env, 3)
-
-
-@pytest.mark.slow
-def test_the_process_that_lands_ends_cleanly_each_time(
-    tmp_path: Path, nsq_env: dict[str, str]
-) -> None:
-    end_times(tmp_path, nsq_env, 50)

@@ -8,7 +8,6 @@ import hmac
 import json
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -238,17 +237,6 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
 # -- several endpoints, batches -----------------------------------------------------------------
 
 
-def test_all_means_every_endpoint_and_none_twice(forward: Forward, http_server: Servers) -> None:
-    first, second = http_server(), http_server((503, {"Retry-After": "0"}))
-    urls = ["--mode", "all", "--post", first.url, "--post", second.url]
-    result = forward("-n", "4", *urls)
-
-    assert "3 delivered, 1 requeued" in result.err
-    assert first.bodies == sorted(BODIES)
-    assert len(second.requests) == 4
-    assert sorted({request.body for request in second.requests}) == sorted(BODIES)
-
-
 def test_all_means_that_one_endpoint_decides_for_no_other(
     forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
@@ -387,19 +375,6 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
     assert len(requests) == 3
-
-
-def test_without_the_package_it_says_what_to_install(
-    run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [each for each in sys.modules if each.startswith("nsqtools.forward.http_")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pycurl", None)
-    result = run_nsq(["to-http", "-t", TOPIC, "--post", "http://127.0.0.1:1"])
-
-    assert result.status != 0
-    assert "pip install 'nsqtools[http]'" in result.err
-    assert "Traceback" not in result.err
 
 
 # -- TLS, redirects, private networks -----------------------------------------------------------

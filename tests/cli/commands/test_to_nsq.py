@@ -183,18 +183,6 @@ def test_a_key_always_goes_to_the_same_nsqd(
     assert all(users)
 
 
-def test_another_destination_takes_what_one_cannot(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd], dead_address: str
-) -> None:
-    pair = Pair(go_nsqd(), go_nsqd())
-    pair.publish(*BODIES)
-    more = ["--destination-nsqd-tcp-address", dead_address, "--no-loop-guard"]
-    result = run_nsq(pair.args("-n", "4", *more))
-
-    assert result.status == 0, result.err
-    assert pair.arrived(4) == sorted(BODIES)
-
-
 def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 2)
     began = time.monotonic()

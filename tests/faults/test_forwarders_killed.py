@@ -1,0 +1,195 @@
+"""``nsq to-nsq``, to-http and to-exec, and what is around them, killed again and again.
+
+Nothing is lost. A message can be there twice when something ends between its arrival there and its
+FIN here, so each time may double what was in flight, and no more. Commands die by SIGKILL, as does
+what is under to-exec; the nsqd around to-nsq is stopped with SIGTERM, because the Go nsqd keeps no
+promise about what it confirmed when it is killed. What comes twice over HTTP has the same
+Idempotency-Key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.archives import unfinished
+from plugins.cli import SpawnNsq
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.http_server import HttpServer
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "mirror"
+DEADLINE_S = patience_s(60.0)
+
+
+class Forwarding:
+    """A command that forwards from a source, and what was published there."""
+
+    def __init__(self, source: Nsqd, spawn_nsq: SpawnNsq, in_flight: int, *command: str) -> None:
+        self.source, self.spawn_nsq, self.in_flight = source, spawn_nsq, in_flight
+        name, *more = command
+        place = ["--nsqd-tcp-address", source.tcp_address, "-X", "reconnect_base=50ms"]
+        limit = ["--max-in-flight", str(in_flight)]
+        self.command = [name, "-t", TOPIC, "-c", CHANNEL, *place, *limit, *more]
+        self.published: list[bytes] = []
+        source.create_channel(TOPIC, CHANNEL)
+        self.process: subprocess.Popen[bytes]
+
+    def publish(self, count: int) -> None:
+        before = len(self.published)
+        self.published += [b"%08d some text" % n for n in range(before, before + count)]
+        for begin in range(before, before + count, 1000):
+            self.source.publish(TOPIC, *self.published[begin : begin + 1000])
+
+    def start(self) -> None:
+        self.process = self.spawn_nsq(self.command)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self.start()
+
+    @property
+    def left(self) -> int:
+        return unfinished(self.source, TOPIC, CHANNEL)
+
+    def survive(self, kills: list[Callable[[], object]]) -> None:
+        """Forward all, through kills at random points."""
+        rng = random.Random(len(self.published))
+        self.start()
+        for kill in kills:
+            self.publish(self.in_flight)  # it may have been done with what there was
+            before = self.left
+            wait_until(
+                lambda before=before: self.left < before,  # type: ignore[misc]
+                what="progress",
+                timeout_s=DEADLINE_S,
+            )
+            assert self.process.poll() is None, "it ended by itself"
+            threading.Event().wait(rng.uniform(0, 0.1))  # the random point
+            kill()
+        wait_until(lambda: self.left == 0, what="an empty channel", timeout_s=2 * DEADLINE_S)
+        self.process.send_signal(signal.SIGTERM)
+        _, stderr = self.process.communicate(timeout=DEADLINE_S)
+        assert self.process.returncode == 143, stderr.decode()
+
+    def check(self, found: list[bytes], kills: int, more: int = 0) -> None:
+        counts = Counter(found)
+        doubled = counts.total() - len(counts)
+        print(f"{kills} kills, {len(self.published)} messages, {doubled} doubled")
+        assert set(self.published) - set(counts) == set(), "messages were lost"
+        assert doubled <= kills * self.in_flight + more
+
+
+@pytest.mark.parametrize("victim", ["command", "source", "destination"])
+@pytest.mark.parametrize(
+    ("messages", "kills"), [(3_000, 2), pytest.param(30_000, 10, marks=pytest.mark.slow)]
+)
+def test_to_nsq(
+    go_nsqd: Callable[..., GoNsqd],
+    quick_nsqd: EmbeddedServer,
+    spawn_nsq: SpawnNsq,
+    victim: str,
+    messages: int,
+    kills: int,
+) -> None:
+    flags = (f"-mem-queue-size={2 * messages}", "-msg-timeout=1s")
+    source: Nsqd = quick_nsqd if victim == "command" else go_nsqd(*flags)
+    target = go_nsqd(flags[0])  # a check that is held up for a second is to see no message twice
+    target.create_channel(TOPIC, "check")
+    there = ["--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"]
+    run = Forwarding(source, spawn_nsq, 200, "to-nsq", *there, "--rate", "2000")
+    run.publish(messages)
+
+    def restart(nsqd: Nsqd) -> None:
+        nsqd.stop()
+        nsqd.start()
+
+    kill = run.kill
+    if victim != "command":
+        nsqd = source if victim == "source" else target
+        kill = lambda: restart(nsqd)  # noqa: E731
+    run.survive([kill] * kills)
+
+    arrived = unfinished(target, TOPIC, "check")
+    run.check(bodies_in(target, TOPIC, arrived, channel="check"), kills)
+
+
+@pytest.mark.parametrize(
+    ("messages", "kills"), [(800, 2), pytest.param(15_000, 10, marks=pytest.mark.slow)]
+)
+def test_to_http(
+    quick_nsqd: EmbeddedServer,
+    spawn_nsq: SpawnNsq,
+    http_server: Callable[..., HttpServer],
+    messages: int,
+    kills: int,
+) -> None:
+    rng, server = random.Random(messages), http_server()
+    server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
+    more = ["--post", server.url, "--rate", "1000", "--concurrency", "20"]
+    run = Forwarding(quick_nsqd, spawn_nsq, 50, "to-http", *more)
+    run.publish(messages)
+    run.survive([run.kill] * kills)
+
+    keys = {request.body: request.headers["Idempotency-Key"] for request in server.requests}
+    assert all(keys[each.body] == each.headers["Idempotency-Key"] for each in server.requests)
+    run.check([request.body for request in server.requests], kills, len(run.published) // 20)
+
+
+# each appends its bodies to a file, and then says so
+ONCE = ["--batch", "10", "--batch-wait", "50ms", "--", "sh", "-c", "exec cat >>$0"]
+PERSISTENT = """
+import json, os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+with open(sys.argv[2], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+for line in sys.stdin:
+    os.write(fd, json.loads(line)["body"].encode() + b"\\n")
+    print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "kills"), [(200, 2), pytest.param(20_000, 10, marks=pytest.mark.slow)]
+)
+def test_to_exec(
+    quick_nsqd: EmbeddedServer,
+    spawn_nsq: SpawnNsq,
+    tmp_path: Path,
+    messages: int,
+    kills: int,
+    is_persistent: bool,
+) -> None:
+    done, pids = tmp_path / "done", tmp_path / "pids"
+    done.touch()
+    pids.touch()
+    more = [*ONCE, str(done)]
+    if is_persistent:
+        more = ["--persistent", "--", "python3", "-c", PERSISTENT, str(done), str(pids)]
+    rate = "200" if messages < 1000 else "1500"
+    run = Forwarding(quick_nsqd, spawn_nsq, 50, "to-exec", "--workers", "2", "--rate", rate, *more)
+    run.publish(messages)
+
+    def kill_commands() -> None:
+        for pid in pids.read_text().split()[-2:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    last = kill_commands if is_persistent else run.kill
+    run.survive([run.kill, last] * (kills // 2))
+
+    found = done.read_bytes().splitlines()
+    run.check(found, kills)
