@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
@@ -45,7 +46,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.tail.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
@@ -184,17 +185,12 @@ class Archiver:
     def metrics(self) -> list[Metric]:
         """Return the counts of all topics, for Prometheus."""
         states = self.states
-        counts = [
-            Metric(
-                f"nsq_to_file_{name}",
-                kind,
-                help,
-                [({"topic": topic}, read(state)) for topic, state in states.items()],
-            )
-            for name, kind, help, read in METRICS
-        ]
-        name, what = "nsq_to_file_last_seen_seconds", "When this was written."
-        return [*counts, Metric(name, "gauge", what, [({}, f"{time.time():.3f}")])]
+        metrics = []
+        for name, help, what in METRICS:
+            values = [({"topic": topic}, int(attrgetter(what)(states[topic]))) for topic in states]
+            metrics.append(metric_of(PREFIX + name, help, values))
+        name, when = f"{PREFIX}last_seen_seconds", f"{time.time():.3f}"
+        return [*metrics, metric_of(name, "When this was written.", [({}, when)])]
 
     def _running(self) -> list[TopicArchiver]:
         return list(self._archivers.values())
@@ -540,24 +536,18 @@ class FileHook:
         return " ".join([f"status {done.returncode}", *last]) if done.returncode else ""
 
 
-# name, type, help, what
-METRICS: tuple[tuple[str, str, str, Callable[[TopicState], int]], ...] = (
-    ("messages_total", "counter", "Messages written.", lambda state: state.totals.messages),
-    ("bytes_total", "counter", "Bytes of text written.", lambda state: state.totals.bytes),
-    ("files_total", "counter", "Files finished.", lambda state: state.totals.files),
+PREFIX = "nsq_to_file_"
+METRICS = (  # name, help, and what of the `TopicState` of a topic
+    ("messages_total", "Messages written.", "totals.messages"),
+    ("bytes_total", "Bytes of text written.", "totals.bytes"),
+    ("files_total", "Files finished.", "totals.files"),
     (
         "already_written_total",
-        "counter",
         "Messages delivered again, not written twice.",
-        lambda state: state.totals.already_written,
+        "totals.already_written",
     ),
-    ("write_failures_total", "counter", "Failures to write.", lambda state: state.totals.failures),
-    (
-        "ambiguous_bodies_total",
-        "counter",
-        "Bodies that contain the delimiter.",
-        lambda state: state.totals.ambiguous,
-    ),
-    ("held_messages", "gauge", "Messages not on disk yet.", lambda state: state.held),
-    ("failing", "gauge", "1 while writing fails.", lambda state: int(state.is_failing)),
+    ("write_failures_total", "Failures to write.", "totals.failures"),
+    ("ambiguous_bodies_total", "Bodies that contain the delimiter.", "totals.ambiguous"),
+    ("held_messages", "Messages not on disk yet.", "held"),
+    ("failing", "1 while writing fails.", "is_failing"),
 )

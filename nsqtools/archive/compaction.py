@@ -97,14 +97,11 @@ class Selection:
 
     def has(self, slot: Slot) -> bool:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
+        is_named = not self.topics or slot.topic in self.topics
         if slot.day is None:
-            is_named = not self.topics or slot.topic in self.topics
             return is_named and self.first is None and self.last is None
-        return (
-            (not self.topics or slot.topic in self.topics)
-            and (self.first is None or slot.day >= self.first)
-            and (self.last is None or slot.day <= self.last)
-        )
+        is_late = self.first is None or slot.day >= self.first
+        return is_named and is_late and (self.last is None or slot.day <= self.last)
 
     def is_open(self, slot: Slot, now_s: float) -> bool:
         """Tell whether a partition has to wait."""
@@ -441,7 +438,8 @@ class Compaction:
         """Commit the files of a partition, and note what they were made of."""
         self._place.check()
         files = partition.files
-        removes = [self._table_file(partition, each) for each in partition.sources]
+        at = partition.slot.values
+        removes = [TableFile(each.name, each.size, partition=at) for each in partition.sources]
         if self.is_within and sum(done.read for done in partition.done) != sum(
             source.messages for source in partition.sources
         ):
@@ -469,9 +467,6 @@ class Compaction:
         document = {"version": 1, "sources": sources, "files": names}
         with failing("write", self.output):
             self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
-
-    def _table_file(self, partition: Partition, source: Source) -> TableFile:
-        return TableFile(source.name, source.size, partition=partition.slot.values)
 
     def _note_name(self, slot: Slot) -> str:
         return f"{NOTES}/{slot.folder}.json"

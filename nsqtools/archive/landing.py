@@ -54,7 +54,7 @@ from nsqtools.archive.upload import (
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import locked, open_to_write
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
 
@@ -155,18 +155,19 @@ class Lander:
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""
         new = {"url": self.table.storage.url, "app": f"nsqtools-{uuid4().hex}", "number": 0}
+        new |= {"intent": None, "fields": None}
         try:
-            state = json.loads((self._drafts / STATE).read_bytes())
+            state: dict[str, Any] = json.loads((self._drafts / STATE).read_bytes())
         except FileNotFoundError:
-            return new | {"intent": None, "fields": None}
-        if state["url"] != new["url"]:
-            if state["intent"] is not None:
-                raise ConfigurationError(
-                    f"logs in {self._directory} are on their way to {state['url']}",
-                    hint="Let nsq to-file finish there first, or give another --output-dir.",
-                )
-            return new | {"intent": None, "fields": None}
-        return dict(state)
+            return new
+        if state["url"] == new["url"]:
+            return state
+        if state["intent"] is not None:
+            raise ConfigurationError(
+                f"logs in {self._directory} are on their way to {state['url']}",
+                hint="Let nsq to-file finish there first, or give another --output-dir.",
+            )
+        return new
 
     def _save(self, state: Mapping[str, Any]) -> None:
         replace_file(self._drafts / STATE, json.dumps(state).encode())
@@ -218,7 +219,7 @@ class Landings(Uploads):
 
     def metrics(self) -> Sequence[Metric]:
         name, help = "nsq_to_file_body_misfits_total", "Bodies that did not fit their columns."
-        return [*super().metrics(), Metric(name, "counter", help, [({}, self.totals.misfits)])]
+        return [*super().metrics(), metric_of(name, help, [({}, self.totals.misfits)])]
 
     def close(self, **arguments: Any) -> int:
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""

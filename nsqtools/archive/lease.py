@@ -2,7 +2,7 @@
 
 Nothing in a store can be appended to or locked. But one process alone can create an object, so
 whoever creates the next number has what the numbers stand for: the lock of a place (`Lease`), or
-the progress of a task (`publishing.ledger`). The others find out when they go on.
+the progress of a task (`publishing.row_outcomes`). The others find out when they go on.
 
 The holder of a place writes one more number every few seconds. A number that is not followed up for
 a while is that of a run that was killed: whoever creates the next one has the place. A holder that

@@ -235,7 +235,7 @@ def read(
                 BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
             ):
                 if within != EVER and TIME in names:
-                    batch = batch.filter(_within(batch[TIME], within))
+                    batch = batch.filter(mask_of(batch[TIME], within))
                 yield batch.select(wanted) if asked is not wanted else batch
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)
@@ -292,13 +292,14 @@ def time_span(times: Any) -> list[int | None]:
     return list(compute.min_max(times).as_py().values())
 
 
-def _within(times: Any, within: TimeRange) -> Any:
+def mask_of(times: Any, within: TimeRange) -> Any:
+    """Return which times are in a range; those that are unknown are, as bare bodies have none."""
     mask = compute.is_valid(times)
     if within.since_ns is not None:
-        mask = compute.and_kleene(mask, compute.greater_equal(times, within.since_ns))
+        mask = compute.and_(mask, compute.greater_equal(times, within.since_ns))
     if within.until_ns is not None:
-        mask = compute.and_kleene(mask, compute.less(times, within.until_ns))
-    return compute.or_kleene(mask, compute.is_null(times))
+        mask = compute.and_(mask, compute.less(times, within.until_ns))
+    return compute.fill_null(mask, True)
 
 
 def _may_have(file: Any, number: int, within: TimeRange) -> bool:

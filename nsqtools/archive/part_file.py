@@ -215,11 +215,6 @@ class Directories:
         """Return the locks on topics and on files in progress, all free."""
         return FolderLocks(self.work / LOCKS)
 
-    @property
-    def are_locked(self) -> bool:
-        """Whether any archiver ever took a lock here."""
-        return (self.work / LOCKS).exists()
-
     def name_of(self, path: Path) -> str:
         """Return the name of a file of the work directory: of its lock, and in journals."""
         return str(path.relative_to(self.work))
@@ -308,10 +303,11 @@ def recover(directories: Directories) -> list[Path]:
     """
     finished = []
     locks = directories.locks()
+    has_locks = (directories.work / LOCKS).exists()  # of archivers, who took one for each file
     try:
         for part in list(hidden_below(directories.work, PART)):
             try:
-                if directories.are_locked and not locks.take(directories.name_of(owner_of(part))):
+                if has_locks and not locks.take(directories.name_of(owner_of(part))):
                     continue
                 final = _recover_unlocked(part, directories)
             except OSError as exc:

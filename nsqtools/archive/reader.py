@@ -286,13 +286,7 @@ def is_message(line: bytes) -> bool:
 
     Its beginning is enough, for the rest may be damaged; else it is all of it.
     """
-    if _BEGINNING.match(line):
-        return True
-    try:
-        decode(line)
-    except ValueError:
-        return False
-    return True
+    return bool(_BEGINNING.match(line)) or _is_whole(line)
 
 
 DAMAGED = ".damaged"

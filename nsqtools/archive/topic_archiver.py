@@ -300,13 +300,12 @@ clock, or None when only something that comes can make work."""
 class Scheduled:
     """Something that has turns. `soon` asks for one, from any thread."""
 
-    __slots__ = ("_turns", "alarm", "due", "is_running", "is_wanted", "turn")
+    __slots__ = ("_turns", "alarm", "is_running", "is_wanted", "turn")
 
     def __init__(self, turns: Turns, turn: Turn) -> None:
         self._turns = turns
         self.turn = turn
-        self.due: float | None = None
-        self.alarm: float | None = None  # when a thread checks whether it is due; never later
+        self.alarm: float | None = None  # when it gets a turn: as it was due, or before
         self.is_wanted = self.is_running = False
 
     def soon(self) -> None:
@@ -334,11 +333,15 @@ class Turns:
     def want(self, scheduled: Scheduled) -> None:
         """See `Scheduled.soon`."""
         with self._changed:
-            if not scheduled.is_wanted:
-                scheduled.is_wanted = True
-                if not scheduled.is_running:  # the thread that runs it will see
-                    self._wanted.append(scheduled)
-                    self._find_a_thread()
+            self._want(scheduled)
+            if self._wanted:
+                self._find_a_thread()
+
+    def _want(self, scheduled: Scheduled) -> None:
+        if not scheduled.is_wanted:
+            scheduled.is_wanted = True
+            if not scheduled.is_running:  # the thread that runs it will see
+                self._wanted.append(scheduled)
 
     def end(self) -> None:
         """End the threads after the turns they are at, and wait for them."""
@@ -393,29 +396,17 @@ class Turns:
     def _want_what_is_due(self, now: float) -> None:
         while self._times and self._times[0][0] <= now:
             at, _, scheduled = heapq.heappop(self._times)
-            if at != scheduled.alarm:
-                continue  # there is an earlier one
-            scheduled.alarm = None
-            if scheduled.due is None or scheduled.is_wanted:
-                continue
-            if scheduled.due > now:
-                self._set_alarm(scheduled, scheduled.due)
-            else:
-                scheduled.is_wanted = True
-                if not scheduled.is_running:
-                    self._wanted.append(scheduled)
-
-    def _set_alarm(self, scheduled: Scheduled, at: float) -> None:
-        scheduled.alarm = at
-        heapq.heappush(self._times, (at, next(self._sequence), scheduled))
+            if at == scheduled.alarm:  # else there was an earlier one
+                scheduled.alarm = None
+                self._want(scheduled)
 
     def _done(self, scheduled: Scheduled, due: float | None) -> None:
         with self._changed:
             scheduled.is_running = False
-            scheduled.due = due
             if scheduled.is_wanted:
                 self._wanted.append(scheduled)
             if due is not None and (scheduled.alarm is None or due < scheduled.alarm):
-                self._set_alarm(scheduled, due)
+                scheduled.alarm = due
+                heapq.heappush(self._times, (due, next(self._sequence), scheduled))
                 if self._times[0][2] is scheduled:
                     self._changed.notify()  # who is idle waits for a later one

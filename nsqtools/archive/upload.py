@@ -61,7 +61,7 @@ from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
 from nsqtools.files.opening import lock_file
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
@@ -428,19 +428,14 @@ class Uploads:
         """Return the counts, for Prometheus."""
         totals = self.totals
         return [
-            Metric(f"nsq_to_file_{name}", kind, help, [({}, value)])
-            for name, kind, help, value in (
-                ("uploaded_files_total", "counter", "Files uploaded.", totals.files),
-                ("uploaded_bytes_total", "counter", "Bytes uploaded.", totals.bytes),
-                ("upload_failures_total", "counter", "Uploads that failed.", totals.failures),
-                ("upload_waiting_files", "gauge", "Files to upload.", totals.waiting_files),
-                ("upload_waiting_bytes", "gauge", "Bytes to upload.", totals.waiting_bytes),
-                (
-                    "upload_paused",
-                    "gauge",
-                    "1 while consumption waits for uploads.",
-                    int(self._is_pausing),
-                ),
+            metric_of(f"nsq_to_file_{name}", help, [({}, value)])
+            for name, help, value in (
+                ("uploaded_files_total", "Files uploaded.", totals.files),
+                ("uploaded_bytes_total", "Bytes uploaded.", totals.bytes),
+                ("upload_failures_total", "Uploads that failed.", totals.failures),
+                ("upload_waiting_files", "Files to upload.", totals.waiting_files),
+                ("upload_waiting_bytes", "Bytes to upload.", totals.waiting_bytes),
+                ("upload_paused", "1 while consumption waits for uploads.", int(self._is_pausing)),
             )
         ]
 

@@ -75,6 +75,7 @@ GONE = {
     "nsq peek --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",
     "nsq tail --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",
     "nsq spark compact --work-dir": "--output alone, which has room for its work",
+    "nsq spark report --html": "--json, or a notebook: nsq-lake(7) and nsq spark sql",
     "nsq spark doctor --shared-dir": "nsq spark compact, which names what it cannot write",
     "nsq spark doctor --nsqd-tcp-address": "nsq ping",
     "nsq spark doctor --nsqd-http-address": "nsq ping",

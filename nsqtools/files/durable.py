@@ -210,21 +210,24 @@ def copy_of(path: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     beside = copy_of(target)
-    copy_file(source, beside, source.stat().st_mode & 0o7777)
+    copy_file(source, beside)
     try:
         place(beside, target)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def copy_file(source: Path, target: Path, mode: int) -> None:
-    """Make ``target`` a copy, with the permissions of ``mode``, whose content is durable."""
-    target.unlink(missing_ok=True)
-    with (
-        open_to_read(source) as original,
-        os.fdopen(os.open(target, NEW | os.O_WRONLY), "wb") as copy,
-    ):
-        os.fchmod(copy.fileno(), mode)
-        shutil.copyfileobj(original, copy, 1 << 20)
-        copy.flush()
-        os.fsync(copy.fileno())
+def copy_file(source: Path, target: Path, mode: int | None = None) -> None:
+    """Make ``target`` a copy whose content is durable.
+
+    ``mode``, less the umask, is that of the copy; None is exactly that of the source.
+    """
+    with open_to_read(source) as original:
+        target.unlink(missing_ok=True)
+        made = os.open(target, NEW | os.O_WRONLY, 0o600 if mode is None else mode)
+        with os.fdopen(made, "wb") as copy:
+            if mode is None:
+                os.fchmod(made, os.fstat(original.fileno()).st_mode & 0o7777)
+            shutil.copyfileobj(original, copy, 1 << 20)
+            copy.flush()
+            os.fsync(made)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import logging
 import os
 import resource
@@ -252,13 +251,16 @@ def exposure_of_secret(path: Path) -> str:
     return f"others can read the secret in {path} (mode {mode:04o}): chmod 600 {path}"
 
 
-@functools.cache
+_exposed: set[Path] = set()  # that were named
+
+
 def warn_of_exposure(path: Path) -> None:
     """Name a file with a secret, password or key that others can read, once, in the log.
 
     Whatever reads such a file calls this.
     """
-    if problem := exposure_of_secret(path):
+    if path.absolute() not in _exposed and (problem := exposure_of_secret(path)):
+        _exposed.add(path.absolute())
         log.warning("%s", problem)
 
 

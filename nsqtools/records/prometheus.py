@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+Sample = tuple[Mapping[str, str], float | int | str]
+"""Labels and a value."""
+
 
 class Metric(NamedTuple):
-    """``kind`` is ``gauge`` or ``counter``; each sample has its labels."""
+    """``kind`` is ``gauge`` or ``counter``."""
 
     name: str
     kind: str
     help: str
-    samples: Iterable[tuple[Mapping[str, str], float | int | str]]
+    samples: Iterable[Sample]
+
+
+def metric_of(name: str, help: str, samples: Iterable[Sample]) -> Metric:
+    """Return a metric whose name says, as is the custom, whether it only grows."""
+    return Metric(name, "counter" if name.endswith("_total") else "gauge", help, samples)
 
 
 def encode_metrics(metrics: Iterable[Metric]) -> str:

@@ -1,13 +1,13 @@
 """The data pipeline on Spark: archives and live topics in, Parquet, reports and topics out.
 
     format_options       the options of data sources, and of their connection to NSQ
-    session              a Spark session that keeps the terminal clean: spark_settings, packages,
-                         java; failures explains its errors
+    session              a Spark session that keeps the terminal clean: spark_settings, java;
+                         failures explains its errors
     doctor               why Spark would not work here
     archive_format,      the classes that Spark loads: nsq-archive, and nsq. They are thin, and with
-    nsq_format           nsq_writer and stream_format the only modules that import PySpark on top
+    nsq_format           stream_format the only modules that import PySpark on top
     archives/            nsq-archive as plain objects: files, offsets, partitions, reading
-    spool, topic_stream  a live topic as an archive that this process writes, and as a stream
+    topic_stream         a live topic as an archive that this process writes, and as a stream
     publishing/          the sink as plain objects: rows into topics, ledger, dead letters
     jobs/                what the ``nsq spark`` commands do
 

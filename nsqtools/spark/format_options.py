@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nsqtools.archive.location import SHARED, Location, parse_location, parse_place
 from nsqtools.client.connection_settings import (
@@ -36,9 +36,8 @@ from nsqtools.client.connection_settings import (
 )
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.text import parse_duration
-from nsqtools.records.units import parse_size, parse_time
+from nsqtools.records.units import parse_size, parse_time, unescape
 
 Value = TypeVar("Value")
 
@@ -60,14 +59,6 @@ def read_place(name: str, text: str) -> Location:
     except ValueError as exc:
         raise ConfigurationError(f"{name}: {exc}") from None
     return place.expanduser().absolute() if isinstance(place, Path) else place
-
-
-def read_location(name: str, text: str) -> Path:
-    """Return the absolute path in an option. Raises `ConfigurationError`."""
-    try:
-        return parse_location(text).expanduser().absolute()
-    except ValueError as exc:
-        raise ConfigurationError(f"{name}: {exc}", hint=SHARED) from None
 
 
 class Options:
@@ -115,8 +106,20 @@ class Options:
         return number
 
     def size(self, name: str) -> int | None:
-        """Return bytes: ``64KiB``, ``100MB``."""
-        return self._read(name, "a size such as 64MiB", parse_size)
+        """Return bytes, one at least: ``64KiB``, ``100MB``."""
+        size = self._read(name, "a size such as 64MiB", parse_size)
+        if size is not None and size < 1:
+            raise ConfigurationError(f"option {name}={size} must be >= 1")
+        return size
+
+    def ending(self, name: str) -> bytes | None:
+        """Return the bytes that end each body: ``\\n``, ``\\x00``."""
+        ending = self._read(name, "text with escapes such as \\n", unescape)
+        if ending == b"":
+            raise ConfigurationError(
+                f"option {name} is empty", hint="Give the bytes that end each body."
+            )
+        return ending
 
     def duration_s(self, name: str) -> float | None:
         """Return seconds: ``250ms``, ``5m``."""
@@ -134,7 +137,10 @@ class Options:
     def location(self, name: str) -> Path | None:
         """Return the absolute path of a location."""
         text = self.text(name)
-        return None if text is None else read_location(name, text)
+        try:
+            return None if text is None else parse_location(text).expanduser().absolute()
+        except ValueError as exc:
+            raise ConfigurationError(f"{name}: {exc}", hint=SHARED) from None
 
     def place(self, name: str) -> Location | None:
         """Return the absolute path of a location, or a place in an object store."""
@@ -198,28 +204,6 @@ FLAGS = {
     "deflateLevel": "deflate_level",
 }
 """Options that are flags on the command line, each with the name it has there."""
-
-
-class TopicSubscription(NamedTuple):
-    """What a consumer subscribes to: ``channel`` of topics, or of those that a pattern finds."""
-
-    topics: tuple[str, ...]
-    channel: str
-    pattern: str = ""
-
-
-def subscription(options: Options) -> TopicSubscription:
-    """Read ``topic`` (several separated by commas) or ``topicPattern``, and ``channel``.
-
-    Raises `ConfigurationError`.
-    """
-    if pattern := options.text("topicPattern"):
-        if options.text("topic"):
-            raise ConfigurationError("topic and topicPattern exclude each other")
-        return TopicSubscription((), check_channel(options.required("channel", "spark")), pattern)
-    options.required("topic", "clicks")
-    topics = tuple(dict.fromkeys(check_topic(topic) for topic in options.list("topic")))
-    return TopicSubscription(topics, check_channel(options.required("channel", "spark")))
 
 
 def consumer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:

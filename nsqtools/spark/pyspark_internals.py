@@ -10,9 +10,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from subprocess import Popen
+from threading import Thread
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
@@ -58,23 +63,37 @@ def launch(conf: Mapping[str, str], **options: Any) -> Any:
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
 
+    def start() -> None:
+        try:
+            given = SparkConf().setAll(list(conf.items()))
+            started.set_result(launch_gateway(given, options))  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            started.set_exception(error)
+
+    # Handlers of signals run on the main thread. There one could interrupt the fork, and leave a
+    # process that nobody knows, and that ends only when it has fetched its packages.
+    started: Future[Any] = Future()
+    thread = Thread(target=start, name="spark-start", daemon=True)
     try:
-        return launch_gateway(SparkConf().setAll(list(conf.items())), options)  # type: ignore[no-untyped-call]
-    except BaseException as error:
-        kill_started(error)
+        thread.start()
+        return started.result()
+    except BaseException:
+        while not started.done():
+            time.sleep(0.05)
+            if thread.ident is None:  # it was not begun
+                raise
+            kill_started(sys._current_frames().get(thread.ident))
+        if started.exception() is None:
+            kill_group(started.result().proc)
         raise
 
 
-def kill_started(error: BaseException) -> None:
-    """End a JVM that was interrupted by an error while it started: only pyspark knows it yet.
-
-    It would end by itself, but not before it had fetched its packages.
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        if isinstance(process := trace.tb_frame.f_locals.get("proc"), Popen):
+def kill_started(frame: FrameType | None) -> None:
+    """End the JVM that pyspark waits for in a frame, or above: only it knows the process yet."""
+    while frame is not None:
+        if isinstance(process := frame.f_locals.get("proc"), Popen):
             kill_group(process)
-        trace = trace.tb_next
+        frame = frame.f_back
 
 
 def kill_group(process: Popen[bytes]) -> None:

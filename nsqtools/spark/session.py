@@ -43,7 +43,6 @@ from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import SESSION, last_lines, spark_errors
 from nsqtools.spark.java import find_java, java_home
-from nsqtools.spark.packages import JARS, PACKAGES, note_jars
 from nsqtools.spark.pyspark_internals import (
     OLDEST,
     QUERY_LOGGERS,
@@ -53,7 +52,10 @@ from nsqtools.spark.pyspark_internals import (
     version_of_pyspark,
 )
 from nsqtools.spark.spark_settings import (
+    JARS,
+    PACKAGES,
     SparkSettings,
+    note_jars,
     spark_conf,
     spark_environ,
     store_credentials,
@@ -63,6 +65,9 @@ from nsqtools.transport.stream import Deadline, connect
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # commands annotate with it
+
+    from nsqtools.archive.compaction import RunJobs
+    from nsqtools.archive.slices import Done, Job
 
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5
@@ -96,9 +101,8 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     java = find_java(os.environ)
     with ExitStack() as stack:
         log = stack.enter_context(session_log(settings.log_path))
-        local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        parent = settings.local_dir or Path(local_dirs or tempfile.gettempdir())
-        scratch = stack.enter_context(scratch_directory(parent))
+        parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+        scratch = stack.enter_context(scratch_directory(Path(parent)))
         environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
         stack.enter_context(environment(environ))
         gateway = start_jvm(settings, scratch, log.fileno())
@@ -248,6 +252,20 @@ def reason(lines: Sequence[str]) -> str:
             return f" ({found[1] or line})"
     said = [line for line in lines if line and not line.startswith(("WARNING", "NOTE", "Picked"))]
     return f" ({said[-1]})" if said else ""
+
+
+def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
+    """Run the jobs of a compaction, as one of Spark's: a task that is tried again makes the same
+    file again."""
+    from nsqtools.archive.slices import run_job
+
+    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+        with spark_errors(settings):
+            rows = spark.sparkContext.parallelize(list(enumerate(jobs)), max(1, len(jobs)))
+            found = rows.map(lambda each: (each[0], run_job(each[1]))).collect()
+        yield from found
+
+    return run
 
 
 def cancel_jobs(context: SparkContext) -> None:

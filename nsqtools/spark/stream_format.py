@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
@@ -23,8 +24,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -32,9 +31,9 @@ from pyspark.sql.streaming.datasource import (
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.nsq_writer import outcome_of, publish, settings_of
+from nsqtools.spark.nsq_format import outcome_of, plan_of, publish
+from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
 from nsqtools.spark.publishing.row_outcomes import require_all
-from nsqtools.spark.publishing.sink_plan import SinkSettings, prepared
 from nsqtools.spark.topic_stream import TopicSettings
 
 if TYPE_CHECKING:
@@ -45,51 +44,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.topic_stream import TopicStream
 
 IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
-
-
-def default_limit(own: BatchLimits) -> ReadLimit:
-    """Return what Spark hands to ``latestOffset``: it knows one limit, and never two."""
-    if own.rows is not None:
-        return ReadMaxRows(own.rows)
-    if own.bytes is not None:
-        return ReadMaxBytes(own.bytes)
-    if own.files is not None:
-        return ReadMaxFiles(own.files)
-    return ReadAllAvailable()
-
-
-def limits_under(limit: ReadLimit, own: BatchLimits) -> BatchLimits:
-    """Return the limits of a batch: all of ours, unless Spark wants everything."""
-    return BatchLimits() if isinstance(limit, ReadAllAvailable) else own
-
-
-class Poll:
-    """Entered to look for something new: waits before, when the last look found nothing.
-
-    Spark asks a hundred times a second. Looking at a large archive takes long, and is done less
-    often then.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._began_s = 0.0
-        self._not_before_s = 0.0
-        self._has_found = True
-
-    def __enter__(self) -> Self:
-        pause_s = self._not_before_s - time.monotonic()
-        if not self._has_found and pause_s > 0:
-            time.sleep(pause_s)
-        self._began_s = time.monotonic()
-        return self
-
-    def found_something(self, has_found: bool) -> None:
-        """Note whether the look found something."""
-        self._has_found = has_found
-
-    def __exit__(self, *_: object) -> None:
-        took_s = time.monotonic() - self._began_s
-        self._not_before_s = self._began_s + max(self._interval_s, took_s * (1 + IDLE_SHARE))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -104,19 +58,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = stream
         self._names = names
         self._source = source
-
-    @cached_property
-    def _poll(self) -> Poll:
-        return Poll(self._options.poll_s)
+        self._not_before_s = 0.0
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return default_limit(self._options.limits)
+        """Return what Spark hands to `latestOffset`: it knows one limit, and we have several."""
+        own = self._options.limits
+        return ReadAllAvailable() if own == BatchLimits() else ReadMaxRows(own.rows or 1)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        limits = limits_under(limit, self._options.limits)
-        with self._poll as poll:
-            end = self._latest(start, limits)
-            poll.found_something(end != start)
+        """Wait before, when the last look found nothing: Spark asks a hundred times a second.
+
+        Looking at a large archive takes long, and is done less often then.
+        """
+        time.sleep(max(0.0, self._not_before_s - time.monotonic()))
+        began_s = time.monotonic()
+        wants_all = isinstance(limit, ReadAllAvailable)
+        end = self._latest(start, BatchLimits() if wants_all else self._options.limits)
+        took_s = time.monotonic() - began_s
+        pause_s = max(self._options.poll_s, took_s * (1 + IDLE_SHARE))
+        self._not_before_s = began_s + pause_s if end == start else 0.0
         return end
 
     def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
@@ -176,15 +136,13 @@ class NsqStreamReader(StreamReader):
         self._settings = settings
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settings": self._settings.for_executors()}
+        return {**self.__dict__, "_settings": replace(self._settings, connection=None)}
 
     @cached_property
     def _stream(self) -> TopicStream:
         from nsqtools.spark.topic_stream import TopicStream
 
-        given = self._settings
-        assert given.connection is not None
-        return TopicStream(given.spool, given.connection, given.read, given.stream)
+        return TopicStream(self._settings)
 
     def initialOffset(self) -> dict[str, Any]:
         return self._stream.initial()
@@ -227,9 +185,8 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
     what they have published.
     """
 
-    def __init__(self, settings: SinkSettings, problem: str = "") -> None:
-        self._plan = settings.plan
-        self._outcome = settings.outcome
+    def __init__(self, plan: SinkPlan, problem: str = "") -> None:
+        self._plan = plan
         self._problem = problem
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
@@ -239,7 +196,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add up what the tasks did. Raises `NsqError`, which ends the query."""
-        require_all(outcome_of(messages, f"published: batch {batchId}", self._outcome))
+        require_all(outcome_of(messages, f"published: batch {batchId}", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Report what the successful tasks did: it cannot be undone."""
@@ -248,13 +205,13 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
     """Make the writer of a stream, or the one that commits a batch. Raises `NsqError`."""
-    settings = settings_of(options, schema)
-    if settings.plan.ledger is not None:
+    plan = plan_of(options, schema)
+    if plan.ledger is not None:
         raise ConfigurationError(
             "a stream has no ledger: the rows of a repeated batch may come in another order",
             hint="Remove ledgerPath; a batch that fails is published again.",
         )
     try:
-        return NsqStreamWriter(prepared(settings))
+        return NsqStreamWriter(prepared(plan))
     except ConnectionFailed as exc:
-        return NsqStreamWriter(settings, str(exc))
+        return NsqStreamWriter(plan, str(exc))

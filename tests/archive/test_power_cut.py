@@ -7,37 +7,26 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.archives import journal_in, lines_of, messages_of
+from plugins.archives import NOW_S, FakeConnection, journal_in, lines_of, messages_of
 from plugins.power_cut import PowerCut
 
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, RecordFormat, TopicWriter
-from nsqtools.client.message import Batch, Message
 from nsqtools.files.durable import replace_file
 from nsqtools.records.naming import FileNaming, Rotation
 
-NOW = 1_790_000_000.0
 
-
-class Source:
-    """A connection whose FINs are promises."""
-
-    topic, nsqd, msg_timeout_s, received_at = "clicks", "127.0.0.1:4150", 60.0, 0.0
+class Connection(FakeConnection):
+    """FINs are promises."""
 
     def __init__(self, record: PowerCut) -> None:
-        self.in_flight: dict[bytes, Message] = {}
+        super().__init__()
         self._record = record
 
     def finish_many(self, ids: list[bytes]) -> None:
-        self._record.note(*[b"body " + each for each in ids])
-
-    def deliver(self, *numbers: int) -> Batch:
-        ids = [b"%016d" % number for number in numbers]
-        batch = [Message(self, int(NOW) * 10**9, 1, each, b"body " + each) for each in ids]  # type: ignore[arg-type]
-        self.in_flight.update({message.id: message for message in batch})
-        return Batch(self, batch)  # type: ignore[arg-type]
+        self._record.note(*[b"body %d" % int(each) for each in ids])
 
 
 EXTENSIONS = {"raw": "", "jsonl": "", "gzip": ".gz", "zstd": ".zst"}
@@ -57,13 +46,13 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
     )
     locks = directories.locks()
     lock = TopicLock(locks, directories.work, "clicks", "archive")
-    journal = journal_in(directories.work, is_durable=directories.have_member, now_s=NOW)
+    journal = journal_in(directories.work, is_durable=directories.have_member, now_s=NOW_S)
     writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock)
-    source = Source(record)
+    source = Connection(record)
     for number in range(0, 12, 2):
-        writer.take(source.deliver(number, number + 1), NOW)
+        writer.take(source.deliver(number, number + 1), NOW_S)
         writer.flush()
-    writer.rotate(NOW, all_files=True)
+    writer.rotate(NOW_S, all_files=True)
     writer.close()
     locks.close()
 

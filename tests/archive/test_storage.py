@@ -13,7 +13,7 @@ from plugins.object_store import Bucket
 from nsqtools.archive.storage import ChangedError, Storage
 from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage, s3_settings
 from nsqtools.errors import NsqError
-from nsqtools.spark.packages import store_conf, store_environ
+from nsqtools.spark.spark_settings import store_conf, store_environ
 
 
 @pytest.fixture(params=["file URL", "s3a"])
@@ -60,9 +60,12 @@ def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Pat
         (tmp_path / "d" / name).write_bytes(b"half of what was written before")
     assert names(storage, "d") == ["d/x"]
 
+    before = os.umask(0o077)
     storage.put_file("d/x", big)
+    os.umask(before)
 
     assert storage.read("d/x") == b"whole"
+    assert (tmp_path / "d/x").stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "d/.x.copy").exists()
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from plugins.archives import finished_files, journal_in, lines_of, parts
+from plugins.archives import NOW_S, FakeConnection, finished_files, journal_in, lines_of, parts
 from plugins.disk_calls import DiskCalls
 
 from nsqtools.archive.journal import TopicLock
@@ -27,51 +27,8 @@ from nsqtools.archive.topic_writer import (
     WriteFailed,
 )
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch, Message
 from nsqtools.files.opening import FolderLocks
 from nsqtools.records.naming import FileNaming, Rotation
-
-NOW = 1_790_000_000.0
-DAY_NS = 86_400 * 1_000_000_000
-
-
-class Source:
-    """A connection that notes the answers."""
-
-    msg_timeout_s = 60.0
-    received_at = 0.0
-
-    def __init__(self) -> None:
-        self.topic = "clicks"
-        self.nsqd = "127.0.0.1:4150"
-        self.in_flight: dict[bytes, Message] = {}
-        self.finished: list[bytes] = []
-        self.requeued: list[bytes] = []
-        self.touched: list[bytes] = []
-
-    def finish(self, message_id: bytes) -> None:
-        self.finished.append(message_id)
-
-    def finish_many(self, ids: list[bytes]) -> None:
-        self.finished += ids
-
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
-        assert backoff
-        self.requeued.append(message_id)
-
-    def touch(self, message_id: bytes) -> None:
-        self.touched.append(message_id)
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        raise AssertionError("an archiver gives nothing up")
-
-    def deliver(self, *numbers: int, attempts: int = 1, days: int = 0) -> Batch:
-        timestamp = int(NOW) * 1_000_000_000 + days * DAY_NS
-        batch = [Message(self, timestamp, attempts, b"%016d" % n, b"body %d" % n) for n in numbers]
-        self.in_flight.update({message.id: message for message in batch})
-        return Batch(self, batch)
 
 
 def ids(*numbers: int) -> list[bytes]:
@@ -82,7 +39,7 @@ class Topic:
     """The topic's writers, one after the other, and the connection that it is delivered by."""
 
     def __init__(self, folder: Path) -> None:
-        self.source = Source()
+        self.source = FakeConnection()
         self.out = folder / "out"
         directories = Directories(self.out, self.out)
         directories.make()
@@ -94,7 +51,7 @@ class Topic:
         self._folder = folder
 
     def writer(self, **changes: Any) -> TopicWriter:
-        journal = journal_in(self._folder, run=f"{len(self.writers)}", now_s=NOW)
+        journal = journal_in(self._folder, run=f"{len(self.writers)}", now_s=NOW_S)
         settings = replace(self.settings, **changes)
         lock = TopicLock(self.locks, self._folder, f"clicks{len(self.writers)}", "archive")
         self.writers.append(
@@ -120,7 +77,7 @@ def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
         topic.source, "finish_many", lambda ids: (disk_calls.note("FIN"), finish_many(ids))
     )
     writer = topic.writer()
-    writer.take(topic.source.deliver(1, 2), NOW)
+    writer.take(topic.source.deliver(1, 2), NOW_S)
     disk_calls.seen.clear()
 
     writer.flush()
@@ -140,12 +97,12 @@ def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
 
 def test_a_message_that_is_written_already_is_finished_and_not_written_again(topic: Topic) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
 
-    writer.take(topic.source.deliver(1, 2, attempts=2), NOW)
+    writer.take(topic.source.deliver(1, 2, attempts=2), NOW_S)
     assert topic.source.finished == ids(1, 1)
-    writer.rotate(NOW, all_files=True)
+    writer.rotate(NOW_S, all_files=True)
 
     assert topic.source.finished == ids(1, 1, 2)
     assert lines_of(topic.out) == [b"body 1", b"body 2"]
@@ -156,11 +113,11 @@ def test_a_message_that_is_held_and_comes_again_is_written_once_and_finished_wit
     topic: Topic,
 ) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
 
-    writer.take(topic.source.deliver(1, attempts=2), NOW)
+    writer.take(topic.source.deliver(1, attempts=2), NOW_S)
     assert topic.source.finished == []
-    writer.rotate(NOW, all_files=True)
+    writer.rotate(NOW_S, all_files=True)
 
     assert topic.source.finished == ids(1)
     assert lines_of(topic.out) == [b"body 1"]
@@ -168,14 +125,14 @@ def test_a_message_that_is_held_and_comes_again_is_written_once_and_finished_wit
 
 def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(topic: Topic) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
-    again = Source()
+    again = FakeConnection()
     for number in range(1000, 1250):  # a long backlog before it comes again
-        writer.take(again.deliver(number), NOW)
+        writer.take(again.deliver(number), NOW_S)
         writer.flush()
 
-    writer.take(again.deliver(1, attempts=2), NOW)
+    writer.take(again.deliver(1, attempts=2), NOW_S)
 
     assert writer.totals.already_written == 1
 
@@ -203,15 +160,15 @@ def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
 ) -> None:
     writer, consumer = topic.writer(), Consumption()
     archiver = archiver_of(writer, consumer)
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
     consumer.stats.late = 1 if is_refused else 0
     archiver._turn()
     for number in range(1000, 1250):  # a long backlog before it comes again
-        writer.take(topic.source.deliver(number), NOW)
+        writer.take(topic.source.deliver(number), NOW_S)
         writer.flush()
 
-    writer.take(topic.source.deliver(1, attempts=2), NOW)
+    writer.take(topic.source.deliver(1, attempts=2), NOW_S)
 
     assert writer.totals.already_written == known
 
@@ -252,17 +209,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(topic: Topic) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
-    writer.take(topic.source.deliver(2, 3), NOW)
+    writer.take(topic.source.deliver(2, 3), NOW_S)
     with pytest.MonkeyPatch.context() as broken:
         failing(broken)
         with pytest.raises(WriteFailed, match=r"No space left on device\): 2 messages are back"):
             writer.flush()
     assert (topic.source.finished, topic.source.requeued) == (ids(1), ids(2, 3))
 
-    writer.take(topic.source.deliver(3, 2, attempts=2), NOW)
-    writer.rotate(NOW, all_files=True)
+    writer.take(topic.source.deliver(3, 2, attempts=2), NOW_S)
+    writer.rotate(NOW_S, all_files=True)
 
     assert lines_of(topic.out) == [b"body 1", b"body 3", b"body 2"]
 
@@ -271,27 +228,27 @@ def test_what_failed_is_not_known_to_the_next_run(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
     with pytest.MonkeyPatch.context() as broken:
         failing(broken)
         with pytest.raises(WriteFailed):
             writer.flush()
-    writer.take(topic.source.deliver(2), NOW)
+    writer.take(topic.source.deliver(2), NOW_S)
     writer.flush()
 
     following = topic.writer()
-    following.take(topic.source.deliver(1, 2, attempts=2), NOW)
+    following.take(topic.source.deliver(1, 2, attempts=2), NOW_S)
 
     assert (following.held_count, following.totals.already_written) == (1, 1)
 
 
 def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> None:
     writer = topic.writer(partition_by=PartitionBy.message)
-    writer.take(topic.source.deliver(1), NOW)
-    writer.take(topic.source.deliver(2, days=-1), NOW)
-    writer.take(topic.source.deliver(3), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
+    writer.take(topic.source.deliver(2, days=-1), NOW_S)
+    writer.take(topic.source.deliver(3), NOW_S)
 
-    writer.rotate(NOW, all_files=True)
+    writer.rotate(NOW_S, all_files=True)
 
     out = topic.out
     assert [path.name for path in finished_files(out)] == ["2026-09-20-000000", "2026-09-21-000000"]
@@ -301,10 +258,10 @@ def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> No
 
 def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     writer = topic.writer(partition_by=PartitionBy.message)
-    writer.take(topic.source.deliver(1, days=-1), NOW)
-    writer.take(topic.source.deliver(2), NOW + 50)
+    writer.take(topic.source.deliver(1, days=-1), NOW_S)
+    writer.take(topic.source.deliver(2), NOW_S + 50)
 
-    writer.rotate(NOW + 70)
+    writer.rotate(NOW_S + 70)
 
     assert [path.name for path in finished_files(topic.out)] == ["2026-09-20-000000"]
     assert len(parts(topic.out)) == 1
@@ -313,7 +270,7 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
 def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
     writer = topic.writer(rotation=Rotation(uncompressed_size=20))
     for number in range(1, 7):
-        writer.take(topic.source.deliver(number), NOW)
+        writer.take(topic.source.deliver(number), NOW_S)
 
     assert [path.stat().st_size for path in finished_files(topic.out)] == [21, 21]
     assert writer.totals == ArchiveTotals(messages=6, bytes=42, files=2)
@@ -322,9 +279,9 @@ def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
 
 def test_a_file_is_finished_when_its_interval_is_over(topic: Topic) -> None:
     writer = topic.writer(rotation=Rotation(interval_s=60))
-    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW_S)
 
-    writer.rotate(NOW + 60)
+    writer.rotate(NOW_S + 60)
 
     assert lines_of(topic.out) == [b"body 1"]
 
@@ -332,7 +289,7 @@ def test_a_file_is_finished_when_its_interval_is_over(topic: Topic) -> None:
 @pytest.mark.parametrize(
     ("changes", "wait_s"),
     [
-        ({}, 40),  # NOW is 20 s past a whole minute
+        ({}, 40),  # NOW_S is 20 s past a whole minute
         ({"rotation": Rotation(interval_s=30)}, 10),
         ({"rotation": Rotation(interval_s=3600)}, 40),
         ({"rotation": Rotation(age_s=25)}, 25),
@@ -347,31 +304,31 @@ def test_files_are_looked_at_again_when_one_may_be_over(
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)  # no time passes between the lines
     writer = topic.writer(**changes)
-    assert writer.check_in_s(NOW) is None  # there is nothing that could be over
-    writer.take(topic.source.deliver(1), NOW)
-    assert writer.check_in_s(NOW) == pytest.approx(wait_s, abs=1)
+    assert writer.check_in_s(NOW_S) is None  # there is nothing that could be over
+    writer.take(topic.source.deliver(1), NOW_S)
+    assert writer.check_in_s(NOW_S) == pytest.approx(wait_s, abs=1)
 
 
 def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: Topic) -> None:
     writer = topic.writer(partition_by=PartitionBy.message)
-    writer.take(topic.source.deliver(1, days=-1), NOW)
-    writer.take(topic.source.deliver(2), NOW)
+    writer.take(topic.source.deliver(1, days=-1), NOW_S)
+    writer.take(topic.source.deliver(2), NOW_S)
     writer.flush()
     [file, other] = writer._files._files.values()
     writer._files.finish(file)
     writer._files.mark_dirty()
     part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
     writer._files.publish_ending()
-    writer.take(topic.source.deliver(3), NOW)
+    writer.take(topic.source.deliver(3), NOW_S)
     assert list(writer._files._files.values()) == [other]
-    writer.rotate(NOW, all_files=True)
+    writer.rotate(NOW_S, all_files=True)
 
     assert lines_of(topic.out) == [b"body 2", b"body 3"]
 
 
 def test_everything_held_is_touched(topic: Topic) -> None:
     writer = topic.writer()
-    writer.take(topic.source.deliver(1, 2), NOW)
+    writer.take(topic.source.deliver(1, 2), NOW_S)
 
     writer.touch()
 
@@ -381,9 +338,9 @@ def test_everything_held_is_touched(topic: Topic) -> None:
 def test_a_name_is_not_used_again_when_its_file_was_moved_away(topic: Topic) -> None:
     writer = topic.writer(partition_by=PartitionBy.message)
     for number in range(3):
-        writer.take(topic.source.deliver(number), NOW)
-        writer.take(topic.source.deliver(number + 10, days=-1), NOW)
-        writer.rotate(NOW, all_files=True)
+        writer.take(topic.source.deliver(number), NOW_S)
+        writer.take(topic.source.deliver(number + 10, days=-1), NOW_S)
+        writer.rotate(NOW_S, all_files=True)
         *_, latest = finished_files(topic.out)
         assert latest.name == f"2026-09-21-{number:06d}"
         for path in (topic.out).iterdir():
@@ -395,11 +352,11 @@ def test_the_age_of_a_file_is_that_of_a_clock_that_nobody_sets(
 ) -> None:
     out, naming = topic.out, FileNaming("clicks<REV>")
     writer = topic.writer(naming=naming, rotation=Rotation(age_s=3600))
-    writer.take(topic.source.deliver(1), NOW)
-    writer.rotate(NOW + 7200)
+    writer.take(topic.source.deliver(1), NOW_S)
+    writer.rotate(NOW_S + 7200)
     assert finished_files(out) == []
 
     later = time.monotonic() + 3600
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    writer.rotate(NOW - 7200)
+    writer.rotate(NOW_S - 7200)
     assert len(finished_files(out)) == 1

@@ -43,7 +43,7 @@ def land(log: Path, is_delta: bool, kind: str, messages: int) -> Figures:
         for path in (log, index_of(log)):  # who lands them deletes them
             (logs / path.name).hardlink_to(path)
         plan = TablePlan(str(Path(place, "table")), is_delta, "web1", BodyKind(kind))
-        drafts, refused = Lander(plan, logs).land([logs / log.name])
+        drafts, refused, _ = Lander(plan, logs).land([logs / log.name])
         assert not refused, refused
         return {"row_bytes": sum(each.bytes for each in drafts) / messages}
 

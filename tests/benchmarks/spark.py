@@ -40,12 +40,12 @@ from benchmarks.raw import Row
 from plugins.daemons import GoNsqd
 
 from nsqtools.archive.catalog import find_inputs
-from nsqtools.archive.compaction import Compaction, RunJobs, Selection, Settings, in_processes
+from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
 from nsqtools.archive.landing import Lander
+from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
-from nsqtools.spark.jobs.compaction import in_tasks
 from nsqtools.spark.jobs.sql import NamedView, plan_query
-from nsqtools.spark.session import spark_session
+from nsqtools.spark.session import in_tasks, spark_session
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:

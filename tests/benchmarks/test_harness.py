@@ -34,6 +34,16 @@ def test_every_contestant_does_its_work(
         assert measure(nsqd, contestant, MESSAGES)["rate"] > 0, contestant.name
 
 
+def test_landing_is_measured() -> None:
+    """And what the benchmarks of tables and of Spark use is where they look for it."""
+    pytest.importorskip("pyspark")
+    from benchmarks import lake, planning, spark
+
+    assert planning.small_files
+    assert spark.beside_spark
+    assert all(row.figures["row_bytes"] > 0 for row in lake.landing(500, 1))
+
+
 def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
     idle = Contestant("idle", "library_programs.py fail")
     with pytest.raises(RuntimeError, match="stopped at 0 of 2000"):

@@ -28,7 +28,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.spark.publishing.sink_plan import BATCH_ROWS, MAX_OUTSTANDING
+from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
 
 BEGIN = 1_790_000_000_000_000_000
 SLOTS = 2
@@ -89,10 +89,7 @@ def count_bodies(nsqd: GoNsqd, count: int) -> Counter[bytes]:
 
 @pytest.mark.parametrize(
     ("count", "runs", "kills_in_a_run"),
-    [
-        (40_000, 1, 1),
-        pytest.param(400_000, 5, 3, marks=pytest.mark.slow),
-    ],
+    [(40_000, 1, 1), pytest.param(400_000, 5, 3, marks=pytest.mark.slow)],
 )
 def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     count: int,

@@ -106,6 +106,7 @@ def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path) -> None:
     victim.write_text("precious")
     source.write_text("archive")
     (tmp_path / ".target.copy").symlink_to(victim)
+    source.chmod(0o604)
     try:
         place(source, tmp_path / "target")
     finally:
@@ -113,3 +114,4 @@ def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path) -> None:
 
     assert victim.read_text() == "precious"
     assert (tmp_path / "target").read_text() == "archive"
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o604

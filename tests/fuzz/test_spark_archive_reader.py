@@ -37,10 +37,7 @@ changes = st.lists(CHANGE, max_size=4)
 )
 @settings(max_examples=examples(60))
 def test_both_readers_read_the_same(
-    what: list[Change],
-    has_index: bool,
-    is_compressed: bool,
-    partition_bytes: int,
+    what: list[Change], has_index: bool, is_compressed: bool, partition_bytes: int
 ) -> None:
     with TemporaryDirectory() as directory:
         archive, reports = Path(directory, "archive"), Path(directory, "reports")
@@ -58,9 +55,7 @@ def test_both_readers_read_the_same(
         (found,) = find_archives([path])
         expected = list(read_messages(found, lambda path, problem: problems.append(problem)))
         reading = ReadSettings(
-            (str(archive),),
-            damage_path=reports,
-            partition_bytes=partition_bytes,
+            (str(archive),), damage_path=reports, partition_bytes=partition_bytes
         )
 
         rows = [

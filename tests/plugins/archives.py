@@ -22,6 +22,7 @@ from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import Codec, gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
@@ -105,6 +106,48 @@ def journal_in(
         is_durable=is_durable,
         now_s=now_s,
     )
+
+
+NOW_S = 1_790_000_000.0
+
+
+class FakeConnection:
+    """A connection of a writer: it delivers at ``NOW_S``, and notes the answers."""
+
+    msg_timeout_s = 60.0
+    received_at = 0.0
+
+    def __init__(self) -> None:
+        self.topic = "clicks"
+        self.nsqd = "127.0.0.1:4150"
+        self.in_flight: dict[bytes, Message] = {}
+        self.finished: list[bytes] = []
+        self.requeued: list[bytes] = []
+        self.touched: list[bytes] = []
+
+    def finish(self, message_id: bytes) -> None:
+        self.finished.append(message_id)
+
+    def finish_many(self, ids: list[bytes]) -> None:
+        self.finished += ids
+
+    def requeue(
+        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
+    ) -> None:
+        assert backoff
+        self.requeued.append(message_id)
+
+    def touch(self, message_id: bytes) -> None:
+        self.touched.append(message_id)
+
+    def finish_unseen(self, message_id: bytes) -> None:
+        raise AssertionError("an archiver gives nothing up")
+
+    def deliver(self, *numbers: int, attempts: int = 1, days: int = 0) -> Batch:
+        timestamp = (int(NOW_S) + days * 86_400) * 1_000_000_000
+        batch = [Message(self, timestamp, attempts, b"%016d" % n, b"body %d" % n) for n in numbers]
+        self.in_flight.update({message.id: message for message in batch})
+        return Batch(self, batch)
 
 
 def finished_files(directory: Path) -> list[Path]:

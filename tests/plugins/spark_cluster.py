@@ -2,9 +2,8 @@
 
 small_cluster   two workers in the JVM of the driver: executors are processes of their own, and
                 share with the driver only what is on disk or in a bucket
-shared_cluster  a master and two workers, each a process
-spark_cluster   the same, whose executors see an empty directory where the tests have theirs
-                (as root; elsewhere they see it)
+spark_cluster   a master and two workers, each a process; executors see an empty directory where
+                the tests have theirs (as root; elsewhere they see it)
 SparkDriver     runs ``nsq spark`` several times on one session: a driver and two executors take
                 longer to start than what they are asked to do
 """
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -66,28 +65,14 @@ HIDING = 'mount -t tmpfs none "$0" && mkdir -p "$1" && cd "$1" && shift && exec 
 
 
 @pytest.fixture(scope="module")
-def shared_cluster(
-    tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
-) -> Iterator[SparkCluster]:
-    with _standalone(tmp_path_factory.mktemp("cluster"), quick_jvm, is_hidden=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def spark_cluster(
     tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
 ) -> Iterator[SparkCluster]:
-    is_root = os.geteuid() == 0
-    with _standalone(tmp_path_factory.mktemp("cluster"), quick_jvm, is_hidden=is_root) as cluster:
-        yield cluster
-
-
-@contextmanager
-def _standalone(directory: Path, quick_jvm: str, *, is_hidden: bool) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
     from nsqtools.spark.spark_settings import spark_home
 
+    directory, is_hidden = tmp_path_factory.mktemp("cluster"), os.geteuid() == 0
     with ExitStack() as stack:
         java = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SPARK_", "AWS_"))}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import Codec, zstd_members
-from nsqtools.archive.part_file import Directories, finish
+from nsqtools.archive.members import Codec, gzip_members, zstd_members
+from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -24,7 +24,12 @@ from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.archive_files import FileContent, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
-from nsqtools.spark.archives.partitions import Weights, plan_batch, ranges_of
+from nsqtools.spark.archives.partitions import (
+    ROWS_OF_PARTITION,
+    ReadPartition,
+    plan_batch,
+    ranges_of,
+)
 from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
@@ -58,16 +63,17 @@ def test_ranges_have_each_member_of_the_time_asked_for(
     file = cast(
         "ListedFile", SimpleNamespace(location="a", shown="a", key="a", total=total_of(members))
     )
-    content, weights = FileContent(LineKind.messages, Codec.GZIP, "clicks"), Weights(1.0, 0.0)
+    content = FileContent(LineKind.messages, Codec.GZIP, "clicks")
     within = TimeRange(*asked)
+    # a row weighs as much as a byte
+    reading = ReadSettings(("a",), within=within, partition_bytes=ROWS_OF_PARTITION)
 
-    ranges = list(
-        ranges_of(file, content, members, ReadSettings(("a",), within=within), weights, most)
-    )
+    ranges = list(ranges_of(file, content, members, reading, most))
 
     found = [member for each, _ in ranges for member in each.members]
     assert found == [each for each in members if within.may_have(each)]
-    assert [weight for _, weight in ranges] == [sum(map(weights.of, r.members)) for r, _ in ranges]
+    weights = [sum(m.length + m.messages for m in each.members) for each, _ in ranges]
+    assert [weight for _, weight in ranges] == weights
     assert all(weight <= most or len(each.members) == 1 for each, weight in ranges)
 
 
@@ -91,41 +97,29 @@ def bodies(path: Path, **settings: Any) -> list[bytes]:
     return [row["body"] for row in rows(ReadSettings((str(path),), **settings))]
 
 
-def as_plain(path: Path) -> None:
-    path.write_bytes(gzip.decompress(path.read_bytes()))
+def rewrite(path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(compress(gzip.decompress(path.read_bytes())))
     index_of(path).unlink()
 
 
-def as_one_member(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
-    index_of(path).unlink()
-
-
-def as_it_is(path: Path) -> None:
-    pass
-
-
-def as_one_frame(path: Path) -> None:
+def one_frame(text: bytes) -> bytes:
     compressor = zstd_members(None)()
-    text = gzip.decompress(path.read_bytes())
-    path.write_bytes(compressor.compress(text) + compressor.flush())
-    index_of(path).unlink()
+    return compressor.compress(text) + compressor.flush()
 
 
-def as_zstd(path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.log.gz", "a.zst"])
+def test_bodies_of_every_kind_come_back_byte_for_byte(tmp_path: Path, name: str) -> None:
     some = [WireMessage(BASE_NS, 1, b"%016x" % n, body) for n, body in enumerate(BODIES)]
-    write_archive(path.with_suffix(".zst"), some[:4], some[4:])
-    path.unlink()
-
-
-@pytest.mark.parametrize("form", [as_it_is, as_plain, as_one_member, as_one_frame, as_zstd])
-def test_bodies_of_every_kind_come_back_byte_for_byte(
-    tmp_path: Path, form: Callable[[Path], None]
-) -> None:
-    some = [WireMessage(BASE_NS, 1, b"%016x" % n, body) for n, body in enumerate(BODIES)]
-    form(write_archive(tmp_path / "a.log.gz", some[:4], some[4:]))
-
+    path = write_archive(tmp_path / name, some[:4], some[4:])
     assert bodies(tmp_path, partition_bytes=100_000) == BODIES
+    if name == "a.zst":
+        return
+    whole = path.read_bytes()
+    for compress in (bytes, gzip.compress, one_frame):
+        index_of(path).touch()
+        path.write_bytes(whole)
+        rewrite(path, compress)
+        assert bodies(tmp_path, partition_bytes=100_000) == BODIES, compress
 
 
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
@@ -140,7 +134,7 @@ def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
 
 def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.log.gz", messages(0, 50))
-    as_plain(path)
+    rewrite(path, bytes)
     text = path.read_bytes()
 
     for size in (1, 5, *range(8, 400, 61)):
@@ -152,20 +146,31 @@ def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path
             assert row["id"].encode() in text[row["pos"] :].split(b"\n")[0]
 
 
-def test_a_large_file_is_many_partitions_and_small_files_are_one(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
-    size = (tmp_path / "a.log.gz").stat().st_size
+def test_a_large_file_is_many_partitions_and_small_files_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
+    size = large.stat().st_size
+
+    def planned(**settings: Any) -> list[ReadPartition]:
+        found = plan_batch(ReadSettings((str(tmp_path),), **settings))
+        assert found == plan_batch(ReadSettings((str(tmp_path),), **settings))
+        return found
+
+    double = {"partition_bytes": size * 2, "min_partitions": 1}
+    assert len(planned(**double)) == 1
+    with monkeypatch.context() as patch:  # rows that compress well are cut by their number
+        patch.setattr(partitions, "ROWS_OF_PARTITION", 200)
+        of_rows = planned(**double)
+    rows = [sum(m.messages for r in each.ranges for m in r.members) for each in of_rows]
+    assert (sum(rows), max(rows) <= 200) == (1000, True)
     for number in range(10):
         write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
 
-    def plan(**settings: Any) -> list[int]:
-        planned = plan_batch(ReadSettings((str(tmp_path),), **settings))
-        assert planned == plan_batch(ReadSettings((str(tmp_path),), **settings))
-        return [sum(r.end - r.begin for r in each.ranges) for each in planned]
-
-    assert len(plan()) == 1
-    assert len(plan(min_partitions=4)) == 6  # 11 files of about one weight, two to each
-    assert max(plan(partition_bytes=size // 10)) <= size // 10
+    assert len(planned()) == 1
+    assert len(planned(min_partitions=4)) == 6  # 11 files of about one weight, two to each
+    cut = [sum(r.end - r.begin for r in p.ranges) for p in planned(partition_bytes=size // 10)]
+    assert max(cut) <= size // 10
 
 
 def test_many_small_files_are_spread_over_all_that_run_at_a_time(
@@ -178,27 +183,11 @@ def test_many_small_files_are_spread_over_all_that_run_at_a_time(
     monkeypatch.setenv("NSQ_SPARK_SLOTS", "8")
     wide = plan_batch(settings)
     monkeypatch.setenv("NSQ_SPARK_SLOTS", "2")
-    narrow = plan_batch(settings)
 
     assert len(wide) >= 8
-    assert len(narrow) == 3  # of 128 files at most
+    assert len(plan_batch(settings)) == 3  # of 128 files at most
     assert max(len(each.ranges) for each in wide) <= 300 // 8
     assert len(plan_batch(replace(settings, min_partitions=1))) == 3
-
-
-def test_rows_that_compress_well_are_cut_by_their_number(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
-    size = (tmp_path / "a.log.gz").stat().st_size
-    half = ReadSettings((str(tmp_path),), partition_bytes=size * 2, min_partitions=1)
-
-    assert len(plan_batch(half)) == 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitions, "ROWS_OF_PARTITION", 200)
-        planned = plan_batch(half)
-
-    rows = [sum(m.messages for r in each.ranges for m in r.members) for each in planned]
-    assert sum(rows) == 1000
-    assert max(rows) <= 200
 
 
 def test_times_prune_members_and_rows_exactly(tmp_path: Path) -> None:
@@ -271,7 +260,9 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
 # -- bare bodies and files of others --------------------------------------------------------------
 
 
-def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
+def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their_index(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
@@ -284,24 +275,19 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
     assert {row["topic"] for row in found} == {"clicks"}
     assert {row[name] for row in found for name in ("id", "nsqd", "ts_ns", "attempts")} == {None}
     with pytest.raises(
-        NsqError, match=r"cannot read .*a\.log: it does not hold messages as nsq to-file"
+        NsqError, match=r"cannot read .*a\.log: it does not hold messages as nsq to"
     ):
         bodies(tmp_path)
 
-
-def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
-    from nsqtools.archive.members import gzip_members
-    from nsqtools.archive.part_file import PartFile
-
-    file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)
-    file.append(b"one\ntwo\n")
-    file.flush(file.end_member(2, 5, 6))
-    finish(file.path, Directories(tmp_path, tmp_path))
-
-    assert bodies(tmp_path) == [b"one", b"two"]
+    (own := tmp_path / "own").mkdir()
+    part = PartFile(own / "a.log.gz", 0o640, gzip_members(6), 0.0)
+    part.append(b"one\ntwo\n")
+    part.flush(part.end_member(2, 5, 6))
+    finish(part.path, Directories(own, own))
+    clicks = frozenset({"clicks"})
+    assert bodies(own) == bodies(own, topics=clicks, topic="clicks") == [b"one", b"two"]
     with pytest.raises(NsqError, match="the topic of its bodies is unknown"):
-        bodies(tmp_path, topics=frozenset({"clicks"}))
-    assert bodies(tmp_path, topics=frozenset({"clicks"}), topic="clicks") == [b"one", b"two"]
+        bodies(own, topics=clicks)
 
 
 def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
@@ -330,31 +316,27 @@ def damaged(tmp_path: Path) -> Path:
     return path
 
 
-def test_damage_fails_with_the_file_the_byte_and_the_remedy(damaged: Path) -> None:
+def test_damage_fails_with_its_place_and_the_remedy_or_is_passed_over_and_counted_once(
+    damaged: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NsqError, match=r"cannot read .*/a\.log\.gz: corrupt at byte \d+") as caught:
         bodies(damaged)
-
     assert "`nsq archive repair`" in caught.value.hint
 
-
-def test_damage_can_be_passed_over_and_is_counted_once(damaged: Path, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
-    reporting = {"damage_path": reports}
     good = [message.body for message in (*messages(0, 10), *messages(20, 30))]
-
-    assert bodies(damaged, **reporting) == good
-    assert bodies(damaged, **reporting, min_partitions=3) == good
-
+    assert bodies(damaged, damage_path=reports) == good
+    assert bodies(damaged, damage_path=reports, min_partitions=3) == good
     (damage,) = read_damage(reports)
-    assert (damage.file, damage.pos) == (
-        str(damaged),
-        int(index_of(damaged).read_bytes().split()[5]),
-    )
+    begin = int(index_of(damaged).read_bytes().split()[5])
+    assert (damage.file, damage.pos) == (str(damaged), begin)
     assert damage.problem.startswith("corrupt at byte")
 
 
-def test_a_line_that_is_no_message_costs_only_itself(tmp_path: Path) -> None:
-    archive, reports = tmp_path / "archive", tmp_path / "reports"
+def test_a_line_that_is_no_message_costs_only_itself_and_a_thousand_reports_are_enough(
+    tmp_path: Path,
+) -> None:
+    archive, reports, many = tmp_path / "archive", tmp_path / "reports", tmp_path / "many"
     archive.mkdir()
     good = encode_many("clicks", "n", messages(0, 2))
     path = archive / "a.jsonl"
@@ -367,6 +349,11 @@ def test_a_line_that_is_no_message_costs_only_itself(tmp_path: Path) -> None:
         (len(good), '"nsqd" is missing'),
         (2 * len(good) + 20, "not JSON: Expecting value at character 0"),
     ]
+    path.write_bytes(gzip.compress(good + b"x\n" * 1500))
+    bodies(archive, damage_path=many)
+    told = read_damage(many)
+    assert len(told) == 1001
+    assert ArchiveDamage(str(path), 0, "and 500 more lines") in told
 
 
 def test_an_index_that_counts_otherwise_is_damage(tmp_path: Path) -> None:
@@ -392,19 +379,6 @@ def test_of_a_file_that_is_cut_off_what_is_there_is_read(tmp_path: Path, has_ind
     assert 10 < len(found) < 5000
     assert found == [message.body for message in messages(0, len(found))]
     assert len(read_damage(reports)) > 0
-
-
-def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
-    archive, reports = tmp_path / "archive", tmp_path / "reports"
-    archive.mkdir()
-    good = encode_many("clicks", "n", messages(0, 1))
-    (archive / "a.jsonl.gz").write_bytes(gzip.compress(good + b"x\n" * 1500))
-
-    bodies(archive, damage_path=reports)
-
-    told = read_damage(reports)
-    assert len(told) == 1001
-    assert ArchiveDamage(str(archive / "a.jsonl.gz"), 0, "and 500 more lines") in told
 
 
 def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:

@@ -167,34 +167,26 @@ def test_latest_starts_after_what_is_there_even_when_the_first_batch_is_planned_
     assert drain(again, end)[0] == list(range(15, 20))
 
 
-def test_a_time_to_start_at_leaves_out_whole_members(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    writer.write(messages(0, 10), messages(10, 20))
-    writer.finish()
-    writer.write(messages(20, 30), messages(30, 40))
-    stream = stream_of(tmp_path, starting_timestamp_ns=BASE_NS + 25)
-
-    assert drain(stream, stream.initial())[0] == list(range(20, 40))
-
-
-def test_an_offset_from_a_checkpoint_can_be_given(tmp_path: Path) -> None:
+def test_a_stream_starts_at_a_time_or_at_an_offset(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
-    first = stream_of(tmp_path)
-    end = first.latest(first.initial(), ALL)
+    end = stream_of(tmp_path).latest(Offset(is_start=True), ALL)
     writer.write(messages(10, 20))
-    stream = stream_of(tmp_path, starting_offsets=json.dumps(end.encode()))
+    writer.finish()
+    writer.write(messages(20, 30), messages(30, 40))
 
-    assert drain(stream, stream.initial())[0] == list(range(10, 20))
+    for begin, starting in (
+        (10, {"starting_offsets": json.dumps(end.encode())}),
+        (20, {"starting_timestamp_ns": BASE_NS + 25}),  # whole members are left out
+    ):
+        stream = stream_of(tmp_path, **starting)
+        assert drain(stream, stream.initial())[0] == list(range(begin, 40))
 
 
-@pytest.mark.parametrize("given", ["soon", '{"version": 7, "writers": {}}'])
-def test_a_start_that_is_none_is_refused(tmp_path: Path, given: str) -> None:
-    with pytest.raises(ConfigurationError):
-        stream_of(tmp_path, starting_offsets=given).initial()
-
-
-def test_an_archive_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_start_that_is_none_is_refused_and_an_archive_that_is_none_named(tmp_path: Path) -> None:
+    for start in ("soon", '{"version": 7, "writers": {}}'):
+        with pytest.raises(ConfigurationError):
+            stream_of(tmp_path, starting_offsets=start).initial()
     with pytest.raises(NotFoundError, match=r"there is no .*/none"):
         stream_of(tmp_path / "none").latest(Offset(), ALL)
 
@@ -207,26 +199,20 @@ def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path
     one.write(messages(0, 5), messages(10, 15))
     other.write(messages(5, 10), messages(15, 20))
     stream = stream_of(tmp_path)
-    start, ends = Offset(is_start=True), []
-    while (end := stream.latest(start, BatchLimits(rows=12))) != start:
-        ends.append(bodies(stream.plan(start, end)))
-        start = end
+    start = Offset(is_start=True)
+    first = stream.latest(start, BatchLimits(rows=12))
+    second = stream.latest(first, BatchLimits(rows=12))
 
-    assert ends == [list(range(10)), list(range(10, 20))]
-
-
-def test_bytes_and_files_are_limits_too(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    for begin in range(0, 40, 10):
-        writer.write(messages(begin, begin + 5), messages(begin + 5, begin + 10))
+    assert bodies(stream.plan(start, first)) == list(range(10))
+    assert bodies(stream.plan(first, second)) == list(range(10, 20))
+    for writer in (one, other):
         writer.finish()
-    stream = stream_of(tmp_path)
-    two_files = stream.latest(Offset(), BatchLimits(files=2))
+    one.write(messages(20, 25))
     size = min(path.stat().st_size for path in tmp_path.glob("*.gz"))
-    some_bytes = stream.latest(Offset(), BatchLimits(bytes=size * 3 // 4))
-
-    assert bodies(stream.plan(Offset(), two_files)) == list(range(20))
-    assert bodies(stream.plan(Offset(), some_bytes)) == list(range(5))
+    one_file = stream.latest(start, BatchLimits(files=1))
+    some_bytes = stream.latest(start, BatchLimits(bytes=size * 3 // 4))
+    assert bodies(stream.plan(start, one_file)) == [*range(5), *range(10, 15)]
+    assert bodies(stream.plan(start, some_bytes)) == list(range(5))
 
 
 def test_a_file_that_is_finished_and_wholly_read_leaves_the_offset(tmp_path: Path) -> None:
@@ -364,35 +350,25 @@ def six_files(tmp_path: Path) -> list[Path]:
     return files
 
 
-def test_a_file_deleted_before_the_stream_read_it_fails_it_after_a_restart(
-    tmp_path: Path,
-) -> None:
-    files = six_files(tmp_path)
-    one_file = BatchLimits(files=1)
-    stream = stream_of(tmp_path)
-    offset = stream.initial()
-    for _ in range(2):
-        offset = through_json(stream.latest(offset, one_file))
-    files[3].unlink()
-    index_of(files[3]).unlink()
-
-    with pytest.raises(NsqError, match=r"file 4 of writer [0-9a-f]{32} was deleted before it was"):
-        stream_of(tmp_path).latest(offset, one_file)
-
-
-def test_a_file_deleted_before_it_was_read_is_reported_when_that_is_allowed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = six_files(tmp_path)
-    offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), BatchLimits(files=1)))
-    for path in (files[2], files[3]):
+def delete(*files: Path) -> None:
+    for path in files:
         path.unlink()
         index_of(path).unlink()
 
+
+def test_a_file_deleted_before_it_was_read_fails_the_stream_or_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = six_files(tmp_path)
+    one_file = BatchLimits(files=1)
+    offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), one_file))
+    delete(files[2], files[3])
+
+    with pytest.raises(NsqError, match=r"file 3-4 of writer [0-9a-f]{32} was deleted before it"):
+        stream_of(tmp_path).latest(offset, one_file)
     found, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
 
-    assert found == [*range(5, 10), *range(20, 30)]
-    assert not end.unread
+    assert (found, end.unread) == ([*range(5, 10), *range(20, 30)], frozenset())
     [record] = caplog.records
     assert "file 3-4 of writer" in record.getMessage()
 
@@ -401,8 +377,7 @@ def test_a_number_that_was_left_out_is_reported_and_fails_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = six_files(tmp_path)
-    files[2].unlink()
-    index_of(files[2]).unlink()
+    delete(files[2])
 
     found, _ = drain(stream_of(tmp_path), Offset(is_start=True), BatchLimits(files=1))
 
@@ -417,14 +392,11 @@ def test_a_file_that_was_read_may_be_deleted(
 ) -> None:
     files = six_files(tmp_path)
     offset = stream_of(tmp_path).latest(Offset(is_start=True), BatchLimits(files=3))
-    for path in files[:3]:
-        path.unlink()
-        index_of(path).unlink()
+    delete(*files[:3])
 
     found, _ = drain(stream_of(tmp_path), through_json(offset))
 
-    assert found == list(range(15, 30))
-    assert caplog.records == []
+    assert (found, caplog.records) == (list(range(15, 30)), [])
 
 
 def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
@@ -476,30 +448,24 @@ def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path
     assert stream.latest(end, ALL) == end
 
 
-@pytest.mark.parametrize("wider", [TimeRange(), TimeRange(BASE_NS + 4, BASE_NS + 12)])
-def test_a_checkpoint_refuses_a_wider_time_than_it_was_written_with(
-    tmp_path: Path, wider: TimeRange
+def test_a_checkpoint_takes_the_same_or_a_narrower_time_and_refuses_a_wider_one(
+    tmp_path: Path,
 ) -> None:
-    Writer(tmp_path).write(messages(0, 10), messages(10, 20))
-    narrow = stream_of(tmp_path, read={"within": TimeRange(BASE_NS + 5, BASE_NS + 12)})
-    offset = through_json(narrow.latest(Offset(is_start=True), ALL))
+    def stream(since: int | None, until: int | None = None) -> ArchiveStream:
+        bounds = (None if each is None else BASE_NS + each for each in (since, until))
+        return stream_of(tmp_path, read={"within": TimeRange(*bounds)})
 
-    with pytest.raises(ConfigurationError, match=r"option since was 2023-11-14T.* do not"):
-        stream_of(tmp_path, read={"within": wider}).latest(offset, ALL)
-    later = TimeRange(BASE_NS + 5, BASE_NS + 13)
-    with pytest.raises(ConfigurationError, match="option until was"):
-        stream_of(tmp_path, read={"within": later}).latest(offset, ALL)
-
-
-def test_a_checkpoint_takes_the_same_or_a_narrower_time(tmp_path: Path) -> None:
-    Writer(tmp_path).write(messages(0, 10))
     offset = Offset(is_start=True)
     for since in (None, 5, 5, 6):
-        within = TimeRange(None if since is None else BASE_NS + since)
-        offset = through_json(stream_of(tmp_path, read={"within": within}).latest(offset, ALL))
-        Writer(tmp_path, topic=f"after-{since}").write(messages(0, 10), name=f"{uuid.uuid4()}.gz")
+        Writer(tmp_path, topic=f"at-{since}").write(messages(0, 10), name=f"{uuid.uuid4()}.gz")
+        offset = through_json(stream(since, 12).latest(offset, ALL))
 
-    assert offset.within == TimeRange(BASE_NS + 6)
+    assert offset.within == TimeRange(BASE_NS + 6, BASE_NS + 12)
+    for wider in (None, 5):
+        with pytest.raises(ConfigurationError, match=r"option since was 2023-11-14T.* do not"):
+            stream(wider, 12).latest(offset, ALL)
+    with pytest.raises(ConfigurationError, match="option until was"):
+        stream(6, 13).latest(offset, ALL)
 
 
 def test_an_index_that_was_truncated_and_rewritten_is_followed(tmp_path: Path) -> None:

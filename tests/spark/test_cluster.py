@@ -51,21 +51,14 @@ def write_files(directory: Path, padding: int = 0) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "cluster", ["small_cluster", pytest.param("shared_cluster", marks=pytest.mark.slow)]
-)
 def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_doctor_sees(
-    cluster: str,
-    request: pytest.FixtureRequest,
-    spark_env: dict[str, str],
-    nsqd: Nsqd,
-    tmp_path: Path,
+    small_cluster: SparkCluster, spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path
 ) -> None:
     archive, output = write_files(tmp_path / "archive"), tmp_path / "parquet"
     expected = sorted(message.body for message in messages(0))
     ingest = ("ingest", archive, "-o", output, "--checkpoint", tmp_path / "cp", "--once")
 
-    with SparkDriver(request.getfixturevalue(cluster), spark_env, tmp_path) as driver:
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
         checked = driver.run("doctor", "--json")
         driver.run(*ingest)
         driver.run("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)

@@ -1,4 +1,7 @@
-"""Files of rows that were not published: whole, in place once, and readable by everything else."""
+"""Files of rows that were not published: in place once, and readable by everything else.
+
+In a directory and in a bucket alike.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +10,104 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.archive.location import Location, parse_place
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters
+from nsqtools.spark.publishing import row_outcomes
+from nsqtools.spark.publishing.row_outcomes import DeadLetters
 
 
 def message(body: bytes) -> Envelope:
     return Envelope("clicks", "n:4150", b"0123456789abcdef", 17, 2, body)
 
 
-def write(folder: Path, *rows: int, attempt: int = 0, done: int | None = None) -> Path:
-    with LocalDeadLetters(folder, "job", 3, attempt=attempt, done=done) as letters:
+@pytest.fixture(params=["directory", "bucket"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    if request.param == "directory":
+        return tmp_path / "dead"
+    return parse_place(f"{request.getfixturevalue('bucket').url}/dead")
+
+
+def write(folder: Location, *rows: int, done: int | None = None) -> None:
+    with DeadLetters(folder, "job", 3, done=done) as letters:
         for row in rows:
             letters.write(row, message(b"%d" % row), "too large")
-        letters.finish()
-    return letters.path
+        letters.sync()
 
 
-def fail(letters: LocalDeadLetters, *rows: int) -> None:
+def fail(folder: Location, *rows: int, done: int | None = None) -> None:
     """What a task leaves that ends in an error after these rows."""
+    letters = DeadLetters(folder, "job", 3, done=done)
     for row in rows:
         letters.write(row, message(b"x"), "too large")
-    letters.sync()
+        letters.sync()
     letters.__exit__(RuntimeError, RuntimeError(), None)
 
 
-def rows_in(path: Path) -> list[int]:
-    return [json.loads(line)["row"] for line in path.read_bytes().splitlines()]
+def lines_in(folder: Location) -> list[bytes]:
+    storage = open_storage(str(folder))
+    names = sorted(entry.name for entry in storage.list())
+    return [line for name in names for line in storage.read(name).splitlines()]
 
 
-@pytest.mark.parametrize("body", [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""])
-def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path, body: bytes) -> None:
-    with LocalDeadLetters(tmp_path, "job", 0) as letters:
-        letters.write(17, message(body), 'it "is" so')
-        letters.finish()
-
-    [line] = letters.path.read_bytes().splitlines()
-    assert decode(line) == message(body)
-    assert json.loads(line) | {"reason": 'it "is" so', "row": 17} == json.loads(line)
+def rows_in(folder: Location) -> list[int]:
+    return sorted(json.loads(line)["row"] for line in lines_in(folder))
 
 
-def test_without_dead_letters_there_is_no_file(tmp_path: Path) -> None:
-    write(tmp_path / "new")
+def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path) -> None:
+    bodies = [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""]
+    with DeadLetters(tmp_path, "job", 0, done=None) as letters:
+        for body in bodies:
+            letters.write(17, message(body), 'it "is" so')
+        letters.sync()
 
-    assert not (tmp_path / "new").exists()
-
-
-def test_the_file_appears_at_the_end_and_replaces_that_of_another_attempt(tmp_path: Path) -> None:
-    path = write(tmp_path, 1, 2)
-    with LocalDeadLetters(tmp_path, "job", 3, attempt=1) as letters:
-        letters.write(1, message(b"1"), "too large")
-        assert rows_in(path) == [1, 2]
-        letters.finish()
-
-    assert rows_in(path) == [1]
-    assert list(tmp_path.iterdir()) == [path]
+    lines = lines_in(tmp_path)
+    assert [decode(line) for line in lines] == [message(body) for body in bodies]
+    assert [json.loads(line)["reason"] for line in lines] == ['it "is" so'] * len(bodies)
 
 
-def test_a_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
-    fail(LocalDeadLetters(tmp_path, "job", 0), 1)
+def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -> None:
+    write(folder)
+    assert lines_in(folder) == []
 
-    assert list(tmp_path.iterdir()) == []
+    write(folder, 1, 2)
+    write(folder, 1)
+    assert rows_in(folder) == [1]
 
-
-def test_with_a_ledger_what_is_done_with_is_kept_and_the_rest_is_sent_again(tmp_path: Path) -> None:
-    fail(LocalDeadLetters(tmp_path, "job", 3, done=0), 1, 5, 9)
-
-    path = write(tmp_path, 8, done=6)
-
-    assert rows_in(path) == [1, 5, 8]
-    assert rows_in(write(tmp_path, done=10)) == [1, 5, 8]  # run again when all was done
-    assert list(tmp_path.iterdir()) == [path]
+    fail(folder, 4, 5)
+    assert rows_in(folder) == []
 
 
-def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    fail(LocalDeadLetters(tmp_path, "job", 3, done=0), 1, 2)
-    [part] = tmp_path.iterdir()
-    part.write_bytes(part.read_bytes()[:-9])
+def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:
+    fail(folder, 1, 5, 9, done=0)
+    write(folder, 8, done=6)
+    assert rows_in(folder) == [1, 5, 8]
 
-    assert rows_in(write(tmp_path, done=3)) == [1]
+    write(folder, done=10)  # run again when all was done
+    assert rows_in(folder) == [1, 5, 8]
+
+
+def test_many_rows_are_several_files(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 500)
+    write(folder, *range(10))
+
+    names = [entry.name for entry in open_storage(str(folder)).list()]
+    assert (rows_in(folder), 1 < len(names) < 10) == (list(range(10)), True)
+
+
+@pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
+def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> None:
+    """A line that a kill has cut is of a row that is not done."""
+    fail(tmp_path, 1, 2, done=0)
+    [made] = tmp_path.iterdir()
+    (tmp_path / name).write_bytes(made.read_bytes()[:-9])
+    made.unlink()
+
+    write(tmp_path, 4, done=3)
+
+    assert rows_in(tmp_path) == [1, 4]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:

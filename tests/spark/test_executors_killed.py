@@ -70,16 +70,11 @@ def end_with_kills(driver: SparkDriver, *moments: Callable[[], bool]) -> Result:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["small_cluster", "shared_cluster"])
 def test_compaction(
-    cluster: str,
-    request: pytest.FixtureRequest,
-    spark_env: dict[str, str],
-    archive: Path,
-    tmp_path: Path,
+    small_cluster: SparkCluster, spark_env: dict[str, str], archive: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    with SparkDriver(request.getfixturevalue(cluster), spark_env, tmp_path) as driver:
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
         driver.begin("compact", archive, "-o", output, "--open-days", "--json")
         result = end_with_kills(
             driver,
@@ -95,7 +90,7 @@ def test_compaction(
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_ingestion(
-    shared_cluster: SparkCluster,
+    small_cluster: SparkCluster,
     spark_env: dict[str, str],
     archive: Path,
     tmp_path: Path,
@@ -110,7 +105,7 @@ def test_ingestion(
     def batches() -> int:
         return len(list((checkpoint / "commits").glob("[0-9]*")))
 
-    with SparkDriver(shared_cluster, spark_env, tmp_path, conf=conf) as driver:
+    with SparkDriver(small_cluster, spark_env, tmp_path, conf=conf) as driver:
         driver.begin(*command)
         end_with_kills(driver, lambda: batches() >= 2, lambda: batches() >= 6)
 

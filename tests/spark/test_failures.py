@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import MagicMock
@@ -16,147 +15,39 @@ from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def failing(spark: SparkSession, spark_settings: SparkSettings) -> Failing:
-    return Failing(spark, spark_settings)
-
-
-class Failing:
-    """Runs what fails, in a worker or in Spark itself, and returns the error of ours."""
-
-    def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
-        from pyspark import cloudpickle
-
-        cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
-        self.spark = spark
-        self._settings = settings
-
-    def sql(self, text: str) -> NsqError:
-        with pytest.raises(NsqError) as caught, spark_errors(self._settings):
-            self.spark.sql(text).collect()
-        return caught.value
-
-    def frame(self, make: str, **options: str) -> NsqError:
-        with pytest.raises(NsqError) as caught, spark_errors(self._settings):
-            self._source(make, options).collect()
-        return caught.value
-
-    def stream(self, make: str, checkpoint: Path) -> NsqError:
-        frame = self.spark.readStream.format(self._register()).option("fail", make).load()
-        sink = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-        with pytest.raises(NsqError) as caught, spark_errors(self._settings):
-            sink.start().awaitTermination(60)
-        return caught.value
-
-    def _source(self, make: str, options: dict[str, str]) -> DataFrame:
-        reader = self.spark.read.format(self._register()).option("fail", make)
-        return reader.options(**options).load()
-
-    def _register(self) -> str:
-        self.spark.dataSource.register(make_failing_source())
-        return "failing"
-
-
-def make_failing_source() -> type:
-    """A data source whose option ``fail`` says where it fails, with an error of ours or another."""
-    from pyspark.sql.datasource import (
-        DataSource,
-        DataSourceReader,
-        DataSourceStreamReader,
-        InputPartition,
-    )
-
-    def fail(here: str, asked: str) -> None:
-        if asked == here:
+@pytest.mark.parametrize(
+    ("how", "text", "hint", "category"),
+    [
+        ("ours", "archive /x is not there", "Look elsewhere.", "not_found"),
+        ("bug", "Spark failed: ValueError: what nobody thought of", "LOG", "failed"),
+        ("death", "Spark failed: Python worker exited unexpectedly (crashed)", "LOG", "failed"),
+    ],
+)
+def test_what_fails_in_a_worker_is_its_last_line_and_an_error_of_ours_is_itself(
+    spark: SparkSession,
+    spark_settings: SparkSettings,
+    how: str,
+    text: str,
+    hint: str,
+    category: str,
+) -> None:
+    def fail(_: int) -> None:
+        if how == "ours":
             raise NotFoundError("archive /x is not there", hint="Look elsewhere.")
-        if (here, asked) == ("read", "bug"):
+        if how == "bug":
             raise ValueError("what nobody thought of")
-        if (here, asked) == ("read", "death"):
-            os._exit(9)
+        os._exit(9)
 
-    class Reader(DataSourceReader):
-        def __init__(self, asked: str) -> None:
-            self.asked = asked
+    with pytest.raises(NsqError) as caught, spark_errors(spark_settings):
+        spark.sparkContext.parallelize([0], 1).map(fail).collect()
 
-        def partitions(self) -> list[InputPartition]:
-            fail("partitions", self.asked)
-            return [InputPartition(0)]
-
-        def read(self, partition: InputPartition) -> object:
-            fail("read", self.asked)
-            return iter([(1,)])
-
-    class StreamReader(DataSourceStreamReader):
-        def __init__(self, asked: str) -> None:
-            self.asked = asked
-
-        def initialOffset(self) -> dict[str, int]:
-            return {"at": 0}
-
-        def latestOffset(self, start: object = None, limit: object = None) -> dict[str, int]:
-            fail("latestOffset", self.asked)
-            return {"at": 1}
-
-        def partitions(self, start: object, end: object) -> list[InputPartition]:
-            return [InputPartition(0)]
-
-        def read(self, partition: InputPartition) -> object:
-            fail("read", self.asked)
-            return iter([(1,)])
-
-    class Failing(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "failing"
-
-        def schema(self) -> str:
-            return "a int"
-
-        def reader(self, schema: object) -> DataSourceReader:
-            fail("reader", self.options["fail"])
-            return Reader(self.options["fail"])
-
-        def streamReader(self, schema: object) -> DataSourceStreamReader:
-            return StreamReader(self.options["fail"])
-
-    return Failing
-
-
-@pytest.mark.parametrize("where", ["reader", "read"])
-def test_an_error_of_ours_in_a_worker_arrives_with_hint_and_category(
-    failing: Failing, where: str
-) -> None:
-    error = failing.frame(where)
-
-    assert str(error) == "archive /x is not there"
-    assert error.hint == "Look elsewhere."
-    assert error.category == "not_found"
-
-
-@pytest.mark.parametrize("where", ["latestOffset", "read"])
-def test_so_it_does_out_of_a_stream(failing: Failing, where: str, tmp_path: Path) -> None:
-    error = failing.stream(where, tmp_path)
-
-    assert (str(error), error.hint) == ("archive /x is not there", "Look elsewhere.")
-
-
-def test_a_bug_in_a_worker_is_its_last_line_and_names_the_log(
-    failing: Failing, spark_settings: SparkSettings
-) -> None:
-    error = failing.frame("bug")
-
-    assert str(error) == "Spark failed: ValueError: what nobody thought of"
-    assert error.hint == f"Spark's log is {spark_settings.log_path}."
+    log = f"Spark's log is {spark_settings.log_path}."
+    found = (str(caught.value), caught.value.hint, caught.value.category)
+    assert found == (text, log if hint == "LOG" else hint, category)
     assert spark_settings.log_path.exists()
-
-
-def test_a_worker_that_died_is_said_to_have(failing: Failing) -> None:
-    assert (
-        str(failing.frame("death")) == "Spark failed: Python worker exited unexpectedly (crashed)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -171,11 +62,17 @@ def test_a_worker_that_died_is_said_to_have(failing: Failing) -> None:
     ],
 )
 def test_what_is_wrong_with_sql_is_one_line(
-    failing: Failing, sql: str, kind: type[NsqError], text: str, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    spark_settings: SparkSettings,
+    sql: str,
+    kind: type[NsqError],
+    text: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    error = failing.sql(sql)
+    with pytest.raises(kind) as caught, spark_errors(spark_settings):
+        spark.sql(sql).collect()
 
-    assert isinstance(error, kind)
+    error = caught.value
     assert text in str(error)
     assert "\n" not in str(error)
     assert "SQLSTATE" not in str(error)
@@ -194,18 +91,16 @@ Caused by: java.io.EOFException
 """
 
 
+CLASS_NOT_FOUND = """An error occurred while calling o1.load.
+: org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find.
+\tat x
+Caused by: java.lang.ClassNotFoundException: nsqx.DefaultSource
+"""
+
+
 def test_the_reason_is_the_last_cause_that_gives_one() -> None:
     assert real_reason(JAVA) == "No space left on device"
-
-
-def test_a_class_that_was_not_found_is_no_reason() -> None:
-    text = (
-        "An error occurred while calling o1.load.\n"
-        ": org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find.\n"
-        "\tat x\nCaused by: java.lang.ClassNotFoundException: nsqx.DefaultSource\n"
-    )
-
-    assert real_reason(text) == "Failed to find"
+    assert real_reason(CLASS_NOT_FOUND) == "Failed to find"
 
 
 def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_path: Path) -> None:
@@ -260,9 +155,4 @@ def test_an_error_is_explained_before_the_session_forgets_its_jvm(
 
     with pytest.raises(NsqError, match="the real reason"), session.spark_session(settings):
         raise OnlyTheJVMKnows(jvm)
-
-
-def test_an_error_whose_jvm_is_gone_is_no_fault_of_ours(tmp_path: Path) -> None:
-    settings = SparkSettings(log_file=tmp_path / "spark.log")
-
     assert str(explain(OnlyTheJVMKnows([]), settings)) == "Spark's JVM ended unexpectedly"

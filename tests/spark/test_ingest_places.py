@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -43,19 +42,32 @@ def refused(source: str, output: Path, checkpoint: Path) -> str:
     return str(caught.value)
 
 
-def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """Spark's log of it has its path in every line."""
-    places[0].rename(tmp_path / "moved")
+def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
+    output, checkpoint = places
+    message = refused("the archive /var/nsq", *places)
+    assert f"belongs to {SOURCE}, not to the archive /var/nsq" in message
+    message = refused(SOURCE, output, tmp_path / "new")
+    assert f"was written with the checkpoint {checkpoint}" in message
+    for name in ("of-others", "checkpoint-of-others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    message = refused(SOURCE, tmp_path / "of-others", tmp_path / "new")
+    assert "holds files that nsq spark ingest did not write" in message
+    message = refused(SOURCE, tmp_path / "new", tmp_path / "checkpoint-of-others")
+    assert "is not a checkpoint of nsq spark ingest" in message
+    for names in (("a", "a"), ("a", "a/b"), ("a/b", "a")):
+        message = refused(SOURCE, *(tmp_path / name for name in names))
+        assert "must not contain each other" in message
+    assert not (tmp_path / "new").exists()
 
-    assert f"belongs to {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
-
-
-def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path], tmp_path: Path) -> None:
-    shutil.rmtree(places[0])
-
+    output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
+    assert f"belongs to {output}" in refused(SOURCE, tmp_path / "moved", checkpoint)
     assert "is not the output that was written" in refused(SOURCE, *places)
-    mark_directories(SOURCE, places[0], tmp_path / "new")  # now it is that of another checkpoint
+    mark_directories(SOURCE, output, tmp_path / "new")  # now it is that of another checkpoint
     assert "is not the output that was written" in refused(SOURCE, *places)
+    (checkpoint / CHECKPOINT_MARK).write_text("{")
+    with pytest.raises(OutputError, match="cannot read"):
+        mark_directories(SOURCE, *places)
 
 
 def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
@@ -129,51 +141,11 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
 
     assert kept == names[:3]
     assert len(list(folder.iterdir())) == 6
-
-
-def test_with_a_log_that_cannot_be_read_nothing_is_removed(places: tuple[Path, Path]) -> None:
-    folder = places[0] / "topic=a" / "date=2026-09-21"
-    folder.mkdir(parents=True)
     (folder / "part-1.parquet").touch()
-    (places[0] / "_spark_metadata" / "0").write_text("v2\n{}")
-
+    (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
     with pytest.raises(OutputError, match="cannot read"), held_directories(SOURCE, *places):
         pass
-
     assert (folder / "part-1.parquet").exists()
-
-
-def test_another_source_is_refused(places: tuple[Path, Path]) -> None:
-    message = refused("the archive /var/nsq", *places)
-
-    assert f"belongs to {SOURCE}, not to the archive /var/nsq" in message
-
-
-def test_a_new_checkpoint_beside_an_old_output_is_refused(
-    places: tuple[Path, Path], tmp_path: Path
-) -> None:
-    message = refused(SOURCE, places[0], tmp_path / "new")
-
-    assert f"was written with the checkpoint {places[1]}" in message
-    assert not (tmp_path / "new").exists()
-
-
-def test_what_others_wrote_is_left_alone(tmp_path: Path) -> None:
-    for name in ("out", "checkpoint"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-
-    of_output = refused(SOURCE, tmp_path / "out", tmp_path / "new")
-    of_checkpoint = refused(SOURCE, tmp_path / "new", tmp_path / "checkpoint")
-
-    assert "holds files that nsq spark ingest did not write" in of_output
-    assert "is not a checkpoint of nsq spark ingest" in of_checkpoint
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
-def test_one_does_not_lie_in_the_other(tmp_path: Path, names: tuple[str, str]) -> None:
-    assert "must not contain each other" in refused(SOURCE, *(tmp_path / name for name in names))
 
 
 def test_of_two_that_begin_at_a_time_one_has_the_output(
@@ -218,10 +190,3 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         held_directories(SOURCE, table, checkpoint),
     ):
         pass
-
-
-def test_a_mark_that_cannot_be_read_is_an_error(places: tuple[Path, Path]) -> None:
-    (places[1] / CHECKPOINT_MARK).write_text("{")
-
-    with pytest.raises(OutputError, match="cannot read"):
-        mark_directories(SOURCE, *places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -48,24 +49,25 @@ def test_the_major_version_of_old_and_new_numbers(version: str, major: int) -> N
     assert Java(Path("java"), version, "PATH", True).major == major
 
 
-def test_java_home_comes_first_then_path(tmp_path: Path) -> None:
-    home = make_java(tmp_path / "home", MODERN, "17.0.1")
+def test_java_home_comes_first_then_path_and_what_is_old_or_no_java_is_passed_over(
+    tmp_path: Path,
+) -> None:
     other = make_java(tmp_path / "other", MODERN, "21.0.2")
-    environ = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
+    scripts = [(MODERN, "17.0.1"), (MODERN, "11.0.2"), (BEFORE_MODULES, "11.0.2")]
+    scripts += [(script, "") for script in ("#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hi\n", "none")]
+    found = []
+    for number, (script, version) in enumerate(scripts):
+        home = make_java(tmp_path / f"home-{number}", script, version)
+        found.append(find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}))
+        if not version:
+            with pytest.raises(NsqError, match="and none was found"):
+                find_java({"JAVA_HOME": str(home), "PATH": ""})
 
-    found = find_java(environ)
-    assert found == Java(home / "bin" / "java", "17.0.1", "JAVA_HOME", True, found.released)
-    assert find_java({"PATH": str(other / "bin")}).origin == "PATH"
-
-
-@pytest.mark.parametrize("script", [MODERN, BEFORE_MODULES])
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path, script: str) -> None:
-    home = make_java(tmp_path / "home", script, "11.0.2")
-    other = make_java(tmp_path / "other", MODERN, "21.0.2")
-
-    found = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
-
-    assert found.program == other / "bin" / "java"
+    first, *others = found
+    at = tmp_path / "home-0" / "bin" / "java"
+    assert first == Java(at, "17.0.1", "JAVA_HOME", True, date(2025, 4, 15))
+    assert {(java.program, java.origin) for java in others} == {(other / "bin" / "java", "PATH")}
+    assert find_java({"JAVA_HOME": "/nowhere", "PATH": str(other / "bin")}).origin == "PATH"
 
 
 def test_only_one_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
@@ -80,35 +82,16 @@ def test_only_one_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> N
     assert "nsqtools[spark-java]" in caught.value.hint
 
 
-@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hello\n", "no script"])
-def test_what_is_no_java_is_as_if_it_were_not_there(tmp_path: Path, script: str) -> None:
-    home = make_java(tmp_path, script, "")
-
-    with pytest.raises(NsqError, match="and none was found"):
-        find_java({"JAVA_HOME": str(home), "PATH": ""})
-
-
-def test_a_java_home_that_is_wrong_does_not_hide_the_path(tmp_path: Path) -> None:
-    home = make_java(tmp_path, MODERN, "17.0.1")
-
-    found = find_java({"JAVA_HOME": "/nowhere", "PATH": str(home / "bin")})
-
-    assert found.origin == "PATH"
-
-
-def test_a_whole_java_is_used_as_it_is(tmp_path: Path) -> None:
-    home = make_java(tmp_path, MODERN, "17.0.1")
-    java = find_java({"JAVA_HOME": str(home), "PATH": ""})
-
-    assert java_home(java, {}, tmp_path / "spare") == home
-
-
 def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:
     home = make_java(
         tmp_path / "a home", WITHOUT_MODULE + 'for a; do echo "<$a>"; done\n', "21.0.8"
     )
     java = find_java({"JAVA_HOME": str(home), "PATH": ""})
     assert not java.has_vector_module
+    whole = Java(tmp_path / "bin" / "java", "21", "PATH", True)
+    assert java_home(whole, {}, tmp_path / "spare") == tmp_path
+    nowhere = java_home(java, {"XDG_CACHE_HOME": "/proc/nowhere"}, tmp_path / "spare")
+    assert nowhere.parent == tmp_path / "spare"
 
     shim = java_home(java, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, tmp_path / "spare")
 
@@ -119,15 +102,6 @@ def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:
     out = subprocess.check_output([shim / "bin" / "java", *arguments], stderr=subprocess.DEVNULL)
     assert out.decode().split("\n")[:-1] == ["<-Xmx1g>", "<-Dx=a b>", "<>", "<*>", "<Main>"]
     assert try_java(shim / "bin" / "java", "shim", os.environ) is not None
-
-
-def test_where_there_is_no_cache_directory_the_shim_lies_in_the_spare_one(tmp_path: Path) -> None:
-    home = make_java(tmp_path / "home", WITHOUT_MODULE, "21.0.8")
-    java = find_java({"JAVA_HOME": str(home), "PATH": ""})
-
-    shim = java_home(java, {"XDG_CACHE_HOME": "/proc/nowhere"}, tmp_path / "spare")
-
-    assert shim.parent == tmp_path / "spare"
 
 
 def test_the_java_of_the_wheel_runs_as_spark_runs_it(

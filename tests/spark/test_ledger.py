@@ -10,14 +10,14 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import (
+from nsqtools.spark.publishing.row_outcomes import (
+    DeadLetters,
     LedgerEntry,
     LedgerPart,
     part_path,
     prepare_ledger,
     read_entries,
 )
-from nsqtools.spark.publishing.row_outcomes import LocalDeadLetters
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
@@ -34,29 +34,21 @@ def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
         return part.entry
 
 
-def test_the_last_line_holds(tmp_path: Path) -> None:
+def test_the_last_whole_line_holds(tmp_path: Path) -> None:
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
-    noted(tmp_path, LedgerEntry(sent=500), entry)
-
+    path = noted(tmp_path, LedgerEntry(sent=500), entry)
     assert last_entry(tmp_path) == entry
     assert read_entries(tmp_path) == [entry]
 
-
-@pytest.mark.parametrize("cut", range(1, 40, 6))
-def test_of_a_line_cut_by_a_kill_the_one_before_holds(tmp_path: Path, cut: int) -> None:
-    path = noted(tmp_path, LedgerEntry(done=1, sent=2), LedgerEntry(done=2, sent=3))
-    path.write_bytes(path.read_bytes()[:-cut])
-
-    assert last_entry(tmp_path) == LedgerEntry(done=1, sent=2)
-    noted(tmp_path, LedgerEntry(done=3, sent=4))
-    assert last_entry(tmp_path) == LedgerEntry(done=3, sent=4)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"done": 1', b"\0\0\0"])
-def test_a_file_without_a_whole_line_has_done_nothing(tmp_path: Path, content: bytes) -> None:
-    part_path(tmp_path, 0).write_bytes(content)
-
-    assert last_entry(tmp_path) == LedgerEntry()
+    whole = path.read_bytes()
+    for cut in range(1, 40, 6):  # by a kill
+        path.write_bytes(whole[:-cut])
+        assert last_entry(tmp_path) == LedgerEntry(sent=500)
+        noted(tmp_path, LedgerEntry(done=3, sent=4))
+        assert last_entry(tmp_path) == LedgerEntry(done=3, sent=4)
+    for content in (b"", b'{"done": 1', b"\0\0\0"):
+        path.write_bytes(content)
+        assert last_entry(tmp_path) == LedgerEntry()
 
 
 @pytest.mark.parametrize(
@@ -71,48 +63,36 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path, line: bytes) -> None:
         read_entries(tmp_path)
 
 
-def test_a_second_attempt_of_a_task_fails_and_harms_nothing(tmp_path: Path) -> None:
-    with LedgerPart(tmp_path, 3) as first:
-        with pytest.raises(NsqError, match="partition 3 is being published by another task"):
-            LedgerPart(tmp_path, 3, wait_s=0.1)
-        with LedgerPart(tmp_path, 4):
-            pass
-        first.entry.done = 9
-        first.note()
-
-    assert last_entry(tmp_path, 3) == LedgerEntry(done=9)
-
-
-def test_a_second_attempt_waits_for_one_that_is_ending(tmp_path: Path) -> None:
-    first = LedgerPart(tmp_path, 0)
+def test_a_second_attempt_waits_for_one_that_is_ending_and_fails_beside_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    first = LedgerPart(tmp_path, 3)
+    with pytest.raises(NsqError, match="partition 3 is being published by another task"):
+        LedgerPart(tmp_path, 3, wait_s=0.1)
+    with LedgerPart(tmp_path, 4):
+        pass
     first.entry.done = 5
     first.note()
     timer = threading.Timer(0.2, first.__exit__, (None, None, None))
     timer.start()
 
-    with LedgerPart(tmp_path, 0, wait_s=10) as second:
+    with LedgerPart(tmp_path, 3, wait_s=10) as second:
         assert second.entry == LedgerEntry(done=5)
     timer.join()
 
 
-def test_a_ledger_belongs_to_one_job(tmp_path: Path) -> None:
+def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
+    tmp_path: Path,
+) -> None:
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
+    noted(tmp_path, LedgerEntry(done=1))
+    (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigurationError, match="new/ledger is the ledger of another job"):
         prepare_ledger(tmp_path / "new" / "ledger", "job 2")
-
-
-def test_parts_without_a_job_are_not_taken_over(tmp_path: Path) -> None:
-    noted(tmp_path, LedgerEntry(done=1))
-
     with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
         prepare_ledger(tmp_path, "job")
-
-
-def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
     with pytest.raises(OutputError, match=r"cannot write the ledger .*/file .*"):
         prepare_ledger(tmp_path / "file", "job")
     with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
@@ -126,7 +106,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path, monkeypatch) as record:
         prepare_ledger(ledger, "job")
-        with LedgerPart(ledger, 0) as part, LocalDeadLetters(dead, "job", 0, done=0) as letters:
+        with LedgerPart(ledger, 0) as part, DeadLetters(dead, "job", 0, done=0) as letters:
             for number in range(4):
                 letters.write(number, row, "refused")
                 letters.sync()
@@ -134,7 +114,6 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
                 part.note()
                 part.sync()
                 record.note(number)
-            letters.finish()
 
     cuts = list(record.cuts())
     assert len(cuts[-1][0]) == 4

@@ -29,9 +29,8 @@ from nsqtools.spark.format_options import (
     consumer_connection,
     hand_on_secret,
     producer_connection,
-    subscription,
 )
-from nsqtools.spark.publishing.sink_plan import SinkSettings, make_folders, sink_settings
+from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"
@@ -55,7 +54,7 @@ def known_options(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     spool = {"channel": "spark", "spoolDir": "/spool"}
     topic_settings({"topic": "clicks", **spool}, {})
     topic_settings({"topicPattern": "c", "lookupdHttpAddress": "l:4161", **spool}, {})
-    sink_settings({"topic": "clicks"}, {"body": "binary"}, {})
+    sink_plan({"topic": "clicks"}, {"body": "binary"}, {})
     return {name for name in known - CLIENT_OPTIONS.keys() if "_" not in name}
 
 
@@ -86,29 +85,20 @@ def consumer(environ: Mapping[str, str] | None = None, **given: str) -> Connecti
     return settings
 
 
-def test_without_any_address_it_is_the_nsqd_of_this_machine() -> None:
-    assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
-
-
-def test_an_address_of_any_kind_replaces_the_default() -> None:
-    assert consumer(nsqdTcpAddress="a:1, b:2").nsqd_tcp_addresses == ("a:1", "b:2")
-    assert consumer(lookupdHttpAddress="l:1") == ConnectionSettings((), ("l:1",))
-    assert consumer(nsqdHttpAddress="d:1") == ConnectionSettings((), (), ("d:1",))
-
-
-def test_addresses_of_the_environment_hold_when_no_option_has_one() -> None:
+def test_addresses_are_those_of_options_else_of_the_environment_else_of_this_machine() -> None:
     environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1 env:2"}
 
+    assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
     assert consumer(environ).nsqd_tcp_addresses == ("env:1", "env:2")
-    assert consumer(environ, lookupdHttpAddress="l:1").nsqd_tcp_addresses == ()
+    assert consumer(environ, nsqdTcpAddress="a:1, b:2").nsqd_tcp_addresses == ("a:1", "b:2")
+    assert consumer(environ, lookupdHttpAddress="l:1") == ConnectionSettings((), ("l:1",))
+    assert consumer(environ, nsqdHttpAddress="d:1") == ConnectionSettings((), (), ("d:1",))
 
 
-def test_options_have_the_meaning_of_the_flags() -> None:
-    settings = consumer(
-        tls="true", tlsCaFile="ca.pem", tlsInsecure="true", tlsMinVersion="tls1.3", deflateLevel="3"
-    )
+def test_options_have_the_meaning_of_the_flags_however_they_are_written() -> None:
+    tls = {"tls": "true", "tlsCaFile": "ca.pem", "tlsInsecure": "true", "tlsMinVersion": "tls1.3"}
 
-    assert settings.options == {
+    assert consumer(**tls, deflateLevel="3").options == {
         "tls_v1": "true",
         "tls_root_ca_file": "ca.pem",
         "tls_insecure_skip_verify": "true",
@@ -116,24 +106,15 @@ def test_options_have_the_meaning_of_the_flags() -> None:
         "deflate_level": "3",
         "deflate": "true",
     }
-
-
-@pytest.mark.parametrize("name", ["max_in_flight", "maxInFlight", "max-in-flight", "MAXINFLIGHT"])
-def test_client_options_go_by_go_nsqs_names_however_they_are_written(name: str) -> None:
-    options = consumer(**{name: "7"}, msg_timeout="5m").client_options()
-
-    assert (options.max_in_flight, options.msg_timeout_s) == (7, 300)
-
-
-def test_an_unknown_option_gets_the_name_that_was_meant() -> None:
+    for name in ("max_in_flight", "maxInFlight", "max-in-flight", "MAXINFLIGHT"):
+        options = consumer(**{name: "7"}, msg_timeout="5m").client_options()
+        assert (options.max_in_flight, options.msg_timeout_s) == (7, 300)
     with pytest.raises(ConfigurationError) as caught:
         consumer(maxInFlihgt="1")
     assert caught.value.hint == "Did you mean max_in_flight?"
 
 
-def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(
-    tmp_path: Path,
-) -> None:
+def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from-file\n")
     environ = {"NSQ_AUTH_SECRET": "from-environment"}
 
@@ -147,9 +128,10 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(
 
 
 def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> None:
+    tls = {"tls_v1": "true", "tls_root_ca_file": "ca.pem"}
     settings = ConnectionSettings(
         ("a:1", "b:2"),
-        options={"tls_v1": "true", "tls_root_ca_file": "ca.pem", "auth_secret": "s3cret"},
+        options=tls | {"auth_secret": "s3cret"},
         address_map={"n:4150": "127.0.0.1:1"},
     )
     environ: dict[str, str] = {}
@@ -159,12 +141,6 @@ def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> 
 
     assert "s3cret" not in str(given)
     assert consumer(environ, **given) == settings
-
-
-def test_a_subscription_has_topics_and_a_channel() -> None:
-    given = {"topic": "clicks, views,clicks", "channel": "spark"}
-
-    assert subscription(Options("nsq", given)) == (("clicks", "views"), "spark", "")
 
 
 # -- an archive -----------------------------------------------------------------------------------
@@ -181,23 +157,22 @@ def stream(**given: str) -> StreamSettings:
     return stream_settings(Options("nsq-archive", given))
 
 
-def test_all_options_are_read() -> None:
-    settings = read(
-        paths="/b, file:///c%20d, s3a://b/lake",
-        workdir="/w",
-        topics="a,b",
-        since="2026-11-21T00:00:00Z",
-        until="2026-11-22T00:00:00Z",
-        format="raw",
-        delimiter="\\0",
-        topic="clicks",
-        ondamage="report",
-        damagepath="/r",
-        partitionbytes="1MiB",
-        minpartitions="3",
-    )
-
-    assert settings == ReadSettings(
+def test_all_options_are_read(tmp_path: Path) -> None:
+    reading = {
+        "paths": "/b, file:///c%20d, s3a://b/lake",
+        "workdir": "/w",
+        "topics": "a,b",
+        "since": "2026-11-21T00:00:00Z",
+        "until": "2026-11-22T00:00:00Z",
+        "format": "raw",
+        "delimiter": "\\0",
+        "topic": "clicks",
+        "ondamage": "report",
+        "damagepath": "/r",
+        "partitionbytes": "1MiB",
+        "minpartitions": "3",
+    }
+    assert read(**reading) == ReadSettings(
         ("/a", "/b", "/c d", "s3a://b/lake"),
         Path("/w"),
         frozenset({"a", "b"}),
@@ -209,28 +184,17 @@ def test_all_options_are_read() -> None:
         partition_bytes=1 << 20,
         min_partitions=3,
     )
-    assert stream(
-        startingoffsets="latest",
-        failondataloss="false",
-        maxrowspertrigger="5",
-        maxbytespertrigger="1KiB",
-        maxfilespertrigger="2",
-        pollinterval="1s",
-    ) == StreamSettings(
+    limits = {"maxrowspertrigger": "5", "maxbytespertrigger": "1KiB", "maxfilespertrigger": "2"}
+    other = {"startingoffsets": "latest", "failondataloss": "false", "pollinterval": "1s"}
+    assert stream(**limits, **other) == StreamSettings(
         "latest", fail_on_data_loss=False, limits=BatchLimits(5, 1024, 2), poll_s=1.0
     )
-
-
-def test_several_paths_come_as_spark_sends_them() -> None:
-    options = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
-
-    assert archive_settings(options).paths == ("/a,b", str(Path("relative").absolute()))
-
-
-def test_patterns_name_what_is_there(tmp_path: Path) -> None:
+    given = {"topic": "clicks, views,clicks", "channel": "spark", "spoolDir": "/spool"}
+    assert topic_settings(given, {}).spool.topics == ("clicks", "views")
+    as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
+    assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
     for name in ("a1", "a2", "b"):
         (tmp_path / name).touch()
-
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]
     assert read(path=str(tmp_path / "c*")).roots() == [tmp_path / "c*"]
 
@@ -238,55 +202,34 @@ def test_patterns_name_what_is_there(tmp_path: Path) -> None:
 # -- a sink ---------------------------------------------------------------------------------------
 
 BODY = {"body": "binary"}
-ARCHIVED = {
-    "topic": "string",
-    "nsqd": "string",
-    "id": "string",
+ARCHIVED = BODY | {
+    **dict.fromkeys(("topic", "nsqd", "id", "file"), "string"),
     "timestamp": "timestamp",
     "ts_ns": "bigint",
     "attempts": "int",
-    "body": "binary",
-    "file": "string",
     "pos": "bigint",
 }
 
 
-def sink(columns: dict[str, str] = BODY, **given: str) -> SinkSettings:
+def sink(columns: dict[str, str] = BODY, **given: str) -> SinkPlan:
     given = {"topic": "clicks"} | given
-    return sink_settings({name.lower(): text for name, text in given.items()}, columns, {})
+    return sink_plan({name.lower(): text for name, text in given.items()}, columns, {})
 
 
-def test_the_defaults_deliver_at_least_once_with_a_small_window() -> None:
-    plan = sink().plan
-
+def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> None:
+    plan = sink()
     assert plan.addresses == ("127.0.0.1:4150",)
-    assert plan.options.retry_timeout_s == 60
-    assert plan.options.retry_unknown
+    assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (60, True)
     assert (plan.batch_rows, plan.client_options.max_outstanding) == (500, 8)
+    assert sink_plan({}, ARCHIVED, {}).topic is None
 
-
-def test_the_options_of_the_command_line_are_there() -> None:
-    plan = sink(retryTimeout="5s", retryUnknown="false", max_outstanding="2", snappy="true").plan
-
-    assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (5, False)
+    plan = sink(retryTimeout="16s", retryUnknown="false", max_outstanding="2", snappy="true")
+    assert not plan.options.retry_unknown
+    assert [plan.attempt(number).retry_timeout_s for number in range(3)] == [16, 4, 1]
     assert (plan.client_options.max_outstanding, plan.client_options.snappy) == (2, True)
 
-
-def test_every_partition_has_another_first_nsqd() -> None:
-    plan = sink(nsqdTcpAddress="a:1,b:2,c:3").plan
-
-    assert plan.rotated(0) == ("a:1", "b:2", "c:3")
-    assert plan.rotated(4) == ("b:2", "c:3", "a:1")
-
-
-def test_a_task_that_is_tried_again_waits_less() -> None:
-    plan = sink(retryTimeout="16s").plan
-
-    assert [plan.attempt(number).retry_timeout_s for number in range(3)] == [16, 4, 1]
-
-
-def test_what_an_archive_has_can_be_published_as_it_is() -> None:
-    assert sink_settings({}, ARCHIVED, {}).plan.topic is None
+    plan = sink(nsqdTcpAddress="a:1,b:2,c:3")
+    assert (plan.rotated(0), plan.rotated(4)) == (("a:1", "b:2", "c:3"), ("b:2", "c:3", "a:1"))
 
 
 @pytest.mark.parametrize(
@@ -310,47 +253,31 @@ def test_columns_that_cannot_be_published_are_refused(
     assert hint in caught.value.hint
 
 
-def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
+def test_the_rate_is_shared_by_the_tasks_that_run_at_once_and_a_batch_fits_nsqd() -> None:
     environ = {"NSQ_SPARK_SLOTS": "4"}
     given = {"topic": "clicks", "rate": "100"}
 
-    assert sink_settings(given, BODY, environ).plan.rate == 25
-    assert sink_settings({**given, "slots": "2"}, BODY, environ).plan.rate == 50
-    assert sink_settings({**given, "rate": "0"}, BODY, {}).plan.rate == 0
+    assert sink_plan(given, BODY, environ).rate == 25
+    assert sink_plan({**given, "slots": "2"}, BODY, environ).rate == 50
+    assert sink_plan({**given, "rate": "0"}, BODY, {}).rate == 0
+    assert sink().batch_bytes == 1 << 19
+    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596
 
 
-def test_a_batch_is_no_larger_than_nsqd_is_said_to_take() -> None:
-    assert sink().plan.batch_bytes == 1 << 19
-    assert sink(publish_max_body_size="10000", batchRows="100").plan.batch_bytes == 9596
+def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:
+    assert sink().job != sink().job
+    assert sink(ledgerPath="/l").job == sink(ledgerPath="/l").job
+    assert sink(ledgerPath="/l").job != sink(ledgerPath="/m").job
+    assert sink(ledgerPath="/l").job != sink(ledgerPath="/l", topic="b").job
+    others = [sink(topic="b"), sink(ledgerJob="x"), sink({"body": "binary", "defer_ms": "int"})]
+    assert len({plan.ledger_job for plan in [sink(), *others]}) == 4
 
-
-def test_dead_letters_are_named_after_their_job() -> None:
-    assert sink().plan.job != sink().plan.job
-    assert sink(ledgerPath="/l").plan.job == sink(ledgerPath="/l").plan.job
-    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/m").plan.job
-    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/l", topic="b").plan.job
-
-
-def test_directories_are_made_before_anything_is_published(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-
     make_folders(sink(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json"))
-
     assert (tmp_path / "a" / "b").is_dir()
     assert (tmp_path / "c").is_dir()
     with pytest.raises(OutputError, match=r"cannot write into .*/file"):
         make_folders(sink(deadLetterPath=str(tmp_path / "file")))
-
-
-def test_a_ledger_is_for_a_topic_and_columns() -> None:
-    jobs = {
-        sink().ledger_job,
-        sink(topic="views").ledger_job,
-        sink(ledgerJob="x").ledger_job,
-        sink({"body": "binary", "defer_ms": "int"}).ledger_job,
-    }
-
-    assert len(jobs) == 4
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -362,18 +289,15 @@ def producer(**given: str) -> None:
     options.end()
 
 
-def subscribe(**given: str) -> None:
-    subscription(Options("nsq", given))
-
-
 def topics(**given: str) -> None:
-    topic_settings({"topic": "clicks", "channel": "spark"} | given, {})
+    topic_settings(given, {})
 
 
 def bare_sink(**given: str) -> None:
-    sink_settings(given, BODY, {})
+    sink_plan(given, BODY, {})
 
 
+TOPIC = {"topic": "clicks", "channel": "spark"}
 UNKNOWN_PLACE = f"{REMOTE} is not supported"
 
 
@@ -389,11 +313,11 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (consumer, {"auth_secret": "s3cret"}, "a secret must not be an option"),
         (consumer, {"authSecret": "s3cret"}, "a secret must not be an option"),
         (producer, {"nsqdHttpAddress": "d:1"}, "nsqdhttpaddress"),
-        (subscribe, {"channel": "spark"}, "needs the option 'topic'"),
-        (subscribe, {"topic": "clicks"}, "needs the option 'channel'"),
-        (subscribe, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
-        (subscribe, {"topic": "clicks", "channel": "a b"}, "invalid channel name 'a b'"),
-        (topics, {"spoolDir": REMOTE}, f"spoolDir: {UNKNOWN_PLACE}"),
+        (topics, {"channel": "spark"}, "needs the option 'topic'"),
+        (topics, {"topic": "clicks"}, "needs the option 'channel'"),
+        (topics, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
+        (topics, {"topic": "clicks", "channel": "a b"}, "invalid channel name 'a b'"),
+        (topics, {**TOPIC, "spoolDir": REMOTE}, f"spoolDir: {UNKNOWN_PLACE}"),
         (read, {"path": ""}, "needs a path"),
         (read, {"paths": REMOTE}, UNKNOWN_PLACE),
         (read, {"workdir": REMOTE}, UNKNOWN_PLACE),
@@ -402,7 +326,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"damagepath": "/r"}, "onDamage=report needs damagePath"),
         (read, {"ondamage": "ignore"}, "onDamage=ignore must be one of fail, report"),
         (read, {"topics": "a b"}, "a b"),
-        (read, {"delimiter": "\\q"}, "unknown escape"),
+        (read, {"delimiter": "\\q"}, "is not text with escapes"),
         (read, {"minpartitions": "0"}, "minPartitions=0 must be >= 1"),
         (read, {"delimiter": ""}, "option delimiter is empty"),
         (read, {"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),

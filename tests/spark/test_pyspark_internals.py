@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import signal
+import time
 from importlib.metadata import requires
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +19,7 @@ from nsqtools.spark.pyspark_internals import (
     BEYOND,
     OLDEST,
     QUERY_LOGGERS,
+    launch,
     redirect_accumulator_errors,
 )
 
@@ -49,6 +54,31 @@ def test_a_jvm_that_starts_is_found_in_the_frame_that_waits_for_it() -> None:
 
     assert "proc = Popen(command, **popen_kwargs)" in source
     assert "gateway.proc = proc" in source
+
+
+def test_a_signal_before_the_process_is_known_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Popen[bytes]] = []
+
+    def launch_gateway(conf: object, options: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.2)  # as long as a fork may take
+        proc = Popen(["sleep", "1000"], **options)
+        started.append(proc)
+        proc.wait()
+        raise RuntimeError
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(number)
+
+    monkeypatch.setattr(java_gateway, "launch_gateway", launch_gateway)
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit):
+            launch({}, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_the_loggers_of_queries_are_those_of_pyspark() -> None:

@@ -17,10 +17,8 @@ from nsqtools.spark.jobs.replay_job import (
     ReplayPlan,
     ReplayPublishing,
     ReplayRequest,
-    check_sizes,
     load_plan,
     partition_bytes,
-    save_plan,
 )
 from nsqtools.spark.spark_settings import SparkSettings
 
@@ -31,9 +29,9 @@ PLANNED = ReplayPlan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}
 
 
 def test_the_next_run_reads_what_the_first_wrote_down(tmp_path: Path) -> None:
-    save_plan(tmp_path / "ledger", PLANNED)
+    (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
-    plan = load_plan(tmp_path / "ledger", REQUEST.job())
+    plan = load_plan(tmp_path, REQUEST.job())
 
     assert plan == PLANNED
     assert plan.inputs.archives == (Path("/var/nsq/a.gz"),)
@@ -45,7 +43,7 @@ def test_the_first_run_has_no_plan(tmp_path: Path) -> None:
 
 
 def test_the_same_words_are_the_same_replay_an_hour_later(tmp_path: Path) -> None:
-    save_plan(tmp_path, PLANNED)
+    (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
     plan = load_plan(tmp_path, replace(REQUEST, since=Moment("-2h", 99)).job())
 
@@ -66,7 +64,7 @@ def test_the_same_words_are_the_same_replay_an_hour_later(tmp_path: Path) -> Non
 def test_another_replay_is_refused_and_the_difference_named(
     other: ReplayRequest, named: str, tmp_path: Path
 ) -> None:
-    save_plan(tmp_path, PLANNED)
+    (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
     with pytest.raises(ConfigurationError, match=f"the ledger of another replay: {named} differ"):
         load_plan(tmp_path, other.job())
@@ -81,22 +79,30 @@ def test_what_is_no_plan_is_refused(content: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
-    save_plan(tmp_path, replace(PLANNED, version=99))
+    (tmp_path / PLAN).write_bytes(replace(PLANNED, version=99).encode())
 
     with pytest.raises(ConfigurationError, match="is not a replay's plan"):
         load_plan(tmp_path, REQUEST.job())
 
 
 def test_files_must_be_what_they_were(tmp_path: Path) -> None:
-    path = tmp_path / "a.gz"
-    path.write_bytes(b"12345")
-    plan = replace(PLANNED, archives={str(path): 5}, parquet={})
+    archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
+    archive.write_bytes(b"12345")
+    ledger.mkdir()
 
-    check_sizes(plan)
+    def replay(size: int) -> ReplayJob:
+        request = ReplayRequest((archive,), {"": "again"})
+        plan = ReplayPlan(request.job(), {str(archive): size}, {}, None, None, 8 << 20)
+        (ledger / PLAN).write_bytes(plan.encode())
+        publishing = ReplayPublishing({}, ledger=ledger)
+        return ReplayJob(SparkSettings(), request, publishing, work=tmp_path, shares_work=True)
+
+    replay(5)
     with pytest.raises(ConfigurationError, match="has changed since the ledger was begun"):
-        check_sizes(replace(plan, archives={str(path): 4}))
-    with pytest.raises(OutputError, match=r"cannot read .*gone"):
-        check_sizes(replace(plan, archives={str(tmp_path / "gone"): 4}))
+        replay(4)
+    archive.unlink()
+    with pytest.raises(OutputError, match=r"cannot read .*a.gz"):
+        replay(5)
 
 
 def test_parquet_is_cut_for_the_slots_within_reason() -> None:

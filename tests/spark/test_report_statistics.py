@@ -13,16 +13,10 @@ import pytest
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.layout import TimeRange
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.read_settings import MESSAGE_DDL
 from nsqtools.spark.jobs import reporting
 from nsqtools.spark.jobs.inputs import Choice, read_messages
-from nsqtools.spark.jobs.reporting import (
-    Gap,
-    collect_figures,
-    collect_gaps,
-    moment,
-    render_page,
-)
+from nsqtools.spark.jobs.reporting import collect_figures, collect_gaps, moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,30 +49,29 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 
 def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
     rows = random_rows(2000)
-    groups: dict[tuple[str | None, int | None], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str | None, str | None], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row[0], None if row[4] is None else row[4] // STEP * STEP].append(row)
+        groups[row[0], moment(row[4] and row[4] // STEP * STEP)].append(row)
 
     intervals, topics = collect_figures(frame(spark, rows), STEP)
 
-    assert {(each.topic, each.begin_ns) for each in intervals} == set(groups)
+    assert {(each["topic"], each["begin"]) for each in intervals} == set(groups)
     for each in intervals:
-        found = groups[each.topic, each.begin_ns]
+        found = groups[each["topic"], each["begin"]]
         sizes = sorted(len(row[6]) for row in found)
         identities = {row[:3] for row in found if row[2] is not None}
         times = [row[4] for row in found if row[4] is not None]
-        assert each.messages == len(found)
-        assert each.bytes == sum(sizes)
-        assert each.size_max == sizes[-1]
-        assert sizes[(len(sizes) - 1) // 2] <= each.size_p50 <= sizes[len(sizes) // 2]
-        assert each.size_p50 <= each.size_p95 <= each.size_p99 <= each.size_max
-        assert each.redeliveries == sum(row[5] == 2 for row in found)
-        assert each.duplicates == (len(found) - len(identities) if each.topic else 0)
-        assert each.nsqd == sorted({row[1] for row in found if row[1]})
-        assert (each.first_ns, each.last_ns) == (
-            (min(times), max(times)) if times else (None, None)
-        )
-    assert {each.topic: each.messages for each in topics} == {
+        assert each["messages"] == len(found)
+        assert each["bytes"] == sum(sizes)
+        assert each["size_max"] == sizes[-1]
+        assert sizes[(len(sizes) - 1) // 2] <= each["size_p50"] <= sizes[len(sizes) // 2]
+        assert each["size_p50"] <= each["size_p95"] <= each["size_p99"] <= each["size_max"]
+        assert each["redeliveries"] == sum(row[5] == 2 for row in found)
+        assert each["duplicates"] == (len(found) - len(identities) if each["topic"] else 0)
+        assert each["nsqd"] == sorted({row[1] for row in found if row[1]})
+        bounds = (min(times), max(times)) if times else (None, None)
+        assert (each["first"], each["last"]) == tuple(map(moment, bounds))
+    assert {each["topic"]: each["messages"] for each in topics} == {
         topic: sum(row[0] == topic for row in rows) for topic in ("a", "b", "2026", None)
     }
 
@@ -103,14 +96,16 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     for topic, some in times.items():
         some.sort()
         pairs = pairwise(some)
-        expected += [Gap(topic, a, b - a) for a, b in pairs if b - a > longer_than_s * SECOND]
-    expected.sort(key=lambda gap: -gap.length_ns)
+        expected += [(topic, a, b) for a, b in pairs if b - a > longer_than_s * SECOND]
+    expected.sort(key=lambda gap: gap[1] - gap[2])
+    longest = sorted(expected[: reporting.MOST_GAPS], key=lambda gap: (gap[1], gap[0]))
 
     found, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
 
     assert count == len(expected)
-    assert sorted(found, key=lambda gap: -gap.length_ns) == expected[: reporting.MOST_GAPS]
-    assert found == sorted(found, key=lambda gap: (gap.begin_ns, gap.topic))
+    assert [tuple(gap.values()) for gap in found] == [
+        (topic, moment(begin), moment(end), (end - begin) / SECOND) for topic, begin, end in longest
+    ]
 
 
 def test_parquet_is_recognized_by_its_content_and_its_topics_are_text(
@@ -144,17 +139,3 @@ def test_a_time_is_cut_to_what_it_needs() -> None:
     assert moment(BEGIN) == "2026-09-21T14:13:20Z"
     assert moment(BEGIN + 1_500_000) == "2026-09-21T14:13:20.001500Z"
     assert moment(None) is None
-
-
-def test_a_page_is_whole_and_nothing_in_it_is_markup_or_from_elsewhere() -> None:
-    document = {"topics": [], "sources": ["</script><b>"], "intervals": []}
-
-    page = render_page(document, "2026-09-22T00:00:00Z")
-
-    own = page.partition("@PLOTLY@")[0]
-    assert "@REPORT@" not in page
-    assert "</script><b>" not in own
-    assert "\\u003c/script>\\u003cb>" in page
-    assert "<link" not in page.partition("<script>")[0]
-    assert "src=" not in page.partition("<script>")[0]
-    assert page.rstrip().endswith("</html>")

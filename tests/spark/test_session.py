@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,42 +36,38 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 RunSql = Callable[..., Result]
 
 
-def test_no_other_user_of_the_machine_reaches_the_ports_of_a_local_session(
+def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
+    spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
+) -> None:
+    conf = spark.sparkContext.getConf()
+    for name, value in {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.speculation": "false",
+        "spark.master": "local[2,4]",
+        "spark.driver.memory": "1g",
+        "spark.authenticate": "true",
+    }.items():
+        assert (conf.get(name) or spark.conf.get(name)) == value
+    assert "spark.authenticate" not in spark_conf(SparkSettings("spark://m:7077"), tmp_path)
+    mine = {"spark.authenticate": "false", "spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"}
+    conf_of_mine = spark_conf(SparkSettings(conf=mine), tmp_path)
+    assert mine.items() - {(JAVA_OPTIONS, "-Dx=y")} <= conf_of_mine.items()
+    assert f'-Djava.io.tmpdir="{tmp_path}"' in conf_of_mine[JAVA_OPTIONS]
+    assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
+
+
+def test_workers_run_this_python_and_a_task_that_fails_is_tried_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    assert spark.conf.get("spark.authenticate") == "true"
-    assert "spark.authenticate" not in spark_conf(SparkSettings("spark://m:7077"), tmp_path)
-    chosen = SparkSettings(conf={"spark.authenticate": "false"})
-    assert spark_conf(chosen, tmp_path)["spark.authenticate"] == "false"
-
-
-def test_workers_run_this_python(spark: SparkSession) -> None:
-    import sys
-
-    executables = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
-
-    assert executables == [sys.executable]
-
-
-def test_what_nsqtools_sets(spark: SparkSession, spark_settings: SparkSettings) -> None:
-    conf = spark.sparkContext.getConf()
-
-    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert conf.get("spark.speculation") == "false"
-    assert conf.get("spark.master") == spark_settings.master == "local[2,4]"
-    assert conf.get("spark.driver.memory") == "1g"
-
-
-def test_a_task_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
-    def fail_once(number: int) -> int:
+    def fail_once(number: int) -> str:
         if not mark.exists():
             mark.touch()
             raise RuntimeError("once")
-        return number
+        return sys.executable
 
-    assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [7]
+    assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [sys.executable]
 
 
 def test_a_second_session_is_refused(spark: SparkSession) -> None:
@@ -94,16 +91,6 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, str], text: s
         SparkSettings(**settings)  # type: ignore[arg-type]
 
 
-def test_the_settings_of_a_user_win(tmp_path: Path) -> None:
-    settings = SparkSettings(conf={"spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"})
-
-    conf = spark_conf(settings, tmp_path)
-
-    assert conf["spark.ui.enabled"] == "true"
-    assert f'-Djava.io.tmpdir="{tmp_path}"' in conf[JAVA_OPTIONS]
-    assert conf[JAVA_OPTIONS].endswith(" -Dx=y")
-
-
 def test_a_log4j_file_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     assert "log4j2.properties" in spark_conf(SparkSettings(), tmp_path)[JAVA_OPTIONS]
@@ -115,8 +102,6 @@ def test_a_log4j_file_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_only(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
     local = spark_environ(SparkSettings(), tmp_path, tmp_path)
@@ -129,7 +114,7 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
 
 
-def test_another_spark_is_taken_only_when_it_is_of_the_same_version(
+def test_another_spark_of_the_same_version_is_taken_and_a_pyspark_without_spark_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pyspark = pytest.importorskip("pyspark")
@@ -141,15 +126,14 @@ def test_another_spark_is_taken_only_when_it_is_of_the_same_version(
     (tmp_path / "jars" / f"spark-core_2.13-{pyspark.__version__}.jar").touch()
     assert spark_home() == tmp_path
 
-
-def test_a_pyspark_without_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyspark = pytest.importorskip("pyspark")
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "__init__.py"))
-
+    monkeypatch.delenv("SPARK_HOME")
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "none" / "__init__.py"))
     with pytest.raises(NsqError, match="comes without Spark") as caught:
         spark_home()
     assert "pyspark-client" in caught.value.hint
+    monkeypatch.setattr(pyspark, "__version__", "3.5.4")
+    with pytest.raises(NsqError, match=r"pyspark 3\.5\.4 is too old: 4\.0 or newer"):
+        require_pyspark()
 
 
 def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,14 +144,6 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
 
     assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
-
-
-def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyspark = pytest.importorskip("pyspark")
-    monkeypatch.setattr(pyspark, "__version__", "3.5.4")
-
-    with pytest.raises(NsqError, match=r"pyspark 3\.5\.4 is too old: 4\.0 or newer"):
-        require_pyspark()
 
 
 @pytest.fixture

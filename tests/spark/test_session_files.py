@@ -1,4 +1,4 @@
-"""Spark's log, and the directory of a session, which goes with it or with the next one."""
+"""Spark's jars, its log, and the directory of a session, which goes with it or with the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark.failures import last_lines
 from nsqtools.spark.session import YOUNG_S, scratch_directory, session_log
-from nsqtools.spark.spark_settings import default_log_file
+from nsqtools.spark.spark_settings import beside_sparks_own, default_log_file
 
 pytest.importorskip("pyspark")
 
@@ -87,18 +87,12 @@ def make_old(directory: Path) -> None:
     os.utime(directory, (then, then))
 
 
-def test_it_is_private_and_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
-    with scratch_directory(tmp_path) as directory:
-        assert directory.stat().st_mode & 0o077 == 0
-        (directory / "below").mkdir()
-        (directory / "below" / "file").touch()
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_that_of_a_killed_session_is_removed_and_that_of_a_living_one_is_not(
-    tmp_path: Path,
-) -> None:
+def test_that_of_a_killed_session_is_removed_and_others_are_not(tmp_path: Path) -> None:
+    young, foreign = tmp_path / "nsq-spark-young", tmp_path / "nsq-spark-foreign"
+    for each in (young, foreign):
+        each.mkdir()
+    (young / "lock").touch()
+    make_old(foreign)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -106,31 +100,35 @@ def test_that_of_a_killed_session_is_removed_and_that_of_a_living_one_is_not(
         held = Path(process.stdout.readline().decode().strip())
         make_old(held)
 
-        with scratch_directory(tmp_path):
+        with scratch_directory(tmp_path) as own:
+            assert own.stat().st_mode & 0o077 == 0
+            (own / "below").mkdir()
             assert held.exists()
         process.kill()
         process.wait()
 
     assert held.exists()
     with scratch_directory(tmp_path):
-        assert not held.exists()
-
-
-def test_what_is_young_or_not_of_a_session_stays(tmp_path: Path) -> None:
-    young, foreign = tmp_path / "nsq-spark-young", tmp_path / "nsq-spark-foreign"
-    for each in (young, foreign):
-        each.mkdir()
-    (young / "lock").touch()
-    make_old(foreign)
-
-    with scratch_directory(tmp_path):
-        assert young.exists()
-        assert foreign.exists()
-
-
-def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+        pass
+    assert sorted(tmp_path.iterdir()) == [foreign, young]
     with (
         pytest.raises(OutputError, match="cannot make a directory for Spark in /nowhere"),
         scratch_directory(Path("/nowhere")),
     ):
         pass
+
+
+FETCHED = [
+    "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-databind-2.13.5.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-core-2.13.5.jar",
+    "/ivy/jars/org.apache.hadoop_hadoop-aws-3.5.0.jar",
+]
+
+
+def test_of_jars_that_spark_has_itself_its_own_version_counts(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    for name in ("jackson-databind-2.21.2.jar", "jackson-core-2.21.2.jar", "delta-x-1.jar"):
+        (tmp_path / "jars" / name).touch()
+
+    assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]

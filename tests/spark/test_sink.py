@@ -20,6 +20,7 @@ from nsqtools.spark.failures import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from nsqtools.spark.spark_settings import SparkSettings
 
@@ -45,11 +46,8 @@ def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 
     return spark.createDataFrame(numbered, "body binary").repartition(partitions)
 
 
-def test_partitions_begin_with_different_nsqd_and_the_counts_add_up(
-    spark: SparkSession,
-    go_nsqd: Callable[..., GoNsqd],
-    save: Callable[..., None],
-    tmp_path: Path,
+def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_column(
+    spark: SparkSession, go_nsqd: Callable[..., GoNsqd], save: Callable[..., None], tmp_path: Path
 ) -> None:
     both = go_nsqd(), go_nsqd()
     frame = spark.range(0, 20_000, 1, 4).selectExpr(
@@ -57,21 +55,13 @@ def test_partitions_begin_with_different_nsqd_and_the_counts_add_up(
     )
 
     save(frame, *both, outcomePath=str(tmp_path / "outcome.json"))
+    save(frame.limit(2), both[0], topic="clicks")  # which goes before the column
 
     document = json.loads((tmp_path / "outcome.json").read_bytes())
     assert document["topics"] == {"even": 10_000, "odd": 10_000}
     assert (document["confirmed"], document["is_complete"]) == (20_000, True)
     assert [nsqd.depth("even") for nsqd in both] == [5000, 5000]
-
-
-def test_the_option_topic_goes_before_the_column(
-    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
-) -> None:
-    frame = spark.createDataFrame([("x", "views")], "body string, topic string")
-
-    save(frame, nsqd, topic="clicks")
-
-    assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == ["clicks"]
+    assert both[0].depth("clicks") == 2
 
 
 def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
@@ -106,6 +96,7 @@ def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
     ("mode", "options", "complaint"),
     [
         ("overwrite", {"topic": "clicks"}, "messages in NSQ cannot be overwritten"),
+        ("errorifexists", {"topic": "clicks"}, "append"),
         ("append", {"topic": "clicks", "auth_secret": "s"}, "a secret must not be an option"),
     ],
 )
@@ -117,19 +108,12 @@ def test_what_cannot_work_is_refused_before_anything_is_published(
     nsqd: GoNsqd,
     save: Callable[..., None],
 ) -> None:
-    with pytest.raises(NsqError, match=complaint) as caught:
+    with pytest.raises(NsqError) as caught:
         save(rows(spark, [b"x"]), nsqd, mode=mode, **options)
+    assert complaint in f"{caught.value} {caught.value.hint}"
     assert caught.value.category == "usage"
     assert caught.value.hint
     assert nsqd.stats()["topics"] == []
-
-
-def test_the_default_mode_is_refused_and_the_way_out_is_named(
-    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
-) -> None:
-    with pytest.raises(NsqError) as caught:
-        save(rows(spark, [b"x"]), nsqd, mode="errorifexists", topic="clicks")
-    assert 'mode("append")' in f"{caught.value} {caught.value.hint}"
 
 
 def test_a_refused_row_fails_the_job_once_with_its_reason(
@@ -143,48 +127,34 @@ def test_a_refused_row_fails_the_job_once_with_its_reason(
     assert nsqd.topic_stats("clicks")["message_count"] == 2
 
 
-def test_a_stream_is_published_batch_after_batch(
-    spark: SparkSession, nsqd: GoNsqd, tmp_path: Path
+def published(spark: SparkSession, folder: Path, address: str, **options: str) -> StreamingQuery:
+    """A stream of the lines of some files, one file a batch."""
+    stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+    rows = stream.load(str(folder / "in")).selectExpr("value as body")
+    writer = rows.writeStream.format("nsq").options(topic="clicks", nsqdTcpAddress=address)
+    writer = writer.options(checkpointLocation=str(folder / "checkpoint"), **options)
+    return writer.trigger(availableNow=True).start()
+
+
+def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
+    spark: SparkSession, nsqd: GoNsqd, unreachable_address: str, tmp_path: Path
 ) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
+    (tmp_path / "in").mkdir()
     for number in range(3):
-        (source / f"{number}.txt").write_text("".join(f"{number} {n}\n" for n in range(100)))
-    stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
-    query = (
-        stream.selectExpr("value as body")
-        .writeStream.format("nsq")
-        .option("topic", "clicks")
-        .option("nsqdTcpAddress", nsqd.tcp_address)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
+        lines = "".join(f"{number} {n}\n" for n in range(100))
+        (tmp_path / "in" / f"{number}.txt").write_text(lines)
+
+    failing = published(
+        spark, tmp_path, unreachable_address, retryTimeout="0s", dial_timeout="500ms"
     )
+    with pytest.raises(Exception, match=unreachable_address):
+        failing.awaitTermination(int(patience_s(60)))
+    query = published(spark, tmp_path, nsqd.tcp_address)
     assert query.awaitTermination(60)
 
     assert query.exception() is None
     expected = sorted(b"%d %d" % (file, n) for file in range(3) for n in range(100))
     assert bodies_in(nsqd, "clicks", 300) == expected
-
-
-def test_a_stream_without_nsqd_fails_and_names_the_address(
-    spark: SparkSession, unreachable_address: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("x\n")
-    query = (
-        spark.readStream.format("text")
-        .load(str(tmp_path / "in"))
-        .selectExpr("value as body")
-        .writeStream.format("nsq")
-        .options(topic="clicks", nsqdTcpAddress=unreachable_address, retryTimeout="0s")
-        .option("dial_timeout", "500ms")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    with pytest.raises(Exception, match=unreachable_address):
-        query.awaitTermination(int(patience_s(60)))
 
 
 def test_secret_tls_and_compression_reach_the_tasks(

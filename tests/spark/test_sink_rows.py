@@ -5,20 +5,18 @@ Which rows are refused, and why, is tried with an nsqd in `test_sink_task`.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import NsqError
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import LedgerEntry
 from nsqtools.spark.publishing.publish_task import Prefix, byte_strings, chunk_of, fitting
 from nsqtools.spark.publishing.row_outcomes import (
+    LedgerEntry,
     PublishReport,
+    RowCounts,
     require_all,
     summary,
     total,
-    write_document,
 )
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -49,23 +47,17 @@ def test_values_are_bytes_whatever_their_layout(
     assert byte_strings(array.dictionary_encode()) == expected
 
 
-def test_a_row_is_known_by_where_it_came_from() -> None:
+def test_a_row_is_known_by_where_it_came_from_and_what_it_lacks_is_empty() -> None:
     id = "0123456789abcdef"
     batch = pyarrow.RecordBatch.from_pydict(
         {"topic": ["a"], "nsqd": ["n:1"], "id": [id], "ts_ns": [9], "attempts": [2], "body": [b"x"]}
     )
-
     chunk = chunk_of(batch, has_topic=True)
-
     assert (chunk.bodies, chunk.topics, chunk.defers_ms) == ([b"x"], None, None)
     assert chunk.message(0, "b") == Envelope("b", "n:1", id.encode(), 9, 2, b"x")
 
-
-def test_what_a_row_lacks_is_empty() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"body": ["x"], "topic": ["a"], "defer_ms": [5]})
-
     chunk = chunk_of(batch, has_topic=False)
-
     assert (chunk.topics, chunk.defers_ms) == (["a"], [5])
     assert chunk.message(0, "a") == Envelope("a", "", b"0" * 16, 0, 0, b"x")
 
@@ -79,61 +71,39 @@ def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
     assert fitting([b"x", b"y"], 0) == 1
 
 
-def test_the_prefix_ends_before_the_first_span_that_is_under_way() -> None:
-    prefix = Prefix(LedgerEntry())
+def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way() -> None:
+    prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
     first, second, third = (prefix.begin(stop, stop * 7) for stop in (10, 20, 30))
+    first.counts = RowCounts({"a": 3, "b": 1}, rejected=1)
+    second.counts = RowCounts({"b": 5}, unknown=1)
     for span in (first, second, third):
         span.pending = 1
 
     second.pending = 0
     prefix.advance()
-    assert prefix.entry == LedgerEntry()
-
-    first.pending = 0
-    prefix.advance()
-    assert (prefix.entry.done, prefix.entry.checksum) == (20, 140)
-
-    third.pending = 0
-    prefix.advance()
-    assert prefix.entry.done == 30
-
-
-def test_only_what_is_in_the_prefix_is_counted() -> None:
-    prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
-    first, second = prefix.begin(10, 0), prefix.begin(15, 0)
-    first.pending = 1
-    first.topics, second.topics = {"a": 3, "b": 1}, {"b": 5}
-    first.rejected = second.unknown = 1
-
-    prefix.advance()
     assert prefix.entry == LedgerEntry(done=5, topics={"a": 4}, rejected=1)
 
     first.pending = 0
     prefix.advance()
-    expected = LedgerEntry(done=15, topics={"a": 7, "b": 6}, rejected=2, unknown=1)
-    assert prefix.entry == expected
+    counts = {"topics": {"a": 7, "b": 6}, "rejected": 2, "unknown": 1}
+    assert prefix.entry == LedgerEntry(done=20, checksum=140, **counts)
+
+    third.pending = 0
+    prefix.advance()
+    assert prefix.entry == LedgerEntry(done=30, checksum=210, **counts)
 
 
-def test_the_counts_of_tasks_add_up() -> None:
-    report = total(
-        [
-            PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4),
-            PublishReport(
-                {"b": 4}, unknown=1, repeated=5, before=6, seconds=1.0, reasons=["r2"] * 4
-            ),
-        ]
-    )
+def test_the_counts_of_tasks_add_up_and_a_line_says_what_there_is_to_say() -> None:
+    one = PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4)
+    other = PublishReport({"b": 4}, unknown=1, repeated=5, before=6, seconds=1, reasons=["r2"] * 4)
 
-    assert report == PublishReport(
-        {"a": 1, "b": 6}, 1, 1, 0, 3, 5, 6, 2.0, ["r1", "r1", "r1", "r1", "r2"]
-    )
-    assert report.confirmed == 7
+    report = total([one, other])
 
-
-def test_a_line_says_what_there_is_to_say() -> None:
+    reasons = ["r1", "r1", "r1", "r1", "r2"]
+    assert report == PublishReport({"a": 1, "b": 6}, 1, 1, 0, 3, 5, 6, 2.0, reasons)
+    line = "7 confirmed, 1 rejected, 1 unknown, 0 dead-lettered"
+    assert summary(report) == f"{line}, 6 done before, 3 retried, up to 5 twice"
     assert summary(PublishReport({"a": 3})) == "3 confirmed, 0 rejected, 0 unknown, 0 dead-lettered"
-    more = PublishReport({"a": 3}, before=2, retried=1, repeated=1)
-    assert summary(more).endswith("dead-lettered, 2 done before, 1 retried, up to 1 twice")
 
 
 def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
@@ -145,8 +115,3 @@ def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
         )
     with pytest.raises(NsqError, match=r"1 rows have an unknown fate .* by an earlier run"):
         require_all(PublishReport(unknown=1))
-
-
-def test_a_document_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"cannot write /no/such/outcome.json"):
-        write_document(Path("/no/such/outcome.json"), PublishReport(), is_complete=True)

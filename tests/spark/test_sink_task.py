@@ -17,19 +17,17 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.network import Proxy
-from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.connection_settings import PublishMode
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.ledger import read_entries
-from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
-from nsqtools.spark.publishing.row_outcomes import PublishReport
-from nsqtools.spark.publishing.sink_plan import SinkPlan
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask, SinkPlan
+from nsqtools.spark.publishing.row_outcomes import PublishReport, read_entries
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
@@ -65,11 +63,25 @@ def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> 
     changes.setdefault("client_options", FAST)
     changes.setdefault("options", PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True))
     changes.setdefault("batch_rows", 100)
-    return SinkPlan(addresses, topic=topic, job="job", **changes)
+    return SinkPlan(ConnectionSettings(), topic=topic, job="job", addresses=addresses, **changes)
+
+
+def dead_letters(folder: Path) -> list[bytes]:
+    paths = sorted(folder.glob("dead-job-00000-*.jsonl"))
+    return [line for path in paths for line in path.read_bytes().splitlines()]
 
 
 def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
     return PublishTask(plan, 0, attempt).run(iter(chunks))
+
+
+def with_rows(nsqd: ScriptedNsqd) -> Connection:
+    """The connection of a task that has sent its rows."""
+    connection = nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect("MPUB clicks")
+    return connection
 
 
 def test_bodies_of_every_kind_arrive(any_nsqd: Callable[..., Nsqd]) -> None:
@@ -113,19 +125,14 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
     bad = len(BAD_ROWS)
     expected = (2, bad, bad, 0)
     assert (report.confirmed, report.rejected, report.dead_lettered, report.left) == expected
-    lines = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    lines = dead_letters(tmp_path)
     assert [decode(line).body for line in lines] == [body or b"" for body in bodies]
     for number, (line, reason) in enumerate(zip(lines, reasons, strict=True), 1):
         assert reason in json.loads(line)["reason"]
         assert json.loads(line)["row"] == number
     assert bodies_in(embedded, "clicks", 2) == [b"one", b"two"]
-
-
-def test_without_a_place_for_it_a_bad_row_is_left_over_and_the_others_are_published(
-    embedded: EmbeddedServer,
-) -> None:
+    # without a place for it a bad row is left over
     report = run(make_plan(embedded.tcp_address), chunk([*numbered(0, 150), b"", b"last"]))
-
     assert (report.confirmed, report.rejected, report.left) == (151, 1, 1)
     assert report.reasons == ["row 150 of partition 0: the body is empty, which NSQ cannot carry"]
 
@@ -139,7 +146,7 @@ def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
     report = run(make_plan(nsqd.tcp_address, dead_letters=tmp_path), chunk(bodies))
 
     assert (report.confirmed, report.rejected, report.dead_lettered) == (300, 1, 1)
-    [line] = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    [line] = dead_letters(tmp_path)
     assert decode(line).body == b"x" * 1001
     assert "E_BAD_MESSAGE" in json.loads(line)["reason"]
     assert bodies_in(nsqd, "clicks", 300) == numbered(0, 300)
@@ -151,10 +158,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     options = PublishOptions(PublishMode.FAILOVER, 0.3)  # what may be stored is not sent again
     plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path, options=options)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     connection.error("E_MPUB_FAILED the disk is full")
 
     with pytest.raises(NsqError, match=r"partition 0: .*E_MPUB_FAILED the disk is full"):
@@ -169,10 +173,7 @@ def test_an_nsqd_that_goes_away_with_rows_that_may_be_stored_ends_the_task(
     options = PublishOptions(PublishMode.FAILOVER, 0.3, retry_unknown=True)
     plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path, options=options)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     scripted_nsqd.stop_listening()
     connection.close()
 
@@ -181,23 +182,17 @@ def test_an_nsqd_that_goes_away_with_rows_that_may_be_stored_ends_the_task(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_nsqd_that_is_gone_is_replaced(
+def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(
     embedded: EmbeddedServer, unreachable_address: str
 ) -> None:
     report = run(make_plan(unreachable_address, embedded.tcp_address), chunk(numbered(0, 1000)))
 
     assert (report.confirmed, report.repeated) == (1000, 0)
     assert embedded.depth("clicks") == 1000
-
-
-def test_when_no_nsqd_comes_back_in_time_the_task_fails_and_names_it(
-    unreachable_address: str,
-) -> None:
     options = PublishOptions(PublishMode.FAILOVER, 0.3)
     client = replace(FAST, dial_timeout_s=0.3)
     plan = make_plan(unreachable_address, options=options, client_options=client)
     began = time.monotonic()
-
     with pytest.raises(ConnectionFailed, match=f"partition 0: .*{unreachable_address}"):
         run(plan, chunk(numbered(0, 10_000)))
     assert time.monotonic() - began < patience_s(5)
@@ -241,16 +236,13 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
-    connection.expect("MPUB clicks")
+    connection = with_rows(scripted_nsqd)
     connection.close()
 
     report = done.result(patience_s(10))
 
     assert (report.confirmed, report.unknown, report.dead_lettered) == (0, 10, 10)
-    assert len((tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()) == 10
+    assert len(dead_letters(tmp_path)) == 10
 
 
 @pytest.mark.alone
@@ -300,19 +292,6 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     assert len(found) - 2000 <= report.repeated
 
 
-def test_a_task_that_was_done_with_publishes_nothing(
-    embedded: EmbeddedServer, tmp_path: Path
-) -> None:
-    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
-    first = run(plan, chunk(numbered(0, 1000)))
-
-    again = run(plan, chunk(numbered(0, 1000)))
-
-    assert (first.before, again.before) == (0, 1000)
-    assert first.confirmed == again.confirmed == 1000
-    assert embedded.depth("clicks") == 1000
-
-
 def test_the_rows_of_a_dead_task_are_not_taken_for_done(
     embedded: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -344,7 +323,7 @@ def test_refused_rows_are_remembered_with_their_dead_letters(
     report = run(plan, chunk(rows), attempt=1)
 
     assert (report.confirmed, report.rejected, report.dead_lettered) == (2991, 2, 2)
-    lines = (tmp_path / "dead" / "dead-job-00000.jsonl").read_bytes().splitlines()
+    lines = dead_letters(tmp_path / "dead")
     assert [json.loads(line)["row"] for line in lines] == [5, 2991]
 
 
@@ -385,8 +364,6 @@ def test_two_attempts_at_once_do_not_publish_the_same(
         thread.join(patience_s(30))
 
     # the second waits for the lock, and finds everything done
-    assert sorted(report.before for report in results if isinstance(report, PublishReport)) == [
-        0,
-        1000,
-    ]
+    before = [report.before for report in results if isinstance(report, PublishReport)]
+    assert sorted(before) == [0, 1000]
     assert embedded.depth("clicks") == 1000

@@ -19,7 +19,7 @@ from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.spark.archives.archive_files import StoredListing
+from nsqtools.spark.archives.archive_files import CATALOG, StoredListing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import Offset, decode_offset
@@ -71,21 +71,17 @@ def ids(settings: ReadSettings) -> list[str]:
 
 
 def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
+    place, all_ids = upload(bucket, local), ids(ReadSettings((str(local),)))
+    orders = ReadSettings((str(place),), topics=frozenset(["orders"]))
 
-    assert ids(ReadSettings((str(place),))) == ids(ReadSettings((str(local),)))
-    assert ids(ReadSettings((str(place),), topics=frozenset(["orders"]))) == [
-        f"{n:016x}" for n in range(100, 107)
-    ]
-
-
-def test_a_file_of_a_bucket_is_read_beside_a_directory(bucket: Bucket, local: Path) -> None:
+    assert ids(ReadSettings((str(place),))) == all_ids
+    assert ids(orders) == [f"{n:016x}" for n in range(100, 107)]
+    # a file of it beside the directory is the same file, known by its head
     [name] = [path.name for path in (local / "old").iterdir() if path.name[0] != "."]
-    place = upload(bucket, local / "old", "old") / name
-
-    found = ids(ReadSettings((str(local), str(place))))
-
-    assert found == ids(ReadSettings((str(local),)))  # the same file, known by its head
+    assert ids(ReadSettings((str(local), f"{place}/old/{name}"))) == all_ids
+    for nothing in (f"{bucket.url}/nothing", f"{bucket.url}/archive/nothing"):
+        with pytest.raises(NotFoundError, match=f"there is no archive in {nothing}"):
+            plan_batch(ReadSettings((nothing,)))
 
 
 def test_files_without_an_index_are_read_whole(bucket: Bucket, tmp_path: Path) -> None:
@@ -114,13 +110,6 @@ def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None
         ids(ReadSettings((str(place),)))
     assert 40 <= len(ids(settings)) < 47
     assert {damage.file for damage in read_damage(reports)} == {f"{place}/old/{torn.name}"}
-
-
-def test_a_place_without_archives_is_refused(bucket: Bucket) -> None:
-    with pytest.raises(NotFoundError, match=f"there is no archive in {bucket.url}"):
-        plan_batch(ReadSettings((bucket.url,)))
-    with pytest.raises(NotFoundError, match=f"there is no archive in {bucket.url}/nothing"):
-        plan_batch(ReadSettings((f"{bucket.url}/nothing",)))
 
 
 def uploaded(writer: Writer, plan: UploadPlan, first: int) -> None:
@@ -207,21 +196,6 @@ def test_an_object_deleted_unread_fails_the_stream(bucket: Bucket, local: Path) 
         stream.latest(first, BatchLimits())
 
 
-def test_what_is_known_of_an_object_is_not_asked_for_again(
-    bucket: Bucket, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listing = StoredListing([upload(bucket, local)])
-    listing.files(lambda damage: None)
-
-    def refuse(*_: object) -> bytes:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(ObjectStorage, "read", refuse)
-    monkeypatch.setattr(ObjectStorage, "read_range", refuse)
-
-    assert len(listing.files(lambda damage: None)) == 5
-
-
 def requests_of(
     monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
 ) -> tuple[list[str], list[str]]:
@@ -261,6 +235,13 @@ def test_other_topics_and_times_cost_no_requests(
             upload_file(writer.finish(), plan)
     hour_5 = TimeRange(5 * 3600 * 10**9, 6 * 3600 * 10**9)
     settings = ReadSettings((bucket.url,), topics=frozenset(["clicks"]), within=hour_5)
+
+    listing = StoredListing([parse_place(bucket.url)])  # type: ignore[list-item]
+    listing.files(lambda damage: None)
+    # what is known of an object is not asked for again
+    assert requests_of(monkeypatch, lambda: listing.files(lambda damage: None))[1] == []
+    for name in [each for each in bucket.names() if each.endswith(CATALOG)]:
+        bucket.storage.delete(name)
 
     listed, read = requests_of(monkeypatch, lambda: plan_batch(settings))
     listed_again, read_again = requests_of(monkeypatch, lambda: plan_batch(settings))

@@ -1,4 +1,4 @@
-"""Ledger and dead letters in an object store: what they say after any end, and whose they are."""
+"""The ledger in an object store: what it says after any end, and whose it is."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from plugins.servers import Serve
 
 from nsqtools import ClientOptions
 from nsqtools.archive.location import StoredPlace, parse_place
-from nsqtools.client.connection_settings import PublishMode
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import (
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask, SinkPlan
+from nsqtools.spark.publishing.row_outcomes import (
     AHEAD_ROWS,
     LedgerEntry,
-    StoredDeadLetters,
+    PublishReport,
     StoredLedgerPart,
-    read_stored_entries,
+    read_entries,
 )
-from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
-from nsqtools.spark.publishing.row_outcomes import PublishReport
-from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 ROWS = 3 * AHEAD_ROWS
 CHUNK = 1000
@@ -58,12 +56,12 @@ def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> 
         part.entry.done, part.entry.sent = 500, 1000
         part.note()  # nothing new: it was noted that more may have been sent
 
-    assert read_stored_entries(place) == [LedgerEntry(sent=500 + AHEAD_ROWS)]
+    assert read_entries(place) == [LedgerEntry(sent=500 + AHEAD_ROWS)]
     with StoredLedgerPart(place, 3) as part:
         part.entry.done, part.entry.topics = 700, {"clicks": 700}
         part.finish()
     found = [LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})]
-    assert read_stored_entries(place) == found
+    assert read_entries(place) == found
 
 
 def test_few_objects_are_written_and_one_stays(bucket: Bucket, place: StoredPlace) -> None:
@@ -88,48 +86,12 @@ def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: Sto
         with pytest.raises(NsqError, match="partition 0 is being published by another task"):
             first.finish()
 
-    assert read_stored_entries(place)[0].done == 3
-
-
-# -- dead letters ---------------------------------------------------------------------------------
+    assert read_entries(place)[0].done == 3
 
 
 def rows_at(place: StoredPlace) -> list[int]:
     objects = [place.storage.read((place / entry.name).key) for entry in place.below()]
     return sorted(json.loads(line)["row"] for text in objects for line in text.splitlines())
-
-
-def write_rows(place: StoredPlace, *rows: int, done: int | None = None) -> None:
-    with StoredDeadLetters(place, "job", 3, done=done) as letters:
-        for row in rows:
-            letters.write(row, message("clicks", row), "too large")
-        letters.finish()
-
-
-def fail(letters: StoredDeadLetters, *rows: int) -> None:
-    """What a task leaves that ends in an error after these rows."""
-    for row in rows:
-        letters.write(row, message("clicks", row), "too large")
-        letters.sync()
-    letters.__exit__(RuntimeError, RuntimeError(), None)
-
-
-def test_without_a_ledger_an_attempt_replaces_the_one_before(place: StoredPlace) -> None:
-    write_rows(place, 1, 2)
-    write_rows(place, 1)
-    assert rows_at(place) == [1]
-
-    fail(StoredDeadLetters(place, "job", 3, done=None), 4, 5)
-    assert rows_at(place) == []
-
-
-def test_with_a_ledger_what_is_done_with_is_kept(place: StoredPlace) -> None:
-    fail(StoredDeadLetters(place, "job", 3, done=0), 1, 5, 9)
-    write_rows(place, 8, done=6)
-    assert rows_at(place) == [1, 5, 8]
-
-    write_rows(place, done=10)  # run again when all was done
-    assert rows_at(place) == [1, 5, 8]
 
 
 # -- a task ---------------------------------------------------------------------------------------
@@ -152,8 +114,9 @@ def run(nsqd: EmbeddedServer, place: StoredPlace, rows: Iterator[Chunk]) -> Publ
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True)
     client = ClientOptions(max_outstanding=8)
     ledger, dead = place / "ledger", place / "dead"
+    at = (nsqd.tcp_address,)
     plan = SinkPlan(
-        (nsqd.tcp_address,), client, options, "clicks", "job", dead_letters=dead, ledger=ledger
+        ConnectionSettings(), client, options, "clicks", "job", at, dead_letters=dead, ledger=ledger
     )
     return PublishTask(plan, 0).run(rows)
 
@@ -177,7 +140,7 @@ def test_a_task_that_ended_anywhere_continues_and_says_how_much_came_twice(
     assert depth - report.confirmed <= report.repeated <= 2 * AHEAD_ROWS
     expected = {b"%06d" % n for n in range(ROWS) if n % CHUNK}
     assert set(bodies_in(embedded, "clicks", depth)) == expected
-    assert read_stored_entries(place / "ledger")[0].done == ROWS
+    assert read_entries(place / "ledger")[0].done == ROWS
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,10 +11,7 @@ from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.catalog import table_files
-from nsqtools.archive.finding import find_archives
-from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import Envelope
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
@@ -55,12 +51,6 @@ def rows_of(table: Path) -> list[Row]:
                 body = row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
                 rows.append((partition["topic"], partition["date"], int(row["id"], 16), body))
     return sorted(rows)  # type: ignore[arg-type]
-
-
-def messages_in(place: Path) -> Iterator[Envelope]:
-    """What nsq archive cat and nsq replay read."""
-    for archive in find_archives([place]):
-        yield from read_messages(archive, lambda path, problem: pytest.fail(problem))
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -134,22 +124,3 @@ def test_ingestion_into_delta_takes_each_message_once_wherever_it_was_interrupte
     assert "is a Delta table\nhint: Add --format delta." in without_format.err
     other = (*command[:5], tmp_path / "new", *command[6:])
     assert "was written with the checkpoint" in run_spark(*other).err
-
-
-def test_the_output_of_ingest_is_compacted(run_spark: RunSpark, tmp_path: Path) -> None:
-    archive, lake, checkpoint = (tmp_path / name for name in ("archive", "lake", "checkpoint"))
-    archive.mkdir()
-    write_archive(archive / "0.gz", *([each] for each in messages(500, 600)))
-    write_archive(archive / "1.gz", messages(550, 600))
-    command = ("ingest", archive, "-o", lake, "--checkpoint", checkpoint, "--once")
-    ingested = run_spark(*command, "--max-rows-per-trigger", "60")
-    assert ingested.status == 0, ingested.err
-    # of a batch that was interrupted
-    written = next(lake.rglob("*.parquet"))
-    (written.parent / "part-9.parquet").write_bytes(written.read_bytes())
-    assert len(list(messages_in(lake))) == 150
-
-    compacted = run_spark("compact", lake, "-o", tmp_path / "table")
-
-    assert compacted.status == 0, compacted.err
-    assert rows_of(tmp_path / "table") == expected(500, 600, "clicks")

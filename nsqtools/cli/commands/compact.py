@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.archive.compaction import Compaction, Partition, RunJobs
 
 OUTPUT = "Output"
+CLUSTER_SLOTS = 64  # tasks at a time that are assumed of a cluster: for less work files are smaller
 PLANNED = ("topic", "date", "state", "files", "messages")
 MADE = ("topic", "date", "state", "files", "read", "duplicates", "rows", "bytes")
 MOST_NAMES = 20
@@ -149,7 +150,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
         nsq spark compact s3://logs/nsq --output s3://lake/nsq --master yarn
         nsq spark compact /var/nsq --output /data/nsq --delete-archives --yes
     """
-    from nsqtools.spark.jobs.compaction import in_tasks, slots_of
+    from nsqtools.spark.session import in_tasks
 
     found = [*chosen.paths, *([chosen.output] if chosen.output is not None else [])]
     settings = spark.settings("nsq spark compact", python_places=found)
@@ -159,7 +160,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
         with open_spark(runtime, settings) as session, job_progress(runtime, session):
             yield in_tasks(session, settings)
 
-    return compact(runtime, chosen, slots_of(settings), tasks)
+    return compact(runtime, chosen, settings.local_slots or CLUSTER_SLOTS, tasks)
 
 
 def compact(

@@ -109,14 +109,9 @@ def ingest(
     """
     from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.archives.message_columns import Bodies
+    from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import hand_on_secret
-    from nsqtools.spark.jobs.ingestion import (
-        IngestSink,
-        QueryFollower,
-        held_directories,
-        start_query,
-    )
+    from nsqtools.spark.jobs.ingestion import QueryFollower, held_directories, start_query
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
 
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
@@ -154,7 +149,6 @@ def ingest(
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secret(connection, os.environ)
     is_delta = format is TableFormat.delta
-    sink = IngestSink(output, checkpoint, None if once else trigger, is_delta)
     places = [each for each in (archive_dir, output, checkpoint) if each is not None]
     settings = spark.settings(f"nsq spark ingest: {source.name}", places)
     reported = set(read_damage(damage_path))
@@ -167,7 +161,15 @@ def ingest(
         open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
         Progress(runtime) as progress,
     ):
-        query = start_query(session, replace(source, bodies=made), sink)
+        query = start_query(
+            session,
+            source,
+            made,
+            output,
+            checkpoint,
+            is_delta=is_delta,
+            trigger_s=None if once else trigger,
+        )
         follower = QueryFollower(
             query,
             for_s=for_,

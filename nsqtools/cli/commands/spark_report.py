@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from heapq import nlargest
 from typing import Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.params import OUTPUT, Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
     DamageDir,
     SkipDamaged,
     SparkOptions,
     Topics,
-    check_page,
     damage_place,
     job_progress,
     naming_flags,
@@ -22,10 +22,9 @@ from nsqtools.cli.options.spark_options import (
 )
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
-from nsqtools.cli.render.output import ListingForm
-from nsqtools.cli.render.report_output import show_report, write_page
-from nsqtools.cli.running.runtime import Session
-from nsqtools.protocol.text import NS
+from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.units import parse_span
 
 STEPS = {"hour": 3600.0, "day": 86_400.0}
@@ -66,7 +65,6 @@ def report(
     gap: float = opt(
         "DURATION", "A topic that is silent for longer has a gap.", None, "5m", parser=parse_gap
     ),
-    html: Path | None = opt("FILE", "Write a page with charts, which needs no network.", OUTPUT),
     delimiter: Delimiter = None,
     skip_damaged: SkipDamaged = False,
     damage_dir: DamageDir = None,
@@ -85,7 +83,7 @@ def report(
     Examples:
         nsq spark report /var/nsq --since -24h
         nsq spark report /data/nsq -t clicks --by day --json
-        nsq spark report /data/nsq --by 10m --gap 1m --html report.html
+        nsq spark report /data/nsq --by 10m --gap 1m
     """
     from nsqtools.archive.catalog import find_inputs
     from nsqtools.spark.archives.damage import read_damage
@@ -93,10 +91,6 @@ def report(
     from nsqtools.spark.jobs.reporting import make_report
 
     inputs = find_inputs(paths)
-    if html is not None:
-        import plotly  # noqa: F401 - before the work, which takes long
-
-        check_page(html)
     settings = spark.settings("nsq spark report", inputs.places)
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
@@ -111,7 +105,55 @@ def report(
                 session, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
             )
         damages = read_damage(damage_path) if damage_path else []
-    if html is not None:
-        write_page(html, made)
     show_report(runtime, made, form)
     return report_damages(runtime, damages)
+
+
+MOST_GAPS = 20
+
+KEYS = {
+    "time": "begin",
+    "topic": "topic",
+    "messages": "messages",
+    "bytes": "bytes",
+    "p50": "size_p50",
+    "p95": "size_p95",
+    "p99": "size_p99",
+    "max": "size_max",
+    "att_p50": "attempts_p50",
+    "att_p95": "attempts_p95",
+    "att_max": "attempts_max",
+    "redelivered": "redeliveries",
+    "duplicates": "duplicates",
+    "nsqd": "nsqd",
+}
+"""The columns of the table, and what of the document is in them."""
+OPTIONAL = ("nsqd", "att_p50", "att_p95", "p99", "att_max", "max", "redelivered", "p50", "bytes")
+"""The columns that a narrow terminal leaves out, the first ones first."""
+
+
+def short_moment(moment: str | None) -> str | None:
+    """A time to the second, or to the minute when it is a whole one."""
+    return moment.removesuffix(":00Z") + "Z" if moment and moment.endswith(":00Z") else moment
+
+
+def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None:
+    """Print the intervals; tell the sum, and the longest gaps."""
+    form.check(tuple(KEYS))
+    if form.is_document:
+        write_json(runtime, report, indent=2)
+        return
+    rows = []
+    for each in report["intervals"]:
+        nsqd = ",".join(each["nsqd"]) or None
+        each = {**each, "begin": short_moment(each["begin"]), "nsqd": nsqd}
+        rows.append([each[key] for key in KEYS.values()])
+    write_listing(runtime, tuple(KEYS), rows, form, optional=OPTIONAL)
+    messages = sum(each["messages"] for each in report["topics"])
+    runtime.tell(f"nsq: {messages} messages of {len(report['topics'])} topics")
+    longest = nlargest(MOST_GAPS, report["gaps"], key=lambda gap: gap["seconds"])
+    for gap in filter(longest.__contains__, report["gaps"]):
+        length = format_duration(round(gap["seconds"], 0 if gap["seconds"] >= 1 else 3))
+        runtime.tell(f"nsq: gap in {gap['topic']}: {length} from {short_moment(gap['begin'])}")
+    if (more := report["gaps_in_all"] - len(longest)) > 0:
+        runtime.tell(f"nsq: and {more} shorter gaps; --json lists the longest 1000")

@@ -81,7 +81,7 @@ def sql(
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.archives.message_columns import Bodies
+    from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import read_place
     from nsqtools.spark.jobs.sql import QueryRows, named_views, places_of, plan_query
 

@@ -25,7 +25,7 @@ from nsqtools.cli.options.params import SELECTION
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
 from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, stopping
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
     from nsqtools.archive.location import Location
@@ -106,23 +106,6 @@ def naming_flags() -> Iterator[None]:
         raise
 
 
-def check_page(path: Path) -> None:
-    """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise NotFoundError(f"directory {folder} for {path.name} does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise OutputError(f"cannot write {path}")
-
-
-def save_page(path: Path, page: str) -> None:
-    """Write the page. Raises `OutputError`."""
-    try:
-        path.write_text(page, "utf-8")
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
-
-
 SPARK = "Spark"  # the panel of help
 
 
@@ -143,10 +126,7 @@ class SparkChoice(OptionSet):
         "KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK
     )
     spark_log: Path | None = opt(
-        "FILE",
-        "Spark's log; default: below ~/.local/state/nsqtools.",
-        SPARK,
-        parser=location,
+        "FILE", "Spark's log; default: below ~/.local/state/nsqtools.", SPARK, parser=location
     )
 
     def check(self) -> None:

@@ -82,7 +82,6 @@ EXTRA_OF = {
     "deltalake": "delta",
     "httptools": "server",
     "jinja2": "web",
-    "plotly": "spark",
     "pyarrow": "parquet",
     "pycurl": "http",
     "starlette": "web",

@@ -74,10 +74,6 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 
 SETTLED_NS = 2_000_000_000
 
-CannotList = Callable[[Path, str], None]
-"""Told a directory and why."""
-
-
 Topics = frozenset[str] | None
 """The topics that are read; None for all."""
 
@@ -97,59 +93,6 @@ class Folder(NamedTuple):
     folders: list[Path]
     in_progress: list[Path]
     finished: list[Path]
-
-
-class Folders:
-    """Remembers the directories that it has read."""
-
-    def __init__(self, topics: Topics = None) -> None:
-        self._known: dict[Path, Folder] = {}
-        self._topics = topics
-
-    def walk(self, root: Path, cannot_list: CannotList) -> Iterator[Folder]:
-        """Iterate over a directory and those below that are not hidden; or over a single file."""
-        if not root.is_dir():
-            is_part = is_hidden(root.name, PART)
-            yield Folder(0, False, [], [root] if is_part else [], [] if is_part else [root])
-            return
-        waiting = [root]
-        while waiting:
-            path = waiting.pop()
-            try:
-                folder = self._folder(path)
-            except FileNotFoundError:
-                continue
-            except OSError as exc:
-                cannot_list(path, exc.strerror or str(exc))
-                continue
-            waiting += [
-                each for each in reversed(folder.folders) if is_for(each.name, self._topics)
-            ]
-            yield folder
-
-    def _folder(self, path: Path) -> Folder:
-        now_ns = time.time_ns()
-        changed_ns = path.stat().st_mtime_ns
-        known = self._known.get(path)
-        if known is not None and known.is_settled and known.changed_ns == changed_ns:
-            return known
-        folders, in_progress, finished = [], [], []
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if is_hidden(entry.name, PART):
-                    in_progress.append(entry.name)
-                elif entry.name.startswith("."):
-                    continue
-                elif entry.is_dir():
-                    folders.append(entry.name)
-                else:
-                    finished.append(entry.name)
-        is_settled = now_ns - changed_ns > SETTLED_NS
-        paths = (
-            [path / name for name in sorted(some)] for some in (folders, in_progress, finished)
-        )
-        folder = self._known[path] = Folder(changed_ns, is_settled, *paths)
-        return folder
 
 
 LOOK_SIZE = 1 << 12
@@ -286,7 +229,7 @@ class ListedFile:
             self._index_read = len(lines)
             return self._members
         with open_to_read(self._index) as file:
-            if _head(file) != self.head:
+            if split_head(file.readline(100))[0] != self.head:
                 raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.path))
             if not self._read_on(file):  # lines were taken back after a failed flush
                 self.forget_members()
@@ -375,14 +318,18 @@ class ListedFile:
 
 
 class Listing:
-    """Lists the archives at some places; ``work_dir`` is where files in progress are besides."""
+    """Lists the archives at some places; ``work_dir`` is where files in progress are besides.
+
+    It remembers the directories and the files that it has seen.
+    """
 
     def __init__(
         self, roots: Callable[[], list[Path]], work_dir: Path | None, topics: Topics = None
     ) -> None:
         self._roots = roots
         self._work_dir = work_dir
-        self._folders = Folders(topics)
+        self._topics = topics
+        self._folders: dict[Path, Folder] = {}
         self._known: dict[Path, _Known] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -396,28 +343,58 @@ class Listing:
         for root in works:
             if not root.exists():
                 raise NotFoundError(f"there is no {root}")
-
-        def cannot_list(folder: Path, reason: str) -> None:
-            on_damage(ArchiveDamage(str(folder), 0, f"cannot be listed ({reason})"))
-
-        def walk(root: Path) -> Iterator[Folder]:
-            return self._folders.walk(root, cannot_list)
-
         with failing("read", ""):
             in_progress = [
                 _Found(root, path, is_settled=False)
                 for root in works
-                for folder in walk(root)
+                for folder in self._walk(root, on_damage)
                 for path in folder.in_progress
             ]
             finished = [
                 _Found(root, path, folder.is_settled)
                 for root in roots
-                for folder in walk(root)
+                for folder in self._walk(root, on_damage)
                 for path in folder.finished
             ]
             files = self._unite((*finished, *in_progress), on_damage)
         return dict(sorted(files.items(), key=lambda item: item[1].name))
+
+    def _walk(self, root: Path, on_damage: OnDamage) -> Iterator[Folder]:
+        """Iterate over a directory and those below that are not hidden; or over a single file."""
+        if not root.is_dir():
+            is_part = is_hidden(root.name, PART)
+            yield Folder(0, False, [], [root] if is_part else [], [] if is_part else [root])
+            return
+        waiting = [root]
+        while waiting:
+            path = waiting.pop()
+            try:
+                folder = self._folder(path)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                problem = f"cannot be listed ({exc.strerror or exc})"
+                on_damage(ArchiveDamage(str(path), 0, problem))
+                continue
+            waiting += [each for each in folder.folders[::-1] if is_for(each.name, self._topics)]
+            yield folder
+
+    def _folder(self, path: Path) -> Folder:
+        now_ns = time.time_ns()
+        changed_ns = path.stat().st_mtime_ns
+        known = self._folders.get(path)
+        if known is not None and known.is_settled and known.changed_ns == changed_ns:
+            return known
+        folder = Folder(changed_ns, now_ns - changed_ns > SETTLED_NS, [], [], [])
+        with os.scandir(path) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if is_hidden(entry.name, PART):
+                    folder.in_progress.append(path / entry.name)
+                elif not entry.name.startswith("."):
+                    kind = folder.folders if entry.is_dir() else folder.finished
+                    kind.append(path / entry.name)
+        self._folders[path] = folder
+        return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
         files: dict[Key, ListedFile] = {}
@@ -482,12 +459,7 @@ class _Known(NamedTuple):
 def head_at(index: Path) -> Head | None:
     """Read the head of an index. Raises ``OSError``."""
     with open_to_read(index) as file:
-        return _head(file)
-
-
-def _head(index: BinaryIO) -> Head | None:
-    index.seek(0)
-    return split_head(index.readline(100))[0]
+        return split_head(file.readline(100))[0]
 
 
 def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
@@ -520,7 +492,7 @@ class StoredArchive(ListedFile):
         *,
         is_named: bool,
         recorded: Recorded | None,
-        has_listed_index: bool,
+        index: bytes | None = None,
     ) -> None:
         self.place = place
         self.entry = entry
@@ -537,7 +509,6 @@ class StoredArchive(ListedFile):
             self.has_index, self.head, self.total = True, recorded.head, recorded.total
             self.first_ts = recorded.total.min_ts
             return
-        index = _read_index(place, is_indexed=has_listed_index)
         self.has_index = index is not None
         self.head, self._lines = split_head(index or b"")
         self.total = decode_total(index or b"")
@@ -652,17 +623,14 @@ class StoredListing:
 
         def learn(name: str) -> StoredArchive | None:
             entry, at = entries[name], place / name if name else place
-            record = record_of(name)
+            record, index = record_of(name), None
             try:
                 if record is None and _beside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
+                if record is None:
+                    index = _read_index(at, is_indexed=_beside(name, INDEX) in entries)
                 return StoredArchive(
-                    at,
-                    name or at.name,
-                    entry,
-                    is_named=not name,
-                    recorded=record,
-                    has_listed_index=_beside(name, INDEX) in entries,
+                    at, name or at.name, entry, is_named=not name, recorded=record, index=index
                 )
             except FileNotFoundError:
                 return None
@@ -736,16 +704,15 @@ def _write_catalog(place: StoredPlace, folder: str, files: Iterable[StoredArchiv
 
 
 class UnitedListing:
-    """The files of several listings."""
+    """The files of several listings: those of the first one where two have one."""
 
-    def __init__(self, listings: list[Listing | StoredListing]) -> None:
+    def __init__(self, *listings: Listing | StoredListing) -> None:
         self._listings = listings
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
-        """Return the files of all, those of the first listing where two have one."""
         found: dict[Key, ListedFile] = {}
         for listing in self._listings:
-            found = {**listing.files(on_damage), **found}
+            found = listing.files(on_damage) | found
         return found
 
 
@@ -758,4 +725,4 @@ def listing_of(
     if not stored:
         return local
     remote = StoredListing(stored, topics, within)
-    return remote if len(stored) == len(settings.paths) else UnitedListing([local, remote])
+    return remote if len(stored) == len(settings.paths) else UnitedListing(local, remote)

@@ -159,10 +159,7 @@ class ArchiveStream:
         self._frozen = planned_again(find)
 
     def _unread(
-        self,
-        start: Offset,
-        files: Mapping[Key, ListedFile],
-        frozen: Mapping[Key, _Extent] | None,
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
     ) -> Iterator[Unread]:
         for key, file in files.items():
             if frozen is not None and key not in frozen:
@@ -230,10 +227,7 @@ class ArchiveStream:
         }
 
     def _amounts(
-        self,
-        start: Offset,
-        files: Mapping[Key, ListedFile],
-        frozen: Mapping[Key, _Extent] | None,
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
     ) -> list[tuple[int, int, int]]:
         """Return messages, bytes and the time of the oldest of each file that is not read."""
         unread = self._unread(start, files, frozen)

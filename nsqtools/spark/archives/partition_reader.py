@@ -91,10 +91,26 @@ def pieces(
     if wanted.lines:
         for member in wanted.members:
             yield from _member(file, member, wanted.content.codec, tell)
-    elif wanted.content.codec.is_compressed:
-        yield from _compressed(file, wanted, delimiter, tell)
-    else:
-        yield from _plain(file, wanted, delimiter, tell)
+        return
+    is_plain = not wanted.content.codec.is_compressed
+    texts = _plain(file, wanted, delimiter) if is_plain else _unpacked(file, wanted, tell)
+    rest, rest_pos = b"", 0
+    for pos, text in texts:
+        if rest and (cut := _behind(text, delimiter, rest)):
+            yield TextPiece(rest_pos, rest + text[:cut])
+            rest, text = b"", text[cut:]
+            pos += cut if is_plain else 0
+        end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
+        if end:
+            yield TextPiece(pos, text[:end])
+        if not rest:
+            rest_pos = pos + end if is_plain else pos
+        rest += text[end:]
+        if len(rest) > LONGEST_LINE:
+            tell(rest_pos, f"a line is longer than {LONGEST_LINE} bytes")
+            return
+    if rest:
+        yield TextPiece(rest_pos, rest)
 
 
 def _member(
@@ -132,33 +148,16 @@ class _Until:
         return self._file.read(max(0, min(size, self._end - self._file.tell())))
 
 
-def _compressed(
-    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
-) -> Iterator[TextPiece]:
-    member_pos = rest_pos = wanted.begin
-    rest = b""
+def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the text of a compressed file, each piece with the position of its member."""
+    pos = wanted.begin
+    source = _Until(file, wanted.end)
     try:
-        for text, member_end in unpack_members(
-            _Until(file, wanted.end), wanted.content.codec, wanted.begin
-        ):
-            if rest and (cut := _behind(text, delimiter, rest)):
-                yield TextPiece(rest_pos, rest + text[:cut])
-                rest, text = b"", text[cut:]
-            if not rest:
-                rest_pos = member_pos
-            end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
-            if end:
-                yield TextPiece(rest_pos, text[:end])
-            rest += text[end:]
-            if len(rest) > LONGEST_LINE:
-                tell(rest_pos, f"a line is longer than {LONGEST_LINE} bytes")
-                return
-            member_pos = member_end if member_end is not None else member_pos
+        for text, end in unpack_members(source, wanted.content.codec, wanted.begin):
+            yield pos, text
+            pos = end if end is not None else pos
     except DamagedError as exc:
         tell(exc.offset, str(exc))
-        return
-    if rest:
-        yield TextPiece(rest_pos, rest)
 
 
 def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
@@ -168,41 +167,33 @@ def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
     return found + len(delimiter) - len(overlap) if found >= 0 else 0
 
 
-def _plain(
-    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
-) -> Iterator[TextPiece]:
-    """Lines that begin in the range; the last one is read to its end."""
+def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the lines that begin in a range; the last one is read to its end.
+
+    A range that is not a whole file has a delimiter of one byte.
+    """
     pos = wanted.begin
-    file.seek(max(0, pos - len(delimiter)))
-    held = file.read(READ_SIZE)
-    if pos:  # the line at the beginning belongs to the range before
+    is_inside = pos > 0  # the line at the beginning belongs to the range before
+    if is_inside:
         pos -= len(delimiter)
-        while delimiter not in held:
-            more = file.read(READ_SIZE)
-            if not more or pos >= wanted.end:
-                return
-            pos += len(held) - len(delimiter) + 1
-            held = held[len(held) - len(delimiter) + 1 :] + more
-        begin = held.index(delimiter) + len(delimiter)
-        pos, held = pos + begin, held[begin:]
-    while pos < wanted.end:
+    file.seek(pos)
+    while data := file.read(READ_SIZE):
+        begin = 0
+        if is_inside:
+            begin = data.find(delimiter) + len(delimiter)
+            is_inside = begin < len(delimiter)
+            if is_inside or pos + begin >= wanted.end:
+                begin = len(data)
         last = wanted.end - pos - len(delimiter)  # a delimiter from here on ends the range
-        if len(held) >= wanted.end - pos and (at := held.find(delimiter, max(0, last))) >= 0:
-            yield TextPiece(pos, held[: at + len(delimiter)])
+        end = data.find(delimiter, max(begin, last))
+        if end >= 0:
+            yield pos + begin, data[begin : end + len(delimiter)]
             return
-        end = held.rfind(delimiter) + len(delimiter) if delimiter in held else 0
-        if end:
-            yield TextPiece(pos, held[:end])
-            pos, held = pos + end, held[end:]
-        if len(held) > LONGEST_LINE:
-            tell(pos, f"a line is longer than {LONGEST_LINE} bytes")
+        if begin < len(data):
+            yield pos + begin, data[begin:]
+        pos += len(data)
+        if begin == len(data) and pos >= wanted.end:
             return
-        more = file.read(READ_SIZE)
-        if not more:
-            break
-        held += more
-    if held and pos < wanted.end:
-        yield TextPiece(pos, held)
 
 
 BATCH_ROWS = 10_000

@@ -12,16 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from nsqtools.archive.layout import (
-    EVER,
-    Head,
-    Member,
-    TimeRange,
-    decode_index,
-    encode_members,
-)
+from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
@@ -37,6 +30,9 @@ from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
+"""The most that a partition has. So a row, or a file, weighs as so many bytes of members: rows that
+compress well are few bytes and much work, and a file that is opened is work by itself."""
+
 SLOTS = "NSQ_SPARK_SLOTS"
 """The variable in which a session of ours says how many tasks run at a time."""
 
@@ -88,45 +84,6 @@ def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) ->
     return ""
 
 
-def is_left_out(content: FileContent, settings: ReadSettings, *, has_index: bool) -> bool:
-    """Whether a file has no message of the requested topics."""
-    if content.kind is LineKind.nothing:
-        return True
-    return any(
-        _is_without(topics, content, settings, has_index=has_index)
-        for topics in (settings.topics or None, settings.queried_topics)
-        if topics is not None
-    )
-
-
-def _is_without(
-    topics: frozenset[str], content: FileContent, settings: ReadSettings, *, has_index: bool
-) -> bool:
-    if content.kind is LineKind.bodies:
-        return settings.topic not in topics
-    # a file with an index has one topic; other files may mix topics
-    return has_index and content.topic != "" and content.topic not in topics
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What reading costs, in bytes: those of members, and their equivalent for rows and files.
-
-    Rows that compress well are few bytes and much work; a file that is opened is work by itself.
-    A partition of ``partition_bytes`` has at most so many rows, or files.
-    """
-
-    row: float
-    file: float
-
-    @classmethod
-    def for_partitions_of(cls, partition_bytes: int) -> Self:
-        return cls(partition_bytes / ROWS_OF_PARTITION, partition_bytes / FILES_OF_PARTITION)
-
-    def of(self, member: Member) -> float:
-        return member.length + self.row * max(0, member.messages)
-
-
 def parallelism(environ: Mapping[str, str]) -> int:
     """Return how many tasks run at a time, as far as the process that plans can know."""
     slots = environ.get(SLOTS, "")
@@ -138,11 +95,11 @@ def ranges_of(
     content: FileContent,
     members: Iterable[Member],
     settings: ReadSettings,
-    weights: Weights,
     most: float,
 ) -> Iterator[tuple[Range, float]]:
     """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
     members = list(members)
+    row_weight = settings.partition_bytes / ROWS_OF_PARTITION
     known = [each for each in members if each.messages != UNKNOWN]
     if not _is_whole(file, settings.within):
         known = [each for each in known if settings.within.may_have(each)]
@@ -151,7 +108,7 @@ def ranges_of(
         return Range(file.location, file.key, content, begin, end, file.shown, lines)
 
     for run in _runs(known):
-        ends = list(accumulate([each[1] + weights.row * each[2] for each in run]))
+        ends = list(accumulate([each[1] + row_weight * each[2] for each in run]))
         first, before = 0, 0.0
         while first < len(run):
             after = max(first + 1, bisect_right(ends, before + most))
@@ -161,7 +118,10 @@ def ranges_of(
             first, before = after, ends[after - 1]
     for member in members[-1:]:
         if member.messages == UNKNOWN:
-            size = round(most) if _can_be_cut(content, settings) else member.length
+            # a long delimiter could be taken for another from its middle
+            is_short = content.kind is LineKind.messages or len(settings.delimiter) == 1
+            can_be_cut = is_short and not content.codec.is_compressed
+            size = round(most) if can_be_cut else member.length
             for begin in range(member.offset, member.end, max(1, size)):
                 end = min(begin + size, member.end)
                 yield range_of(begin, end), end - begin
@@ -170,13 +130,9 @@ def ranges_of(
 def _is_whole(file: ListedFile, within: TimeRange) -> bool:
     """Whether all messages are in a range, by the commit record."""
     total = file.total
-    if within == EVER:
-        return True
-    return (
-        total is not None
-        and bool(total.max_ts and within.has(total.min_ts))
-        and (within.has(total.max_ts))
-    )
+    if within == EVER or total is None:
+        return within == EVER
+    return bool(total.max_ts) and within.has(total.min_ts) and within.has(total.max_ts)
 
 
 def _runs(members: list[Member]) -> Iterator[list[Member]]:
@@ -218,31 +174,25 @@ def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPar
     as their total allows: the members of a large archive are never in memory all at once.
     """
     most = float(settings.partition_bytes)
-    weights = Weights.for_partitions_of(settings.partition_bytes)
+    file_weight, row_weight = most / FILES_OF_PARTITION, most / ROWS_OF_PARTITION
+    cut = max(1.0, most / 4)
     if settings.min_partitions:
         parts = list(parts)
-        members = [member for _, _, members in parts for member in members]
-        total = sum(weights.of(each) for each in members if settings.within.may_have(each))
-        total += weights.file * len(parts)
+        members = (member for _, _, members in parts for member in members)
+        some = [each for each in members if settings.within.may_have(each)]
+        total = sum(each.length + row_weight * max(0, each.messages) for each in some)
+        total += file_weight * len(parts)
         limit = cut = max(1.0, min(most, total / settings.min_partitions))
-    else:
-        cut = max(1.0, most / 4)
     ranges = [
         each
         for file, content, members in parts
-        for each in ranges_of(file, content, members, settings, weights, cut)
+        for each in ranges_of(file, content, members, settings, cut)
     ]
     if not settings.min_partitions:
         files = len({each.path for each, _ in ranges})
-        total = sum(weight for _, weight in ranges) + files * weights.file
+        total = sum(weight for _, weight in ranges) + files * file_weight
         limit = max(cut, min(most, total / parallelism(os.environ)))
-    return pack(ranges, weights.file, limit)
-
-
-def _can_be_cut(content: FileContent, settings: ReadSettings) -> bool:
-    """A plain file is cut anywhere; a long delimiter could be taken for another from its middle."""
-    is_short = content.kind is LineKind.messages or len(settings.delimiter) == 1
-    return not content.codec.is_compressed and is_short
+    return pack(ranges, file_weight, limit)
 
 
 Planned = TypeVar("Planned")
@@ -291,7 +241,13 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
     if problem := refusal(content, settings, has_index=file.has_index):
         tell(ArchiveDamage(file.shown, 0, problem))
         return False
-    return not is_left_out(content, settings, has_index=file.has_index)
+    topics = settings.wanted_topics
+    if topics is None or content.kind is LineKind.nothing:
+        return content.kind is not LineKind.nothing
+    if content.kind is LineKind.bodies:
+        return settings.topic in topics
+    # a file with an index has one topic; other files may mix topics
+    return not file.has_index or content.topic in ("", *topics)
 
 
 def _parts(

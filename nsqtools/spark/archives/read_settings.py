@@ -1,25 +1,34 @@
-"""The options of ``nsq-archive``. Values only: cheap to make and to pickle."""
+"""The options of ``nsq-archive``, and the columns it has. Values only: cheap to make and to pickle.
+
+The columns are those of `archive.columns`, and the place of a message: ``file`` and ``pos`` are the
+file's path, and the byte position of the member that holds it.
+"""
 
 from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from nsqtools.archive.body_columns import load_schema
-from nsqtools.archive.columns import BodyKind
+import pyarrow
+
+from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
+from nsqtools.archive.columns import BodyKind, message_schema
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.units import unescape
-from nsqtools.spark.archives.message_columns import BYTES, Bodies
 from nsqtools.spark.format_options import Options, read_place
+
+MESSAGE_DDL = (
+    "topic string, nsqd string, id string, timestamp timestamp, ts_ns bigint, attempts int, "
+    "body binary"
+)
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
@@ -28,6 +37,38 @@ STORED_POLL_S = 5.0  # every look at an object store is paid for
 DEFAULT_MAX_DELAY_S = 900.0
 
 EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """What becomes of bodies; ``fields`` is the JSON Schema of those that are JSON."""
+
+    kind: BodyKind = BodyKind.binary
+    fields: Mapping[str, Any] | None = None
+
+    def options(self) -> dict[str, str]:
+        """Return them as options of a format."""
+        schema = {} if self.fields is None else {"schema": json.dumps(self.fields)}
+        return {"body": self.kind.value, **schema}
+
+    def columns(self) -> BodyColumns | None:
+        """Return what makes their columns, with a count of its own, if they have any."""
+        if self.kind is not BodyKind.json:
+            return None
+        return BodyColumns(fields_of(self.fields or {"properties": {}}), evolves=False)
+
+    def message_schema(self) -> pyarrow.Schema:
+        """Return the columns of a message, those made of its body included."""
+        columns = self.columns()
+        return columns.schema() if columns else message_schema(self.kind)
+
+    def archived_schema(self) -> pyarrow.Schema:
+        """Return them with the place of the message."""
+        schema = self.message_schema().append(pyarrow.field("file", pyarrow.string()))
+        return schema.append(pyarrow.field("pos", pyarrow.int64()))
+
+
+BYTES = Bodies()
 
 
 class FileFormat(Enum):
@@ -178,7 +219,7 @@ def archive_settings(options: Options) -> ReadSettings:
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
         format=FileFormat(format),
-        delimiter=_delimiter(options.text("delimiter")),
+        delimiter=options.ending("delimiter") or b"\n",
         topic=check_topic(topic) if topic else None,
         damage_path=damage_path,
     )
@@ -190,7 +231,7 @@ def shared_settings(options: Options, settings: ReadSettings) -> ReadSettings:
     return replace(
         settings,
         bodies=body_settings(options),
-        partition_bytes=size_option(options, "partitionBytes") or settings.partition_bytes,
+        partition_bytes=options.size("partitionBytes") or settings.partition_bytes,
         min_partitions=options.integer("minPartitions") or settings.min_partitions,
     )
 
@@ -235,7 +276,7 @@ def batch_settings(options: Options, poll_s: float) -> StreamSettings:
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         limits=BatchLimits(
             options.integer("maxRowsPerTrigger"),
-            size_option(options, "maxBytesPerTrigger"),
+            options.size("maxBytesPerTrigger"),
             options.integer("maxFilesPerTrigger"),
         ),
         poll_s=poll_s if wanted_s is None else wanted_s,
@@ -250,25 +291,3 @@ def _paths(options: Options) -> list[str]:
     several = json.loads(given) if given.startswith("[") else options.list("paths")
     one = options.text("path")
     return [*([one] if one else []), *several]
-
-
-def size_option(options: Options, name: str) -> int | None:
-    """Read a size that is not nothing. Raises `ConfigurationError`."""
-    size = options.size(name)
-    if size is not None and size < 1:
-        raise ConfigurationError(f"option {name}={size} must be >= 1")
-    return size
-
-
-def _delimiter(text: str | None) -> bytes:
-    if text is None:
-        return b"\n"
-    try:
-        delimiter = unescape(text)
-    except ValueError as exc:
-        raise ConfigurationError(f"option delimiter={text!r}: {exc}") from None
-    if not delimiter:
-        raise ConfigurationError(
-            "option delimiter is empty", hint="Give the bytes that end each body."
-        )
-    return delimiter

@@ -2,7 +2,6 @@
 
 inputs       messages from archives and Parquet, distinguished by their content
 ingestion    a live topic or a growing archive into Parquet, as a stream
-compaction/  archives into Parquet by topic and day, each message once
 reporting    what went through topics, by the hour
 replay_job   archives and Parquet back into topics
 sql          a query over archives and Parquet

@@ -56,7 +56,7 @@ from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.prometheus import Metric
-from nsqtools.spark.archives.message_columns import BYTES, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
 
 OUTPUT_MARK = "_ingest.json"
@@ -265,17 +265,6 @@ class IngestSource:
     name: str
     format: str
     options: Mapping[str, str]
-    bodies: Bodies = BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class IngestSink:
-    """Where it goes, and the seconds between batches (None: what is there, then end)."""
-
-    output: Location
-    checkpoint: Location
-    trigger_s: float | None
-    is_delta: bool = False
 
 
 @dataclass(slots=True)
@@ -297,33 +286,39 @@ class IngestCounts:
 
     def metrics(self) -> list[Metric]:
         """Return them for Prometheus."""
-        counters = {
-            "rows": (self.rows, "messages ingested"),
-            "batches": (self.batches, "batches ended"),
-            "body_bytes": (self.body_bytes, "bytes of the bodies ingested"),
-            "body_misfits": (self.misfits, "bodies that did not fit their columns"),
-        }
-        gauges = {
-            "rows_per_second": (self.rows_per_s, "rate of the last batch"),
-            "rows_behind": (self.rows_behind, "messages that wait"),
-            "bytes_behind": (self.bytes_behind, "compressed bytes that wait"),
-            "seconds_behind": (self.seconds_behind, "age of the oldest message that waits"),
-        }
-        name = "nsq_spark_ingest"
         return [
-            *(
-                Metric(f"{name}_{x}_total", "counter", t, [({}, n)])
-                for x, (n, t) in counters.items()
-            ),
-            *(Metric(f"{name}_{x}", "gauge", t, [({}, n)]) for x, (n, t) in gauges.items()),
+            Metric(f"nsq_spark_ingest_{name}", kind, text, [({}, getattr(self, field))])
+            for field, name, kind, text in METRICS_OF_COUNTS
         ]
 
 
-def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
-    """Start it. The places must have been taken."""
-    columns = struct_of(source.bodies.message_schema())
+METRICS_OF_COUNTS = (
+    ("rows", "rows_total", "counter", "messages ingested"),
+    ("batches", "batches_total", "counter", "batches ended"),
+    ("body_bytes", "body_bytes_total", "counter", "bytes of the bodies ingested"),
+    ("misfits", "body_misfits_total", "counter", "bodies that did not fit their columns"),
+    ("rows_per_s", "rows_per_second", "gauge", "rate of the last batch"),
+    ("rows_behind", "rows_behind", "gauge", "messages that wait"),
+    ("bytes_behind", "bytes_behind", "gauge", "compressed bytes that wait"),
+    ("seconds_behind", "seconds_behind", "gauge", "age of the oldest message that waits"),
+)
+
+
+def start_query(
+    spark: SparkSession,
+    source: IngestSource,
+    bodies: Bodies,
+    output: Location,
+    checkpoint: Location,
+    *,
+    is_delta: bool,
+    trigger_s: float | None,
+) -> StreamingQuery:
+    """Start it. The places must have been taken. ``trigger_s`` are the seconds between batches;
+    None takes what is there, and ends."""
+    columns = struct_of(bodies.message_schema())
     stream = spark.readStream.format(source.format).schema(columns)
-    stream = stream.options(**source.options, **source.bodies.options())
+    stream = stream.options(**source.options, **bodies.options())
     rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
     has = [name for name in ("body", "body_bytes") if name in columns.names]
     misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
@@ -334,15 +329,15 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
         F.max("ts_ns").alias("newest_ns"),
         F.count(misfits).alias("misfits"),
     )
-    writer = rows.writeStream.option("checkpointLocation", spark_url(sink.checkpoint))
-    if sink.is_delta:
-        writer = writer.foreachBatch(DeltaSink(sink.output, sink.checkpoint, source.bodies))
+    writer = rows.writeStream.option("checkpointLocation", spark_url(checkpoint))
+    if is_delta:
+        writer = writer.foreachBatch(DeltaSink(output, checkpoint, bodies))
     else:
         writer = writer.format("parquet").partitionBy("topic", "date")
-        writer = writer.option("compression", "zstd").option("path", spark_url(sink.output))
-    if sink.trigger_s is None:
+        writer = writer.option("compression", "zstd").option("path", spark_url(output))
+    if trigger_s is None:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(sink.trigger_s * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
 
 
 class QueryFollower:
@@ -415,9 +410,8 @@ class QueryFollower:
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
         lag = _lag(progress["sources"][0]["latestOffset"])
-        self.counts.rows_behind = lag.get("rows_behind", 0)
-        self.counts.bytes_behind = lag.get("bytes_behind", 0)
-        self.counts.seconds_behind = lag.get("seconds_behind", 0)
+        for name in ("rows_behind", "bytes_behind", "seconds_behind"):
+            setattr(self.counts, name, lag.get(name, 0))
         if seen["newest_ns"] is not None:
             self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
 

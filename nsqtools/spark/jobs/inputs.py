@@ -17,20 +17,13 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from nsqtools.archive.catalog import (
-    DAY_NS,
-    NEEDED,
-    Inputs,
-    begin_ns,
-    table_files,
-    without_columns,
-)
+from nsqtools.archive.catalog import DAY_NS, NEEDED, Inputs, begin_ns, table_files, without_columns
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.message_columns import BYTES, MESSAGE_DDL, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, MESSAGE_DDL, Bodies
 from nsqtools.spark.pyspark_internals import struct_of
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
@@ -116,10 +109,7 @@ def _read_archives(
 
 
 def load_columns(
-    reader: DataFrameReader,
-    paths: Sequence[str],
-    used: Collection[str],
-    bodies: Bodies = BYTES,
+    reader: DataFrameReader, paths: Sequence[str], used: Collection[str], bodies: Bodies = BYTES
 ) -> DataFrame:
     """The rows of archives with all columns: those that are not ``used`` are null.
 

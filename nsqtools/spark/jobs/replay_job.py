@@ -37,13 +37,7 @@ from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import Choice, read_messages
-from nsqtools.spark.publishing.ledger import (
-    LOCK,
-    LedgerEntry,
-    read_entries,
-    read_stored_entries,
-)
-from nsqtools.spark.publishing.row_outcomes import PublishReport, total
+from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
@@ -113,34 +107,10 @@ class ReplayPlan:
         return Inputs(tuple(map(parse_place, self.archives)), tuple(map(parse_place, self.parquet)))
 
 
-def listed(paths: Sequence[Location]) -> list[ListedFile]:
-    """The archive files at some paths, as the format ``nsq-archive`` finds and orders them."""
-    if not paths:
-        return []
-    listing = listing_of(ReadSettings(tuple(map(str, paths))))
-    return list(listing.files(lambda damage: None).values())
-
-
-def parquet_files(paths: Sequence[Location]) -> dict[str, int]:
-    """The files of tables at some paths, with their sizes. Raises `OutputError`."""
-    found = table_files(paths)
-    return {path: size_of(path) for root in found for path in (f"{root}/{n}" for n in found[root])}
-
-
 def partition_bytes(size: int, slots: int) -> int:
     """How much Parquet a task reads: enough tasks for the slots, and none of them tiny."""
     wanted = size // (PARTITIONS_PER_SLOT * max(1, slots))
     return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, wanted))
-
-
-def fix_partitions(spark: SparkSession, bytes: int) -> None:
-    """Have Spark cut Parquet the same whatever it runs on."""
-    for name, value in (
-        ("spark.sql.files.maxPartitionBytes", bytes),
-        ("spark.sql.files.minPartitionNum", 1),
-        ("spark.sql.files.openCostInBytes", 1 << 20),
-    ):
-        spark.conf.set(name, str(value))
 
 
 def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
@@ -166,22 +136,6 @@ def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
             hint="Give the same arguments again, or another directory.",
         )
     return plan
-
-
-def save_plan(ledger: Location, plan: ReplayPlan) -> None:
-    """Write it down for the next run. Raises `OutputError`."""
-    with failing("write the ledger", ledger):
-        open_storage(str(ledger)).put(PLAN, plan.encode())
-
-
-def check_sizes(plan: ReplayPlan) -> None:
-    """Raise `ConfigurationError` when a file is not what it was, `OutputError` when it is gone."""
-    for path, size in (plan.archives | plan.parquet).items():
-        if size_of(path) != size:
-            raise ConfigurationError(
-                f"{path} has changed since the ledger was begun",
-                hint="Give another ledger; everything is published again then.",
-            )
 
 
 def size_of(path: str) -> int:
@@ -245,7 +199,12 @@ class ReplayJob:
         self._is_cancelled = False
         self._plan = load_plan(ledger, request.job()) if ledger else None
         if self._plan is not None:
-            check_sizes(self._plan)
+            for path, size in (self._plan.archives | self._plan.parquet).items():
+                if size_of(path) != size:
+                    raise ConfigurationError(
+                        f"{path} has changed since the ledger was begun",
+                        hint="Give another ledger; everything is published again then.",
+                    )
             self._inputs = self._plan.inputs
         else:
             self._inputs = find_inputs(request.paths)
@@ -260,7 +219,11 @@ class ReplayJob:
                 if self._plan is None:
                     self._plan = self._new_plan(spark)
                     self._inputs = self._plan.inputs
-                fix_partitions(spark, self._plan.partition_bytes)
+                # Parquet is cut the same, whatever Spark runs on
+                files = "spark.sql.files"
+                spark.conf.set(f"{files}.maxPartitionBytes", str(self._plan.partition_bytes))
+                spark.conf.set(f"{files}.minPartitionNum", "1")
+                spark.conf.set(f"{files}.openCostInBytes", str(1 << 20))
                 within = TimeRange(self._plan.since_ns, self._plan.until_ns)
             self._rows = self._selected(within)
 
@@ -283,9 +246,10 @@ class ReplayJob:
             return self._publish()
         with held(ledger, LOCK):
             assert self._plan is not None
-            save_plan(ledger, self._plan)
+            with failing("write the ledger", ledger):
+                open_storage(str(ledger)).put(PLAN, self._plan.encode())
             outcome = self._publish()
-            return outcome if outcome.is_complete else with_ledger(outcome, entries_of(ledger))
+            return outcome if outcome.is_complete else with_ledger(outcome, read_entries(ledger))
 
     def _publish(self) -> ReplayOutcome:
         error = None
@@ -308,12 +272,14 @@ class ReplayJob:
     def _new_plan(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
         archives = {}
-        for file in listed(self._inputs.archives):
+        for file in self._listed():
             if file.is_finished:
                 archives[file.location] = size_of(file.location)
             else:
                 self.left_out.append(file.location)
-        parquet = parquet_files((*self._inputs.parquet, *self._inputs.delta))
+        found = table_files((*self._inputs.parquet, *self._inputs.delta))
+        paths = [f"{root}/{name}" for root, names in found.items() for name in names]
+        parquet = {path: size_of(path) for path in paths}
         slots = spark.sparkContext.defaultParallelism
         return ReplayPlan(
             request.job(),
@@ -324,13 +290,19 @@ class ReplayJob:
             partition_bytes(sum(parquet.values()), slots),
         )
 
+    def _listed(self) -> list[ListedFile]:
+        """The archive files, as the format ``nsq-archive`` finds and orders them."""
+        if not self._inputs.archives:
+            return []
+        listing = listing_of(ReadSettings(tuple(map(str, self._inputs.archives))))
+        return list(listing.files(lambda damage: None).values())
+
     def _refuse_without_topic(self) -> None:
         """Bare bodies name no topic: refused before anything is published."""
         if self._request.topics.get(""):
             return
         delimiter = self._request.delimiter or b"\n"
-        files = listed(self._inputs.archives)
-        if any(file.content(delimiter).kind is LineKind.bodies for file in files):
+        if any(file.content(delimiter).kind is LineKind.bodies for file in self._listed()):
             raise ConfigurationError(
                 "the files hold bare bodies, which name no topic", hint="Give --topic."
             )
@@ -375,17 +347,11 @@ class ReplayJob:
         return PublishReport(**document), is_complete
 
 
-def entries_of(ledger: Location) -> list[LedgerEntry]:
-    """What the ledger knows of all partitions."""
-    return read_stored_entries(ledger) if isinstance(ledger, StoredPlace) else read_entries(ledger)
-
-
 def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> ReplayOutcome:
     """The outcome by the ledger, of a replay of which not all tasks reported."""
-    report = total(
-        PublishReport(e.topics, e.rejected, e.unknown, e.dead_lettered, repeated=e.repeated)
-        for e in entries
-    )
+    report = PublishReport(repeated=sum(entry.repeated for entry in entries))
+    for entry in entries:
+        report.add(entry)
     in_doubt = sum(entry.sent - entry.done for entry in entries)
     return replace(outcome, report=report, in_doubt=in_doubt)
 

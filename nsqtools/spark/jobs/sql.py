@@ -22,13 +22,9 @@ from pyspark.sql.types import TimestampType
 from nsqtools.archive.catalog import find_inputs, table_files
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.message_columns import BYTES, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
-from nsqtools.spark.jobs.inputs import (
-    damage_options,
-    load_columns,
-    read_files,
-)
+from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
 from nsqtools.spark.pyspark_internals import stand_in, struct_of, used_columns
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
@@ -66,7 +62,10 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            place = parse_named(kind, text, path)
+            try:
+                place = parse_place(path)
+            except ValueError as exc:
+                raise ConfigurationError(f"--{kind} {text}: {exc}") from None
             is_table = kind == PARQUET and bool(find_inputs([place]).delta)
             paths_of.setdefault((name, DELTA if is_table else kind), []).append(place)
     found = find_inputs(list(paths))
@@ -87,14 +86,6 @@ def named_views(
 def places_of(views: Iterable[NamedView]) -> list[Location]:
     """Return all places of some views."""
     return [parse_place(path) for view in views for path in view.paths]
-
-
-def parse_named(kind: str, text: str, path: str) -> Location:
-    """Read the path of ``NAME=PATH``. Raises `ConfigurationError`."""
-    try:
-        return parse_place(path)
-    except ValueError as exc:
-        raise ConfigurationError(f"--{kind} {text}: {exc}") from None
 
 
 def plan_query(
@@ -122,10 +113,7 @@ def plan_query(
 
 
 def columns_of_views(
-    spark: SparkSession,
-    views: Sequence[NamedView],
-    text: str,
-    bodies: Bodies = BYTES,
+    spark: SparkSession, views: Sequence[NamedView], text: str, bodies: Bodies = BYTES
 ) -> dict[str, set[str]]:
     """Return the columns of archives that a query reads, by view.
 

@@ -1,5 +1,20 @@
 """Publish the rows of one partition, and account for each. Knows nothing of Spark.
 
+What tasks have to know is a `SinkPlan`, read from the options once, on the driver:
+
+    topic, nsqdTcpAddress ...   see `format_options`; without an address of nsqd, every nsqd that
+                                nsqlookupd knows
+    rate, slots                 messages per second in total, and the tasks that share it
+    retryTimeout                how long to retry while nsqd cannot be reached (1m); each attempt of
+                                a task waits a quarter of what the one before it waited
+    retryUnknown                whether messages with an unknown outcome are sent again (true)
+    batchRows                   messages per MPUB (500)
+    max_outstanding             MPUBs without a response (8)
+    deadLetterPath              a directory, or a place in an object store, for rows that cannot be
+                                published
+    ledgerPath, ledgerJob       one, see `row_outcomes`, and a text that names the job
+    outcomePath                 a file for the counts, as JSON
+
 Arrow makes lists of the rows, which are cut into spans of up to 500 (`batchRows`), a span into one
 publish per topic and delay, and spans follow each other without waiting: the producer limits
 unanswered publishes. Spans finish in any order, because parts of them may be refused, halved or
@@ -14,46 +29,237 @@ refuses us) ends the task.
 
 from __future__ import annotations
 
+import hashlib
 import time
+import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
 
+from nsqtools.archive.location import Location
+from nsqtools.archive.storage import failing
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
+from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_split
+from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,
+    NotFoundError,
     NsqError,
     PublishError,
     PublishUnknown,
     RefusedError,
     ServerError,
 )
-from nsqtools.protocol.names import is_valid_name
-from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOutcome
-from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.ledger import (
-    LOCK_WAIT_S,
-    LedgerEntry,
-    LedgerPart,
-    StoredDeadLetters,
-    StoredLedgerPart,
-    open_dead_letters,
-    open_ledger_part,
+from nsqtools.protocol.names import check_topic, is_valid_name, parse_address
+from nsqtools.publish.publisher import (
+    RETRY_TIMEOUT_S,
+    PublishBatch,
+    Publisher,
+    PublishOptions,
+    PublishOutcome,
 )
+from nsqtools.records.envelope import Envelope
+from nsqtools.spark.format_options import Options, producer_connection
 from nsqtools.spark.publishing.row_outcomes import (
+    LOCK_WAIT_S,
     MAX_REASONS,
     NO_ID,
-    LocalDeadLetters,
+    DeadLetters,
+    LedgerEntry,
+    LedgerPart,
     PublishReport,
+    RowCounts,
+    StoredLedgerPart,
+    open_ledger_part,
 )
-from nsqtools.spark.publishing.sink_plan import SinkPlan
+
+BATCH_ROWS = 500
+BATCH_BYTES = 1 << 19
+MAX_OUTSTANDING = 8  # a kill duplicates at most this many batches, and two
+
+SLOTS = "NSQ_SPARK_SLOTS"
+
+TEXT = {"string"}
+NUMBER = {"tinyint", "smallint", "int", "bigint"}
+COLUMNS = {"body": {"binary", *TEXT}, "topic": TEXT, "defer_ms": NUMBER}
+# What archives and their Parquet have besides: not published, but in the lines of dead letters.
+ORIGIN = {"nsqd": TEXT, "id": TEXT, "ts_ns": {"bigint"}, "attempts": NUMBER}
+UNUSED = ("timestamp", "date", "file", "pos")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """What all tasks of a job do. ``rate`` is messages a second for one task, 0 without limit.
+
+    ``topic`` None stands for the column; ``job`` names the job's dead letters. ``addresses`` are
+    those of nsqd, which `prepared` looks up where ``connection`` does not say them; ``outcome`` is
+    a file for the counts.
+    """
+
+    connection: ConnectionSettings
+    client_options: ClientOptions
+    options: PublishOptions
+    topic: str | None
+    job: str
+    addresses: tuple[str, ...] = ()
+    rate: float = 0.0
+    batch_rows: int = BATCH_ROWS
+    dead_letters: Location | None = None
+    ledger: Location | None = None
+    ledger_job: str = ""
+    outcome: Path | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of bodies in an MPUB, beside the sizes of its messages."""
+        sizes = 4 * (self.batch_rows + 1)
+        return min(BATCH_BYTES, self.client_options.publish_max_body_size - sizes)
+
+    def rotated(self, partition: int) -> tuple[str, ...]:
+        """The nsqd of a task: the first is used, the others stand by."""
+        first = partition % len(self.addresses)
+        return self.addresses[first:] + self.addresses[:first]
+
+    def attempt(self, number: int) -> PublishOptions:
+        """The options for an attempt, from 0: the first one has waited for nsqd long enough."""
+        timeout_s = self.options.retry_timeout_s / 4**number
+        return replace(self.options, retry_timeout_s=timeout_s)
+
+
+def sink_plan(
+    given: Mapping[str, str], columns: Mapping[str, str], environ: Mapping[str, str]
+) -> SinkPlan:
+    """Read the options of ``format("nsq")`` for writing columns with these types.
+
+    Raises `ConfigurationError`, before anything is published.
+    """
+    options = Options("nsq", given)
+    connection = producer_connection(options, environ)
+    topic = options.text("topic")
+    check_columns(columns, has_topic=topic is not None)
+    retry_s = options.duration_s("retryTimeout")
+    ledger = options.place("ledgerPath")
+    job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
+    # the same each time where a ledger leads the job on, else that of no other job
+    named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
+    plan = SinkPlan(
+        connection,
+        connection.client_options(max_outstanding=MAX_OUTSTANDING),
+        PublishOptions(
+            PublishMode.FAILOVER,
+            RETRY_TIMEOUT_S if retry_s is None else retry_s,
+            options.flag("retryUnknown", default=True),
+        ),
+        None if topic is None else check_topic(topic),
+        named[:12],
+        connection.nsqd_tcp_addresses,
+        rate=_rate_of_a_task(options, environ),
+        batch_rows=options.integer("batchRows") or BATCH_ROWS,
+        dead_letters=options.place("deadLetterPath"),
+        ledger=ledger,
+        ledger_job=job,
+        outcome=options.location("outcomePath"),
+    )
+    options.end()
+    return plan
+
+
+def make_folders(plan: SinkPlan) -> None:
+    """Make the directories that will be written to: a job must not fail for them at its end.
+
+    Raises `OutputError`.
+    """
+    for folder in filter(None, (plan.dead_letters, plan.outcome and plan.outcome.parent)):
+        storage, probe = open_storage(str(folder)), f".nsq-probe-{uuid.uuid4().hex}"
+        with failing("write into", folder):
+            storage.put(probe, b"")
+            storage.delete(probe)
+
+
+def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
+    """Refuse what cannot be published. ``columns`` are names and Spark's types."""
+    known = COLUMNS | ORIGIN
+    for name, type in columns.items():
+        if name not in known and name not in UNUSED:
+            raise ConfigurationError(
+                f"format 'nsq' does not use the column {name!r}",
+                hint='Select what it has: .select("body", "topic", "defer_ms"), the last two as '
+                "needed.",
+            )
+        if type not in known.get(name, {type}):
+            raise ConfigurationError(
+                f"the column {name!r} is of type {type}, not {' or '.join(sorted(known[name]))}",
+                hint="Convert it with cast, or with to_json.",
+            )
+    if "body" not in columns:
+        raise ConfigurationError(
+            f"column 'body' is missing (columns: {', '.join(columns) or 'none'})",
+            hint='Make one: .selectExpr("to_json(struct(*)) AS body")',
+        )
+    if "topic" not in columns and not has_topic:
+        raise ConfigurationError(
+            "no topic: neither a column nor an option 'topic' is given",
+            hint='Give one: .option("topic", "clicks")',
+        )
+
+
+def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
+    """The share of one task of those that run at a time; a task that waits needs none."""
+    rate = options.number("rate")
+    slots = options.integer("slots")
+    if not rate:
+        return 0.0
+    text = environ.get(SLOTS, "")
+    if slots is None and text.isdecimal():
+        slots = int(text)
+    if not slots:
+        raise ConfigurationError(
+            "the option 'rate' is for all tasks, and the number of parallel tasks is unknown",
+            hint='Give it: .option("slots", spark.sparkContext.defaultParallelism)',
+        )
+    return rate / slots
+
+
+def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
+    """The nsqd given by address; without any, all that some nsqlookupd knows.
+
+    Raises `ConfigurationError` for a bad address, `ConnectionFailed` when no nsqlookupd answers and
+    `NotFoundError` when none knows an nsqd.
+    """
+    if settings.nsqd_tcp_addresses:
+        return tuple(str(parse_address(text)) for text in settings.nsqd_tcp_addresses)
+    with open_cluster(settings) as cluster:
+        answers, failures = cluster.known_nodes()
+    if failures and not answers:
+        raise failures[0].error
+    found = {
+        str(cluster.reachable(known.node.tcp)) for nodes in answers.values() for known in nodes
+    }
+    if not found:
+        raise NotFoundError(
+            f"{', '.join(settings.lookupd_http_addresses)} know no nsqd",
+            hint="Give one by its address: nsqdTcpAddress.",
+        )
+    return tuple(sorted(found))
+
+
+def prepared(plan: SinkPlan) -> SinkPlan:
+    """Look up what a job needs to begin, once. Raises `NsqError`."""
+    make_folders(plan)
+    return replace(plan, addresses=producer_addresses(plan.connection))
+
+
+# -- a task --------------------------------------------------------------------------------------
 
 MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
 
@@ -139,16 +345,13 @@ def byte_strings(array: pyarrow.Array) -> list[bytes | None]:
 class RowSpan:
     """Rows up to the number ``stop``, with the checksum there; ``pending`` publishes are under way.
 
-    The counts are what becomes of its rows.
+    ``counts`` are what becomes of its rows.
     """
 
     stop: int
     checksum: int
     pending: int = 0
-    rejected: int = 0
-    unknown: int = 0
-    dead_lettered: int = 0
-    topics: dict[str, int] = field(default_factory=dict)
+    counts: RowCounts = field(default_factory=RowCounts)
 
 
 class Prefix:
@@ -170,11 +373,7 @@ class Prefix:
         while self._spans and not self._spans[0].pending:
             span = self._spans.popleft()
             entry.done, entry.checksum = span.stop, span.checksum
-            entry.rejected += span.rejected
-            entry.unknown += span.unknown
-            entry.dead_lettered += span.dead_lettered
-            for topic, count in span.topics.items():
-                entry.topics[topic] = entry.topics.get(topic, 0) + count
+            entry.add(span.counts)
 
 
 class PublishTask:
@@ -193,7 +392,7 @@ class PublishTask:
         self._checksum = 0
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | StoredLedgerPart | None = None
-        self._dead_letters: LocalDeadLetters | StoredDeadLetters | None = None
+        self._dead_letters: DeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt), plan.rate
@@ -223,7 +422,7 @@ class PublishTask:
                 self._ledger.entry.sent = self._ledger.entry.done  # a kill may have left it ahead
                 self._note(is_last=True)
             if self._dead_letters is not None:
-                self._dead_letters.finish()
+                self._dead_letters.sync()
         return self._made_report(time.monotonic() - began)
 
     # -- what an earlier attempt has done -------------------------------------------------------
@@ -238,12 +437,9 @@ class PublishTask:
             self._sent_before = self._ledger.entry.sent
             self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
-            self._dead_letters = open_dead_letters(
-                plan.dead_letters,
-                plan.job,
-                self._partition,
-                attempt=self._attempt,
-                done=None if self._ledger is None else self._report.before,
+            done = None if self._ledger is None else self._report.before
+            self._dead_letters = DeadLetters(
+                plan.dead_letters, plan.job, self._partition, done=done
             )
             stack.enter_context(self._dead_letters)
 
@@ -289,10 +485,7 @@ class PublishTask:
             self._prefix.advance()
         for topic, defer_s, places, bodies in groups:
             self._publisher.publish(
-                topic,
-                bodies,
-                partial(self._ended, span, chunk, places, first_row),
-                defer_s=defer_s,
+                topic, bodies, partial(self._ended, span, chunk, places, first_row), defer_s=defer_s
             )
 
     def _groups(
@@ -323,7 +516,7 @@ class PublishTask:
             defer_ms = chunk.defers_ms[place] if chunk.defers_ms is not None else None
             reason = refusal(body, topic, defer_ms, self._limit)
             if reason or topic is None or body is None:
-                span.rejected += 1
+                span.counts.rejected += 1
                 self._refuse(span, chunk, place, first_row, topic or "", reason)
                 continue
             places, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
@@ -345,16 +538,16 @@ class PublishTask:
         """A publish has its outcomes."""
         confirmed = len(batch.bodies) - len(batch.failures)
         if confirmed:
-            span.topics[batch.topic] = span.topics.get(batch.topic, 0) + confirmed
+            span.counts.add(RowCounts({batch.topic: confirmed}))
         for index, outcome in sorted(batch.failures.items()):
             error = batch.errors[index]
             if self._publisher.has_given_up or not is_fault_of_row(error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
                 return  # the span stays pending: its rows are not done
             if outcome is PublishOutcome.UNKNOWN:
-                span.unknown += 1
+                span.counts.unknown += 1
             else:
-                span.rejected += 1
+                span.counts.rejected += 1
             self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
         span.pending -= 1
         self._prefix.advance()
@@ -368,7 +561,7 @@ class PublishTask:
         if self._dead_letters is not None:
             self._dead_letters.write(row, chunk.message(place, topic), reason)
             self._has_dead_letters = True
-            span.dead_lettered += 1
+            span.counts.dead_lettered += 1
 
     # -- the ledger -----------------------------------------------------------------------------
 
@@ -404,9 +597,7 @@ class PublishTask:
 
     def _made_report(self, seconds: float) -> PublishReport:
         entry, report = self._prefix.entry, self._report
-        report.topics = dict(entry.topics)
-        report.rejected, report.unknown = entry.rejected, entry.unknown
-        report.dead_lettered = entry.dead_lettered
+        report.add(entry)
         report.retried = self._publisher.retried
         report.repeated = entry.repeated + self._publisher.repeated
         report.seconds = seconds

@@ -1,48 +1,97 @@
-"""The outcome of rows: counts of a task and of a job, and dead letters with the reason.
+"""The outcome of rows: counts of a task and of a job, dead letters, and the ledger.
 
-    dead-<job>-00003.jsonl    {"topic": ..., "body": ..., "reason": "...", "row": 17}
+**Dead letters** are rows that could not be published, with the reason.
 
-A dead letter is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format
-jsonl`` publishes the file once the cause is fixed. Columns that the rows did not have are empty.
+    dead-<job>-00003-000000000421-<attempt>.jsonl    {"topic": ..., "reason": "...", "row": 421}
 
-The file of a partition appears whole, when its task ends, and replaces that of another attempt: its
-content does not depend on how often the task was tried. A task with a ledger skips the rows that
-are done, so it continues the file of its earlier attempt.
+A line is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format jsonl``
+publishes the file once the cause is fixed. Columns that the rows did not have are empty. A task
+writes a file at its end, and several where the rows are many; a file is whole at any moment. A task
+with a ledger writes before the ledger counts the rows as done, and when it is tried again keeps the
+dead letters of what is done. Any other begins by removing those of its earlier attempts.
+
+**The ledger** is the progress of the tasks of a job, so that a retried task continues where it
+stopped.
+
+A directory with one file for each partition. A line is appended before rows are sent: how many rows
+from the beginning are done, and how many may have been sent. The last whole line counts; a line cut
+by a kill is ignored, because the one before it is true too, only older. So nothing is left out, and
+a kill can duplicate only what had been sent and was not yet noted as done: the window of
+unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
+
+This holds only if the rows of a partition come in the same order each time: no shuffle before the
+writer. It is verified: each line has a checksum of the rows done, which is compared before anything
+is skipped.
+
+One task at a time holds the lock of a partition's file, and one replay at a time that of the
+directory. A process that is killed loses its locks at once.
+
+In an object store nothing can be appended to, synced or locked:
+
+    LEDGER/part-00003/000000000017.json          the last state of a partition, see `lease`
+
+An object takes as long to write as some thousand rows take to publish. So the ledger notes ahead
+that `AHEAD_ROWS` more may have been sent, and writes again when these are used up: a kill repeats
+at most that many rows of a partition, and the window of unconfirmed batches. A task that begins
+writes the next number of its partition. An attempt of it that still runs (the workers of a driver
+that was killed do, for a moment) cannot write that number any more, and ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
+from nsqtools.archive.lease import StoredNumbers
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import failing
-from nsqtools.errors import NsqError
-from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import open_to_append
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.durable import sync_folder, write_all
+from nsqtools.files.opening import open_to_write, try_lock
 from nsqtools.records.envelope import Envelope, encode_many
 
 MAX_REASONS = 5
 
 
 @dataclass(slots=True)
-class PublishReport:
-    """Counts of rows. ``topics`` has those confirmed, by topic.
+class RowCounts:
+    """Rows by what became of them. ``topics`` has those confirmed, by topic.
 
     ``rejected`` were refused by nsqd or could not be sent at all, the fate of ``unknown`` is not
-    known; ``dead_lettered`` of both are dead letters. ``retried`` were sent again, and ``repeated``
-    may have arrived twice. ``before`` of all were done by an earlier run or attempt, by the ledger.
-    ``reasons`` has the first few reasons of refusals.
+    known; ``dead_lettered`` of both are dead letters.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
     rejected: int = 0
     unknown: int = 0
     dead_lettered: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        """Add the counts of another."""
+        for topic, count in other.topics.items():
+            self.topics[topic] = self.topics.get(topic, 0) + count
+        self.rejected += other.rejected
+        self.unknown += other.unknown
+        self.dead_lettered += other.dead_lettered
+
+
+@dataclass(slots=True)
+class PublishReport(RowCounts):
+    """Counts of a task, or of a job.
+
+    ``retried`` were sent again, and ``repeated`` may have arrived twice. ``before`` of all were
+    done by an earlier run or attempt, by the ledger. ``reasons`` has the first few reasons of
+    refusals, and ``seconds`` is that of the slowest task.
+    """
+
     retried: int = 0
     repeated: int = 0
     before: int = 0
@@ -58,22 +107,18 @@ class PublishReport:
         """Rows that were neither confirmed nor dead-lettered."""
         return self.rejected + self.unknown - self.dead_lettered
 
-    def add(self, other: PublishReport) -> None:
-        """Add the counts of another; ``seconds`` is that of the slowest."""
-        for topic, count in other.topics.items():
-            self.topics[topic] = self.topics.get(topic, 0) + count
-        for name in ("rejected", "unknown", "dead_lettered", "retried", "repeated", "before"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.seconds = max(self.seconds, other.seconds)
-        self.reasons = [*self.reasons, *other.reasons][:MAX_REASONS]
-
 
 def total(reports: Iterable[PublishReport]) -> PublishReport:
     """The sum of reports."""
-    sum_ = PublishReport()
-    for report in reports:
-        sum_.add(report)
-    return sum_
+    found = PublishReport()
+    for each in reports:
+        found.add(each)
+        found.retried += each.retried
+        found.repeated += each.repeated
+        found.before += each.before
+        found.seconds = max(found.seconds, each.seconds)
+        found.reasons = [*found.reasons, *each.reasons][:MAX_REASONS]
+    return found
 
 
 def summary(report: PublishReport) -> str:
@@ -96,13 +141,6 @@ def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
     return {"confirmed": report.confirmed, **asdict(report), "is_complete": is_complete}
 
 
-def write_document(path: Path, report: PublishReport, *, is_complete: bool) -> None:
-    """Write the counts to a file, whole or not at all. Raises `OutputError`."""
-    with failing("write", path):
-        content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
-        replace_file(path, content.encode())
-
-
 def require_all(report: PublishReport) -> None:
     """Raise `NsqError` when rows were neither published nor dead-lettered."""
     if not report.left:
@@ -116,76 +154,68 @@ def require_all(report: PublishReport) -> None:
 
 
 NO_ID = b"0" * 16
+OBJECT_BYTES = 1 << 20
 
 
-class LocalDeadLetters:
-    """The file of one partition. ``name`` is that of the job, ``attempt`` separates attempts that
-    start over; with ``done`` the lines of that many rows from the beginning are kept.
+class DeadLetters:
+    """The dead letters of one partition; ``name`` is that of the job.
 
-    Raises `OutputError` for whatever cannot be written.
+    ``done`` rows from the beginning are those of an earlier attempt, by the ledger; None without
+    one. Raises `OutputError` for whatever cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, name: str, partition: int, *, attempt: int = 0, done: int | None = None
-    ) -> None:
-        self.path = folder / f"dead-{name}-{partition:05d}.jsonl"
-        suffix = "part" if done is not None else f"{attempt}.part"
-        self._part = folder / f".{self.path.name}.{suffix}"
-        self._file: IO[bytes] | None = None
-        self._is_named = False  # durably
+    def __init__(self, folder: Location, name: str, partition: int, *, done: int | None) -> None:
+        self._folder = folder
+        self._storage = open_storage(str(folder))
+        self._prefix = f"dead-{name}-{partition:05d}"
+        self._attempt = uuid.uuid4().hex[:8]  # another one may still run, with rows in other order
         self._is_kept = done is not None
-        if done is not None:
-            self._keep(done)
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._first_row = 0
+        self._keep(done or 0)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
         """Add a row, given by its number in the partition."""
-        with failing("write", self.path):
-            if self._file is None:
-                self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._part.unlink(missing_ok=True)
-                self._file = open_to_append(self._part, 0o640)
-            self._file.write(dead_letter(row, message, reason))
+        if not self._lines:
+            self._first_row = row
+        self._lines.append(dead_letter(row, message, reason))
+        self._size += len(self._lines[-1])
+        if self._size >= OBJECT_BYTES:
+            self.sync()
+            self._lines, self._size = [], 0
 
     def sync(self) -> None:
-        """Make what was written durable."""
-        if self._file is not None:
-            with failing("write", self.path):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                if not self._is_named:
-                    sync_folder(self._part.parent)
-                    self._is_named = True
-
-    def finish(self) -> None:
-        """Give the file its name, if there is anything in it."""
-        if self._file is None:
-            return
-        self.sync()
-        with failing("write", self.path):
-            self._part.replace(self.path)
-            sync_folder(self.path.parent)
+        """Make what was written durable: a file that is not full is written again."""
+        if self._lines:
+            with failing("write", self._folder):
+                name = f"{self._prefix}-{self._first_row:012d}-{self._attempt}.jsonl"
+                self._storage.put(name, b"".join(self._lines))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is None:
-            return
-        self._file.close()
         if kind is not None and not self._is_kept:
-            self._part.unlink(missing_ok=True)
+            self._keep(0)
 
     def _keep(self, done: int) -> None:
-        """Keep what an earlier attempt wrote of rows that are done."""
-        source = self._part if self._part.exists() else self.path
-        with failing("write", self.path), suppress(FileNotFoundError):
-            lines = source.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if row_of(line) < done]
-            if kept:
-                replace_file(self._part, b"".join(kept))
-                self._file = open_to_append(self._part, 0o640)
-            else:
-                self._part.unlink(missing_ok=True)
+        """Keep what an earlier attempt wrote of rows that are done.
+
+        Up to version 0.2 a local file had the name of its partition alone, and was hidden until the
+        task ended.
+        """
+        with failing("write", self._folder):
+            for entry in list(self._storage.list()):
+                shown = entry.name.removeprefix(".").removesuffix(".part")
+                if not shown.startswith((f"{self._prefix}-", f"{self._prefix}.")):
+                    continue
+                lines = self._storage.read(entry.name).splitlines(keepends=True) if done else []
+                kept = [line for line in lines if row_of(line) < done]
+                if kept and (len(kept) < len(lines) or shown != entry.name):
+                    self._storage.put(shown, b"".join(kept))
+                if not kept or shown != entry.name:
+                    self._storage.delete(entry.name)
 
 
 def dead_letter(row: int, message: Envelope, reason: str) -> bytes:
@@ -201,3 +231,226 @@ def row_of(line: bytes) -> float:
         return int(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+# -- the ledger ----------------------------------------------------------------------------------
+
+VERSION = 1
+JOB, LOCK = "job.json", "lock"
+
+LOCK_WAIT_S = 10.0  # workers of a driver that was killed end a moment after it
+POLL_S = 0.05
+SYNC_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class LedgerEntry(RowCounts):
+    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies, and what
+    became of them; ``sent`` rows may have reached nsqd, and ``repeated`` of them more than once."""
+
+    done: int = 0
+    sent: int = 0
+    checksum: int = 0
+    repeated: int = 0
+
+
+def prepare_ledger(folder: Location, job: str) -> None:
+    """Make the place for ``job``, a text that is the same only for the same job.
+
+    Raises `ConfigurationError` where it belongs to another job.
+    """
+    content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
+    place = open_storage(str(folder))
+    with failing("write the ledger", folder):
+        names = [entry.name for entry in place.list()]
+        if JOB not in names and any(name.startswith("part-") for name in names):
+            raise ConfigurationError(
+                f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
+            )
+        try:
+            place.put_if_absent(JOB, content)
+        except FileExistsError:
+            pass
+        found = place.read(JOB)
+    if found != content:
+        raise ConfigurationError(
+            f"{folder} is the ledger of another job",
+            hint="Give another directory; everything is published again then.",
+        )
+
+
+def part_path(folder: Path, partition: int) -> Path:
+    """Where the lines of a partition stand."""
+    return folder / f"part-{partition:05d}.jsonl"
+
+
+class LedgerPart:
+    """The file of one partition, locked. ``entry`` is its last line.
+
+    Raises `NsqError` when another task has it, `ConfigurationError` when it is not a ledger.
+    """
+
+    def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
+        self.path = part_path(folder, partition)
+        self.partition = partition
+        self._synced_at = time.monotonic()
+        with failing("write", self.path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._descriptor = open_to_write(self.path, flags, 0o640)
+            sync_folder(folder)  # or the file may be nameless after a power failure
+        try:
+            self._lock(time.monotonic() + wait_s)
+            self.entry = self._read()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def note(self) -> None:
+        """Append ``entry`` as it is now. Raises `OutputError`."""
+        line = json.dumps(asdict(self.entry)).encode() + b"\n"
+        with failing("write", self.path):
+            write_all(self._descriptor, line)
+            if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
+                self.sync()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `note` will write."""
+        return True
+
+    def finish(self) -> None:
+        """Append ``entry`` as it is now, and make it survive a power failure."""
+        self.note()
+        self.sync()
+
+    def sync(self) -> None:
+        """Make what was noted survive a power failure."""
+        os.fsync(self._descriptor)
+        self._synced_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def _lock(self, until: float) -> None:
+        with failing("lock", self.path):
+            while not try_lock(self._descriptor):
+                if time.monotonic() >= until:
+                    raise NsqError(
+                        f"partition {self.partition} is being published by another task, "
+                        f"which has {self.path} locked",
+                        hint="Set spark.speculation=false, and run a job once at a time.",
+                    )
+                time.sleep(POLL_S)
+
+    def _read(self) -> LedgerEntry:
+        """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
+        with failing("read", self.path):
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            with open(self._descriptor, "rb", closefd=False) as file:
+                content = file.read()
+            whole = content.rpartition(b"\n")[0]
+            if len(whole) + 1 < len(content):
+                os.ftruncate(self._descriptor, len(whole) + 1 if whole else 0)
+        if not whole:
+            return LedgerEntry()
+        return decode_entry(whole.rpartition(b"\n")[2], self.path)
+
+
+def decode_entry(line: bytes, path: Location) -> LedgerEntry:
+    """Read a line. Raises `ConfigurationError`."""
+    try:
+        entry = LedgerEntry(**json.loads(line))
+        counts = asdict(entry)
+        if min(*counts.pop("topics").values(), *counts.values()) >= 0:
+            return entry
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
+
+
+def read_entries(ledger: Location) -> list[LedgerEntry]:
+    """The entries of all partitions, without locking, for a report.
+
+    Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
+    """
+    entries = []
+    if isinstance(ledger, StoredPlace):
+        parts = {entry.name.partition("/")[0] for entry in ledger.below()}
+        for part in sorted(name for name in parts if name.startswith("part-")):
+            numbers = StoredNumbers(ledger / part)
+            if latest := numbers.latest():
+                entries.append(decode_entry(numbers.read(latest), numbers.place))
+        return entries
+    for path in sorted(ledger.glob("part-*.jsonl")):
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        if whole:
+            entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
+    return entries
+
+
+AHEAD_ROWS = 10_000
+
+
+class StoredLedgerPart:
+    """The progress of one partition; as `LedgerPart`."""
+
+    def __init__(self, folder: StoredPlace, partition: int) -> None:
+        self.partition = partition
+        self._numbers = StoredNumbers(folder / f"part-{partition:05d}")
+        with self._errors():
+            self._numbers.number = self._numbers.latest()
+            self.entry = LedgerEntry()
+            if self._numbers.number:
+                line = self._numbers.read(self._numbers.number)
+                self.entry = decode_entry(line, self._numbers.place)
+        self._noted_sent = self.entry.sent
+        self._write(self.entry)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `note` will write."""
+        return self.entry.sent > self._noted_sent
+
+    def note(self) -> None:
+        """Note that the rows sent, and some more, may have been. Raises `OutputError`."""
+        if self.is_due:
+            self._write(replace(self.entry, sent=self.entry.sent + AHEAD_ROWS))
+
+    def finish(self) -> None:
+        """Note ``entry`` as it is now. Raises `OutputError`."""
+        self._write(self.entry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _write(self, entry: LedgerEntry) -> None:
+        with self._errors():
+            self._numbers.append(json.dumps(asdict(entry)).encode())
+        self._noted_sent = entry.sent
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with failing("use", self._numbers.place):
+            try:
+                yield
+            except FileExistsError:
+                raise NsqError(
+                    f"partition {self.partition} is being published by another task, "
+                    f"which writes to {self._numbers.place}",
+                    hint="Set spark.speculation=false, and run a job once at a time.",
+                ) from None
+
+
+def open_ledger_part(
+    folder: Location, partition: int, *, wait_s: float = LOCK_WAIT_S
+) -> LedgerPart | StoredLedgerPart:
+    """Open the progress of a partition. Raises as `LedgerPart`."""
+    if isinstance(folder, StoredPlace):
+        return StoredLedgerPart(folder, partition)
+    return LedgerPart(folder, partition, wait_s=wait_s)

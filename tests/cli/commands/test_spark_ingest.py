@@ -56,12 +56,21 @@ def written(output: Path) -> int:
     return len(files)
 
 
-def test_an_archive_that_grows_is_taken_once_by_each_run(
-    spark: SparkSession, run_spark: RunSpark, valid_json: ValidJson, tmp_path: Path
-) -> None:
-    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
-    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
+@pytest.fixture
+def command(tmp_path: Path) -> list[object]:
+    """Ingest an archive, which is empty yet, once."""
     (tmp_path / "archive").mkdir()
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
+    return [*command, "--checkpoint", tmp_path / "checkpoint", "--once"]
+
+
+def test_an_archive_that_grows_is_taken_once_by_each_run(
+    spark: SparkSession,
+    run_spark: RunSpark,
+    valid_json: ValidJson,
+    command: list[object],
+    tmp_path: Path,
+) -> None:
     writer = Writer(tmp_path / "archive")
     writer.write(messages(0, 300), messages(300, 600))
 
@@ -78,34 +87,27 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     assert first.status == 0, first.err
     assert "600 rows ingested in 2 batches" in first.err
     counts = dict(line.split() for line in metrics.read_text().splitlines() if line[0] != "#")
-    assert int(counts["nsq_spark_ingest_rows_total"]) == 600
-    assert int(counts["nsq_spark_ingest_batches_total"]) == 2
     body_bytes = sum(len(message.body) for message in messages(0, 600))
-    assert int(counts["nsq_spark_ingest_body_bytes_total"]) == body_bytes
+    expected_counts = {"rows_total": 600, "batches_total": 2, "body_bytes_total": body_bytes}
+    for name, count in {**expected_counts, "rows_behind": 0, "bytes_behind": 0}.items():
+        assert int(counts[f"nsq_spark_ingest_{name}"]) == count
     assert float(counts["nsq_spark_ingest_rows_per_second"]) > 0
-    assert int(counts["nsq_spark_ingest_rows_behind"]) == 0
-    assert int(counts["nsq_spark_ingest_bytes_behind"]) == 0
     assert "0 rows ingested in 0 batches" in idle.err
     assert not broken.exists()
     assert "200 rows ingested in 2 batches" in last.err
     counts = valid_json("spark ingest", last.out)
-    assert [counts[name] for name in ("rows", "batches", "rows_behind", "damages")] == [
-        200,
-        2,
-        0,
-        0,
-    ]
+    found = [counts[name] for name in ("rows", "batches", "rows_behind", "damages")]
+    assert found == [200, 2, 0, 0]
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
 
 
-def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, tmp_path: Path) -> None:
-    (tmp_path / "archive").mkdir()
+def test_damage_fails_or_is_left_out_and_told(
+    run_spark: RunSpark, command: list[object], tmp_path: Path
+) -> None:
     path = write_archive(tmp_path / "archive" / "a.gz", messages(0, 10), messages(10, 20))
     data = bytearray(path.read_bytes())
     data[30:60] = bytes(30)
     path.write_bytes(data)
-    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
-    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
 
     refused = run_spark(*command)
     taken = run_spark(*command, "--skip-damaged")
@@ -151,12 +153,11 @@ def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
     ]
 
 
-def test_lost_data_ends_the_run_or_is_passed_over(run_spark: RunSpark, tmp_path: Path) -> None:
-    (tmp_path / "archive").mkdir()
+def test_lost_data_ends_the_run_or_is_passed_over(
+    run_spark: RunSpark, command: list[object], tmp_path: Path
+) -> None:
     writer = Writer(tmp_path / "archive")
     path = writer.write(messages(0, 10))
-    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
-    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
     run_spark(*command)
     part_of(path).unlink()
     index_of(path).unlink()
@@ -174,13 +175,11 @@ def test_lost_data_ends_the_run_or_is_passed_over(run_spark: RunSpark, tmp_path:
 
 
 def test_an_error_that_is_no_exception_of_java_is_reported(
-    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
+    spark: SparkSession, run_spark: RunSpark, command: list[object], tmp_path: Path
 ) -> None:
     """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
-    (tmp_path / "archive").mkdir()
     write_archive(tmp_path / "archive" / "a.gz", messages(0, 10))
-    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
-    command += ["--checkpoint", tmp_path / "checkpoint", "--once", "--json"]
+    command.append("--json")
     setting = "spark.sql.streaming.commitProtocolClass"
     spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
     try:

@@ -53,8 +53,7 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["report", "nowhere"], 3, "there is no"),
         (["report", ".", "--by", "0s"], 2, "is too short; write hour, day or 10m"),
         (["report", ".", "--gap", "0s"], 2, "is too short; write 5m or 1s"),
-        (["report", ".", "--html", "/nowhere/at/all.html"], 3, "directory /nowhere/at"),
-        (["report", ".", "--html", "."], 1, "cannot write"),
+        (["report", ".", "--html", "page"], 2, "no nsq spark report --html any more: use --json"),
     ):
         assert main(["spark", *arguments]) == status, arguments
         out, err = capfd.readouterr()

@@ -67,33 +67,31 @@ def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
     return run
 
 
-def test_times_and_sql_select(
+def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
     spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
-    write_archive(tmp_path / "clicks.gz", messages(0, 20))
+    archive = write_archive(tmp_path / "clicks.gz", messages(0, 20))
     write_parquet(spark, tmp_path / "parquet", *messages(0, 20), topic="views")
-    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
-    paths = [tmp_path / "clicks.gz", tmp_path / "parquet"]
+    more = ["--dry-run", "-o", "csv", "--ledger", tmp_path / "ledger"]
+    dry = replay(archive, "--topic", "again", *more)
+    for condition, complaint in (("colour = 'red'", "colour"), ("attempts >", "Syntax error")):
+        result = replay(archive, "--where", condition)
+        assert (result.status, complaint in result.err) == (2, True), result.err
 
-    result = replay(*paths, *span, "--where", "cast(body AS string) LIKE 'body 0001%'")
+    assert (dry.status, dry.out) == (0, b"topic,messages\nagain,20\n")
+    assert "20 messages would be published" in dry.err
+    assert nsqd.stats()["topics"] == []
+    assert not (tmp_path / "ledger").exists()
+
+    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
+    where = ["--where", "cast(body AS string) LIKE 'body 0001%'"]
+    result = replay(archive, tmp_path / "parquet", *span, *where)
 
     assert result.status == 0, result.err
     expected = [b"body %05d" % number for number in range(10, 15)]
     assert bodies_in(nsqd, "clicks", 5) == expected
     assert bodies_in(nsqd, "views", 5) == expected
     assert nsqd.topic_stats("views")["message_count"] == 5
-
-
-def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-
-    more = ["--dry-run", "-o", "csv", "--ledger", tmp_path / "ledger"]
-    result = replay(tmp_path / "a.gz", "--topic", "again", *more)
-
-    assert (result.status, result.out) == (0, b"topic,messages\nagain,10\n")
-    assert "10 messages would be published" in result.err
-    assert nsqd.stats()["topics"] == []
-    assert not (tmp_path / "ledger").exists()
 
 
 def test_run_again_with_its_ledger_nothing_is_published_twice(
@@ -183,15 +181,20 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     assert len(found) <= 10_000 + 5000
 
 
-def test_messages_that_cannot_be_published_show_in_the_status(
+def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     large = WireMessage(BEGIN, 1, b"%016x" % 99, b"x" * 1_100_000)
     write_archive(tmp_path / "a.gz", [*messages(0, 5), large])
+    torn = write_archive(tmp_path / "torn.gz", messages(0, 10), messages(10, 20), topic="torn")
+    torn.write_bytes(torn.read_bytes()[:-20])
 
+    damaged = replay(torn)
     result = replay(tmp_path / "a.gz")
     aside = replay(tmp_path / "a.gz", "--dead-letters", tmp_path / "dead", "--json")
 
+    assert (damaged.status, str(torn) in damaged.err) == (6, True)
+    assert nsqd.topic_stats("torn")["message_count"] >= 10
     assert result.status == 6
     assert "1 rows were refused" in result.err
     assert "1100000 bytes are above the limit" in result.err
@@ -203,30 +206,6 @@ def test_messages_that_cannot_be_published_show_in_the_status(
     [path] = (tmp_path / "dead").iterdir()
     message = decode(path.read_bytes())
     assert (message.id, message.nsqd, message.body) == (large.id, "nsqd:4150", large.body)
-
-
-def test_damage_is_skipped_reported_and_shows_in_the_status(
-    nsqd: GoNsqd, replay: Replay, tmp_path: Path
-) -> None:
-    path = write_archive(tmp_path / "a.gz", messages(0, 10), messages(10, 20))
-    path.write_bytes(path.read_bytes()[:-20])
-
-    result = replay(path)
-
-    assert result.status == 6
-    assert str(path) in result.err
-    assert nsqd.topic_stats("clicks")["message_count"] >= 10
-
-
-def test_a_condition_that_is_no_sql_is_refused(
-    nsqd: GoNsqd, replay: Replay, tmp_path: Path
-) -> None:
-    archive = write_archive(tmp_path / "a.gz", messages(0, 10))
-
-    for condition, complaint in (("colour = 'red'", "colour"), ("attempts >", "Syntax error")):
-        result = replay(archive, "--where", condition)
-        assert (result.status, complaint in result.err) == (2, True), result.err
-    assert nsqd.stats()["topics"] == []
 
 
 def test_the_secret_is_handed_on_and_not_shown(

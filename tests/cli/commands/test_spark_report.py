@@ -1,4 +1,4 @@
-"""``nsq spark report``: over archives and Parquet, as table, TSV, JSON and page."""
+"""``nsq spark report``: over archives and Parquet, as table, TSV and JSON."""
 
 from __future__ import annotations
 
@@ -92,21 +92,6 @@ def test_topics_times_steps_and_gaps_are_chosen(run_spark: RunSpark, archive: Pa
         ("2026-09-21T14:40:00Z", 3),
     ]
     assert document["gaps_in_all"] == 19
-
-
-def test_a_page_holds_the_report_and_its_charts(
-    run_spark: RunSpark, archive: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "report.html"
-
-    result = run_spark("report", archive, "--html", page)
-
-    assert result.status == 0, result.err
-    text = page.read_text("utf-8")
-    data = text.partition('id="report">')[2].partition("</script>")[0]
-    document = json.loads(data)
-    assert [each["topic"] for each in document["topics"]] == ["clicks", "views"]
-    assert len(text) > 3_000_000, "the script of the charts is missing"
 
 
 def test_bare_bodies_have_a_line_without_topic_and_time(

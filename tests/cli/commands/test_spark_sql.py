@@ -14,7 +14,7 @@ from plugins.spark import RunSpark
 
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.read_settings import MESSAGE_DDL
 from nsqtools.spark.jobs.sql import NamedView, cell, columns_of_views, named_views, plain
 
 if TYPE_CHECKING:
@@ -89,41 +89,30 @@ def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, archive: Path
     assert str(path) in taken.err
 
 
-def test_several_views_are_joined(
+def test_views_have_names_and_bare_paths_are_known_by_their_kind(
     run_spark: RunSpark, spark: SparkSession, archive: Path, tmp_path: Path
 ) -> None:
-    parquet = write_parquet(spark, tmp_path / "parquet", "clicks", "007")
+    """Topics stay text."""
+    parquet = write_parquet(spark, tmp_path / "parquet", "clicks", "007", "8")
     query = "SELECT count(*) AS n FROM old JOIN days USING (topic) WHERE date = DATE'2026-09-21'"
+    named = run_spark("sql", query, "--archive", f"old={archive}", "--parquet", f"days={parquet}")
+    query = "SELECT topic, date + INTERVAL 1 DAY AS d, (SELECT count(*) FROM archive) FROM parquet"
+    bare = run_spark("sql", query, archive, parquet)
 
-    result = run_spark("sql", query, "--archive", f"old={archive}", "--parquet", f"days={parquet}")
-
-    assert result == (0, b"n\n4\n", "")
-
-
-def test_bare_paths_are_known_by_their_kind_and_topics_stay_text(
-    run_spark: RunSpark, spark: SparkSession, archive: Path, tmp_path: Path
-) -> None:
-    parquet = write_parquet(spark, tmp_path / "parquet", "007", "8")
-    query = (
-        "SELECT topic, date + INTERVAL 1 DAY AS next, (SELECT count(*) FROM archive) FROM parquet"
-    )
-
-    result = run_spark("sql", query, archive, parquet)
-
-    lines = sorted(result.out.decode().splitlines())
+    assert named == (0, b"n\n4\n", "")
+    lines = sorted(bare.out.decode().splitlines())
     assert lines[:2] == ["007\t2026-09-22\t4", "8\t2026-09-22\t4"]
-
-
-def test_a_limit_says_that_there_is_more(run_spark: RunSpark) -> None:
-    result = run_spark("sql", "SELECT id FROM range(5) ORDER BY id", "-n", 2)
-
-    assert result.out == b"id\n0\n1\n"
-    assert result.err == "nsq: these are the first 2 rows; --count 0 prints all\n"
+    (other := tmp_path / "other").mkdir()
+    both = NamedView("a", "archive", (str(archive), str(other)))
+    assert named_views([f"a={archive}", f"a={other}"], [], []) == [both]
 
 
 def test_rows_come_in_their_order_and_in_the_form_that_is_asked_for(run_spark: RunSpark) -> None:
     many = run_spark("sql", "SELECT id FROM range(0, 2500, 1, 3)")
     assert many.out.decode().split() == ["id", *map(str, range(2500))]
+    some = run_spark("sql", "SELECT id FROM range(5) ORDER BY id", "-n", 2)
+    told = "nsq: these are the first 2 rows; --count 0 prints all\n"
+    assert (some.out, some.err) == (b"id\n0\n1\n", told)
     none = "SELECT id FROM range(5) WHERE id > 9"
     assert run_spark("sql", none).out == b"id\n"
     assert run_spark("sql", none, "--json").out == b""
@@ -176,14 +165,6 @@ def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
     assert "100  x" not in rest
 
 
-def test_a_name_that_is_given_twice_has_both_paths(archive: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    texts = [f"a={archive}", f"a={other}"]
-
-    assert named_views(texts, [], []) == [NamedView("a", "archive", (str(archive), str(other)))]
-
-
 @pytest.mark.parametrize(
     ("value", "for_json", "for_a_table"),
     [
@@ -234,19 +215,15 @@ def test_a_query_reads_only_the_columns_that_it_uses(
     }
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+def test_a_query_whose_columns_are_unknown_reads_all(spark: SparkSession, archive: Path) -> None:
+    views = [NamedView("archive", "archive", (str(archive),))]
+    for query in (
         "SELECT id FROM archive WHERE attempts = (SELECT max(attempts) FROM archive)",
         "SELECT nothing FROM archive",
         "SELEC",
         "CREATE TABLE made AS SELECT topic FROM archive",
-    ],
-)
-def test_a_query_whose_columns_are_unknown_reads_all(
-    spark: SparkSession, archive: Path, query: str
-) -> None:
-    assert columns_of_views(spark, [NamedView("archive", "archive", (str(archive),))], query) == {}
+    ):
+        assert columns_of_views(spark, views, query) == {}
 
 
 def test_a_statement_is_planned_over_stand_ins_without_being_run(
