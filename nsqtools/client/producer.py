@@ -222,8 +222,11 @@ class CommonProducer:
         if not self._is_started:
             self.start()
         self._wait_for_room(publication)
-        self._io.submit(publication)
+        self._send(publication)
         return publication
+
+    def _send(self, publication: PendingPublication) -> None:  # `FakeProducer` has its own
+        self._io.submit(publication)
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""

@@ -33,9 +33,6 @@ class DaemonLog:
     def level(self, level: str) -> None:
         self._lowest = LEVELS.index(level)
 
-    def debug(self, text: str) -> None:
-        self._write(0, text)
-
     def info(self, text: str) -> None:
         self._write(1, text)
 

@@ -157,7 +157,7 @@ class DurablePath:
         Raises `ConfigurationError`, ``OSError``."""
         path = self.current()
         if path is None:
-            if self._has_go_files():
+            if self._listed() or queues_with_files(self._path):
                 raise ConfigurationError(
                     f"the messages in {self._path} are those of an nsqd without --durable. "
                     "Run `nsq nsqd --recover-only --durable --data-path="
@@ -242,9 +242,6 @@ class DurablePath:
         for each in self._path.iterdir():
             if _DATABASE.fullmatch(each.name) and each != path:
                 self._remove(each)
-
-    def _has_go_files(self) -> bool:
-        return bool(self._listed()) or bool(queues_with_files(self._path))
 
     def _listed(self) -> Queues:
         try:

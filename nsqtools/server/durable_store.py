@@ -25,10 +25,10 @@ from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import NamedTuple
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
@@ -258,61 +258,52 @@ class DurableStore:
         self._steps = [*pending[count:], Changes()]
         if any(step.publishes for step in pending[:count]):
             self.health.look_at_disk()
-        refusal = self.health.low
         self._is_writing = True
         flushed, self._flushed = ([], self._flushed) if pending[count:] else (self._flushed, [])
-        work = (self.database, pending[:count], refusal, self._broken, flushed)
-        self._executor.submit(self._commit, *work)
+        steps, low = pending[:count], self.health.low
+        work = _Transaction(self.database, steps, self._broken, low, flushed)
+        self._executor.submit(self._commit, work)
 
-    def _commit(
-        self,
-        database: Database,
-        steps: list[Changes],
-        refusal: str,
-        broken: str,
-        flushed: list[Future[None]],
-    ) -> None:
+    def _commit(self, work: _Transaction) -> None:
         """Write changes, on the thread; a checkpoint comes after the answers."""
-        come_due: Counter[int] = Counter()
-        failure = ""
         try:
-            if broken:
-                database = self._files.renew(database, broken)
-                broken = ""
+            if work.broken:
+                work.database = self._files.renew(work.database, work.broken)
+                work.broken = ""
+            commit = work.database.commit
             try:
-                come_due = database.commit(steps, with_publishes=not refusal)
+                work.come_due = commit(work.steps, with_publishes=not work.refusal)
             except sqlite3.Error as exc:
-                if refusal or not _is_full(exc):
+                if work.refusal or not _is_full(exc):
                     raise
-                refusal = _FULL
-                come_due = database.commit(steps, with_publishes=False)
+                work.refusal = _FULL
+                work.come_due = commit(work.steps, with_publishes=False)
         except Exception as exc:
-            failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
-            broken = broken or ("" if _is_full(exc) else failure)
-        outcome = _Outcome(database, steps, come_due, refusal, failure, broken, flushed)
-        self.loop.call_soon_threadsafe(self._committed, outcome)
-        if not failure:
+            work.failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
+            work.broken = work.broken or ("" if _is_full(exc) else work.failure)
+        self.loop.call_soon_threadsafe(self._committed, work)
+        if not work.failure:
             try:
-                database.checkpoint_if_due()
+                work.database.checkpoint_if_due()
             except sqlite3.Error as exc:
                 if not _is_full(exc):
                     self.loop.call_soon_threadsafe(self.damaged, str(exc))
 
-    def _committed(self, outcome: _Outcome) -> None:
+    def _committed(self, work: _Transaction) -> None:
         if self._is_over:
             return
         self._is_writing = False
-        steps, health = outcome.steps, self.health
-        is_new = outcome.database is not self.database
+        steps, health = work.steps, self.health
+        is_new = work.database is not self.database
         if is_new:
             self._files.close_old(self.database)
-            self.database = outcome.database
+            self.database = work.database
         if is_new or not self._broken:
-            self._broken = outcome.broken
+            self._broken = work.broken
         publishes = [publish for step in steps for publish in step.publishes]
-        reason = outcome.failure or outcome.refusal
-        if outcome.failure:
-            text = self._files.describe(outcome.failure)
+        reason = work.failure or work.refusal
+        if work.failure:
+            text = self._files.describe(work.failure)
             if health.error != text:
                 self._log.error(f"DURABLE: {text}; publishes are refused until that is over")
             health.error = reason = text
@@ -323,17 +314,17 @@ class DurableStore:
         else:
             if publishes or is_new:
                 health.error = reason if reason == _FULL else ""
-            self._apply(outcome, [] if reason else publishes)
+            self._apply(work, [] if reason else publishes)
             if is_new:
                 self._log.info(f"DURABLE: {self.database.path} was written anew, and is used now")
                 for backlog in self._backlogs.values():
                     backlog.recount()
-        for future in outcome.flushed:
-            if outcome.failure and not future.done():
+        for future in work.flushed:
+            if work.failure and not future.done():
                 future.set_exception(OSError(reason))
             elif not future.done():
                 future.set_result(None)
-        if not outcome.failure:
+        if not work.failure:
             self.loop.call_soon(self._write)  # whatever the publishers do
         for publish in publishes:
             try:
@@ -341,16 +332,16 @@ class DurableStore:
             except Exception as exc:  # of one client: the others are waiting
                 self._log.error(f"DURABLE: failed to answer a publish - {exc!r}")
 
-    def _apply(self, outcome: _Outcome, publishes: list[Publish]) -> None:
+    def _apply(self, work: _Transaction, publishes: list[Publish]) -> None:
         backlogs = self._backlogs
-        for step in outcome.steps:
+        for step in work.steps:
             for number, _, due_ns, _, _ in step.moved:
                 if not due_ns and number in backlogs:
                     backlogs[number].moved()
-        for step in outcome.steps:
+        for step in work.steps:
             for number, _, _ in step.come_due:
                 if number in backlogs:
-                    backlogs[number].came_due(outcome.come_due[number])
+                    backlogs[number].came_due(work.come_due[number])
             for number, _, _ in step.finished if self.is_strict else ():
                 if number in backlogs:
                     backlogs[number].settled()
@@ -396,16 +387,17 @@ class DurableStore:
         self._executor.shutdown()
 
 
-class _Outcome(NamedTuple):
-    """What became of changes."""
+@dataclass(slots=True)
+class _Transaction:
+    """Changes, and what became of them."""
 
-    database: Database
+    database: Database  # another one when it was written anew
     steps: list[Changes]
-    come_due: Counter[int]
+    broken: str  # why it has to be
     refusal: str  # of publishes
-    failure: str  # of everything
-    broken: str
     flushed: list[Future[None]]
+    failure: str = ""  # of everything
+    come_due: Counter[int] = field(default_factory=Counter)
 
 
 def _is_full(exc: Exception) -> bool:

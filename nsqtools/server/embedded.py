@@ -61,11 +61,10 @@ class DaemonThread(Generic[D]):
             target=self._run, args=(started,), name=self._name, daemon=True
         )
         self._thread.start()
-        try:
-            started.result()
-        except BaseException:
+        failure = started.exception()
+        if failure is not None:
             self._thread.join()
-            raise
+            raise failure
 
     def _run(self, started: Future[None]) -> None:
         with asyncio.Runner(loop_factory=MeteredLoop) as runner:

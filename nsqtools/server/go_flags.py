@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +138,6 @@ def parse_tls_version(text: str) -> int:
     return TLS_VERSIONS[text.lower()]
 
 
-def _tls_version_word(version: int) -> str:
-    return next(word for word, number in TLS_VERSIONS.items() if number == version)
-
-
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
     values = tuple(float(word) for word in text.split(","))
@@ -179,7 +175,11 @@ LOG_LEVEL = FlagKind(
     "value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1
 )
 TLS_REQUIRED = FlagKind("", parse_tls_required, lambda value: "", is_bool=True)
-TLS_MIN_VERSION = FlagKind("value", parse_tls_version, _tls_version_word)
+TLS_MIN_VERSION = FlagKind(
+    "value",
+    parse_tls_version,
+    lambda version: next(word for word, each in TLS_VERSIONS.items() if each == version),
+)
 
 
 FLOAT = FlagKind("float", _in_go(float), "{:g}".format)
@@ -236,18 +236,13 @@ _COMMON = {
 
 def flags_of(options_class: type, deprecated: Mapping[str, str]) -> dict[str, Flag]:
     """Return the flags of an options class by name; ``deprecated`` are bools that do nothing."""
-    flags = dict(_COMMON)
+    flags, defaults = dict(_COMMON), options_class()
     flags |= {name: Flag("", BOOL, help, False) for name, help in deprecated.items()}
     for field in fields(options_class):
         name = field.name.replace("_", "-")
-        flags[name] = Flag(
-            field.name, field.metadata["kind"], field.metadata["help"], _default(field)
-        )
+        metadata, default = field.metadata, getattr(defaults, field.name)
+        flags[name] = Flag(field.name, metadata["kind"], metadata["help"], default)
     return dict(sorted(flags.items()))
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> ParsedFlags:

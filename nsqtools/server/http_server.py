@@ -33,7 +33,7 @@ from email.utils import formatdate
 from html import escape
 from http import HTTPStatus
 from ssl import SSLContext
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import httptools
@@ -142,20 +142,11 @@ def required(query: Mapping[str, str], name: str) -> str:
     return query[name]
 
 
-def topic_argument(query: Mapping[str, str]) -> str:
-    """Return the topic. Raises `HTTPRefusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
-    return _name_argument(query, "topic")
-
-
-def topic_and_channel_arguments(query: Mapping[str, str]) -> tuple[str, str]:
-    """Return topic and channel. Raises `HTTPRefusal` 400 with the code of the first fault."""
-    return _name_argument(query, "topic"), _name_argument(query, "channel")
-
-
-def _name_argument(query: Mapping[str, str], name: str) -> str:
-    value = required(query, name)
+def valid_name(query: Mapping[str, str], what: str) -> str:
+    """Return a topic or channel. Raises `HTTPRefusal` 400 MISSING_ARG_NAME or INVALID_ARG_NAME."""
+    value = required(query, what)
     if not is_valid_name(value):
-        raise HTTPRefusal(400, f"INVALID_ARG_{name.upper()}")
+        raise HTTPRefusal(400, f"INVALID_ARG_{what.upper()}")
     return value
 
 
@@ -188,43 +179,37 @@ async def metrics_reply(metrics: Iterable[Metric], loop: AbstractEventLoop) -> R
     return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics), loop))
 
 
-class ForeignCalls:
-    """Calls that a web page made a browser send: the API has no passwords, so these are refused.
+def foreign_call(method: str, headers: Mapping[str, str], names: Collection[str] | None) -> str:
+    """Return the code to refuse a call with that a web page made a browser send, ``""`` for others.
 
-    A page of any site can POST to a port of the machine that shows it, and after DNS rebinding it
-    can call the API under the page's own name. Browsers say so: ``Sec-Fetch-Site`` and ``Origin``
-    of a state-changing call name the page, and ``Host`` is a name that is not ours. Programs send
-    neither of the first two. The host is looked at only when only this machine can connect,
-    and only DNS names with a dot are foreign: an address cannot be rebound, and names such as
-    ``nsqd`` are those of containers. ``names`` are those of this host; None lets every ``Host``
-    pass.
+    The API has no passwords. A page of any site can POST to a port of the machine that shows it,
+    and after DNS rebinding it can call the API under the page's own name. Browsers say so:
+    ``Sec-Fetch-Site`` and ``Origin`` of a state-changing call name the page, and ``Host`` is a name
+    that is not ours. Programs send neither of the first two. The host is looked at only when only
+    this machine can connect, and only DNS names with a dot are foreign: an address cannot be
+    rebound, and names such as ``nsqd`` are those of containers. ``names`` are those of this host;
+    None lets every ``Host`` pass.
     """
-
-    def __init__(self, names: Collection[str] | None) -> None:
-        self._names = None if names is None else {name.lower() for name in names}
-
-    def refusal(self, method: str, headers: Mapping[str, str]) -> str:
-        """Return the code to refuse a call with, ``""`` when it may pass."""
-        if method in _SAFE_METHODS:
-            return ""
-        host = headers.get("host", "")
-        if self._names is not None and not _LOCAL.fullmatch(host):
-            name = re.sub(r":\d*$", "", host).lower()
-            if name not in self._names:
-                return "FOREIGN_HOST"
-        if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
-            return "FOREIGN_ORIGIN"
-        origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != host.lower():
-            return "FOREIGN_ORIGIN"
+    if method in _SAFE_METHODS:
         return ""
+    host = headers.get("host", "").lower()
+    is_local = names is None or _LOCAL.fullmatch(host)
+    if not is_local and re.sub(r":\d*$", "", host) not in map(str.lower, names or ()):
+        return "FOREIGN_HOST"
+    if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
+        return "FOREIGN_ORIGIN"
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != host:
+        return "FOREIGN_ORIGIN"
+    return ""
 
 
 class HTTPApi:
     """The endpoints of one daemon, by ``(method, path)``; the end of a path may be ``:name``.
 
-    ``body_limits`` are the most bytes that handlers read of a body; of one without a limit it is
-    dropped. With a ``tls_required_port`` every request is refused with this HTTPS port.
+    ``own_names`` are those that `foreign_call` takes. ``body_limits`` are the most bytes that
+    handlers read of a body; of one without a limit it is dropped. With a ``tls_required_port``
+    every request is refused with this HTTPS port.
     """
 
     def __init__(
@@ -234,21 +219,21 @@ class HTTPApi:
         *,
         body_limits: Mapping[Handler, int] | None = None,
         tls_required_port: int | None = None,
-        foreign: ForeignCalls | None = None,
+        own_names: Collection[str] | None = None,
     ) -> None:
         self._methods = sorted({method for method, _ in handlers})
         self._handlers = handlers
         self._body_limits = body_limits or {}
         self._log = log
         self._tls_required_port = tls_required_port
-        self._foreign = foreign or ForeignCalls(None)
+        self._own_names = own_names
 
     def find(self, call: Call) -> None:
         """Set who answers a call of which the head is known, and how much of its body is read."""
         if self._tls_required_port is not None:
             body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self._tls_required_port
             call.handler = lambda call: raw_json_reply(body, 403)
-        elif code := self._foreign.refusal(call.method, call.headers):
+        elif code := foreign_call(call.method, call.headers, self._own_names):
             call.handler = lambda call: _refuse(403, code)
         elif found := self._match(call.method, call.path):
             call.handler, call.option = found
@@ -758,8 +743,21 @@ class _Connection(asyncio.Protocol):
         self._answer()
 
 
-def foreign_calls(listener: socket.socket, broadcast_address: str) -> ForeignCalls:
-    """Return the rule for a listener: names are looked at when only this machine can connect."""
-    host = real_address(listener).rpartition(":")[0]
-    is_local = host.startswith("127.") or host == "[::1]"
-    return ForeignCalls({broadcast_address, socket.gethostname()} if is_local else None)
+async def serve_api(
+    name: str,
+    listener: socket.socket,
+    handlers: Handlers,
+    log: DaemonLog,
+    broadcast_address: str,
+    *,
+    tls_context: SSLContext | None = None,
+    **more: Any,
+) -> HTTPServer:
+    """Serve the API of a daemon from now on; ``more`` is for `HTTPApi`."""
+    address = real_address(listener)
+    is_local = address.startswith(("127.", "[::1]:"))
+    names = {broadcast_address, socket.gethostname()} if is_local else None
+    server = HTTPServer(HTTPApi(handlers, log, own_names=names, **more), listener, tls_context)
+    await server.start()
+    log.info(f"{name}: listening on {address}")
+    return server

@@ -30,11 +30,11 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues, Registry
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
 
 
-class LookupRegistry(Registry):
+class LookupRegistry:
     """Tells all nsqlookupd. Call `set_addresses` to begin, in the running loop."""
 
     def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:
@@ -82,7 +82,7 @@ class LookupRegistry(Registry):
         for peer in self._peers.values():
             peer.send(command)
 
-    # nsqd_queues.Registry
+    # what changes
 
     def topic_created(self, topic: Topic) -> None:
         """Announce it, and start it with the channels that it has elsewhere."""

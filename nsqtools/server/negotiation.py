@@ -50,16 +50,6 @@ class Negotiated:
     deflate_level: int = _DEFAULT_DEFLATE_LEVEL
 
 
-def default_terms(options: NsqdOptions, remote_ip: str) -> Negotiated:
-    """Return the terms of a client that has not identified itself."""
-    return Negotiated(
-        client_id=remote_ip,
-        hostname=remote_ip,
-        output_buffer_timeout_s=options.output_buffer_timeout,
-        msg_timeout_s=options.msg_timeout,
-    )
-
-
 def negotiate(
     terms: Negotiated, identify: ReceivedIdentify, options: NsqdOptions, *, has_tls: bool
 ) -> Negotiated:

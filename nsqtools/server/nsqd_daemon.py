@@ -15,12 +15,11 @@ from pathlib import Path
 from nsqtools.files.opening import exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
-from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.auth import AuthServers
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.durable_path import DurablePath
-from nsqtools.server.http_server import Call, HTTPApi, HTTPRefusal, HTTPServer, Reply, foreign_calls
+from nsqtools.server.http_server import Call, HTTPRefusal, HTTPServer, Reply, serve_api
 from nsqtools.server.listen import (
     accept,
     is_open_to_all,
@@ -37,7 +36,7 @@ from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.stats import expand_prefix, gather_stats, push_to_statsd
+from nsqtools.server.stats import expand_prefix, push_to_statsd
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 
@@ -93,18 +92,19 @@ class NsqdDaemon:
         report_errors(loop, self._log.error)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
         self.nsqd.refusal = self._refusal
+        self._registry = self.nsqd.registry = LookupRegistry(self.nsqd, self._own_info())
         try:
             self.nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
         self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers)
-        self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
-        self.nsqd.registry = self._registry
         await self._serve_tcp()
         await self._serve_http()
-        self._push_to_statsd()
+        if self._options.statsd_address:
+            pushing = push_to_statsd(self.nsqd, self._context.clients, self._statsd_prefix())
+            self._statsd = asyncio.create_task(pushing)
         meter_of(loop).forget()  # the start
 
     def owns_process(self) -> None:
@@ -166,17 +166,17 @@ class NsqdDaemon:
             ("HTTPS", self._https, self._tls_context),
         ):
             if listener is not None:
-                api = HTTPApi(
+                server = await serve_api(
+                    name,
+                    listener,
                     handlers,
                     self._log,
+                    info.broadcast_address,
+                    tls_context=context,
                     body_limits=nsqd.body_limits(),
                     tls_required_port=required_port if context is None else None,
-                    foreign=foreign_calls(listener, self._options.broadcast_address),
                 )
-                server = HTTPServer(api, listener, context)
-                await server.start()
                 self._http_servers.append(server)
-                self._log.info(f"{name}: listening on {_address(listener)}")
 
     def _refuse(self, call: Call) -> Reply:
         raise HTTPRefusal(403, self._refusal)
@@ -184,21 +184,6 @@ class NsqdDaemon:
     def _statsd_prefix(self) -> str:
         info = self._own_info()
         return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
-
-    def _push_to_statsd(self) -> None:
-        if not self._options.statsd_address:
-            return
-
-        async def gather() -> NsqdStats:
-            return await gather_stats(
-                self.nsqd,
-                self._context.clients,
-                with_clients=False,
-                with_memory=self._options.statsd_mem_stats,
-            )
-
-        pushing = push_to_statsd(self._options, self._statsd_prefix(), gather, self._log)
-        self._statsd = asyncio.create_task(pushing)
 
     def deregister(self) -> None:
         """Leave all nsqlookupd, and go on serving."""

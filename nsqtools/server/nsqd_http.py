@@ -12,7 +12,6 @@ import socket
 import time
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 
@@ -35,7 +34,7 @@ from nsqtools.server.http_server import (
     raw_json_reply,
     required,
     text_reply,
-    topic_and_channel_arguments,
+    valid_name,
 )
 from nsqtools.server.loop_meter import in_steps, page_in_steps
 from nsqtools.server.protocol_v2 import ProtocolV2
@@ -213,23 +212,25 @@ class NsqdHTTP:
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
     ) -> Reply | Awaitable[Reply]:
-        stored: Future[None] = self._nsqd.loop.create_future()
+        if topic.store is None:
+            try:
+                topic.put(messages, blocks, delay_s)
+            except BackendError:
+                raise HTTPRefusal(503, "EXITING") from None
+            return _PUBLISHED
+        stored: Future[BackendError | None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
-            if stored.done():  # the daemon stops
-                return
-            if error is None:
-                stored.set_result(None)
-            else:
-                stored.set_exception(error)
+            if not stored.done():  # else the daemon stops
+                stored.set_result(error)
 
-        topic.submit(messages, delay_s, blocks, done)
-        return _reply(stored) if stored.done() else self._reply_when(stored)
+        topic.put_durably(messages, delay_s, done)
+        return self._reply_when(stored)
 
-    async def _reply_when(self, stored: Future[None]) -> Reply:
-        with suppress(BackendError):
-            await stored
-        return _reply(stored)
+    async def _reply_when(self, stored: Future[BackendError | None]) -> Reply:
+        if await stored is not None:
+            raise HTTPRefusal(503, "EXITING")
+        return _PUBLISHED
 
     def _delay_s(self, text: str) -> float:
         delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
@@ -318,8 +319,9 @@ class NsqdHTTP:
     # channels
 
     def _topic_and_channel_name(self, call: Call) -> tuple[Topic, str]:
-        topic_name, channel_name = topic_and_channel_arguments(call.query())
-        return self._existing_topic(topic_name), channel_name
+        query = call.query()
+        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
+        return self._existing_topic(topic), channel
 
     def _existing_channel(self, call: Call) -> Channel:
         topic, name = self._topic_and_channel_name(call)
@@ -347,14 +349,6 @@ class NsqdHTTP:
         channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY
-
-
-def _reply(stored: Future[None]) -> Reply:
-    try:
-        stored.result()
-    except BackendError:
-        raise HTTPRefusal(503, "EXITING") from None
-    return _PUBLISHED
 
 
 def _string_list(body: bytes) -> list[str] | None:

@@ -31,18 +31,15 @@ from nsqtools.server.http_server import (
     EMPTY_REPLY,
     Call,
     Handler,
-    HTTPApi,
     HTTPRefusal,
-    HTTPServer,
     Reply,
-    foreign_calls,
     json_reply,
     metrics_reply,
     plain_reply,
     raw_json_reply,
     required,
-    topic_and_channel_arguments,
-    topic_argument,
+    serve_api,
+    valid_name,
 )
 from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
 from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
@@ -262,7 +259,7 @@ class NsqlookupdHTTP:
     # administration
 
     def create_topic(self, call: Call) -> Reply:
-        topic = topic_argument(call.query())
+        topic = valid_name(call.query(), "topic")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_topic(topic)
         return EMPTY_REPLY
@@ -282,14 +279,16 @@ class NsqlookupdHTTP:
         return EMPTY_REPLY
 
     def create_channel(self, call: Call) -> Reply:
-        topic, channel = topic_and_channel_arguments(call.query())
+        query = call.query()
+        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
         return EMPTY_REPLY
 
     def delete_channel(self, call: Call) -> Reply:
-        topic, channel = topic_and_channel_arguments(call.query())
+        query = call.query()
+        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
@@ -368,11 +367,8 @@ class NsqlookupdDaemon:
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         handlers = NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers()
-        foreign = foreign_calls(self._http, self._own_info.broadcast_address)
-        api = HTTPApi(handlers, self._log, foreign=foreign)
-        self._http_server = HTTPServer(api, self._http)
-        await self._http_server.start()
-        self._log.info(f"HTTP: listening on {self.http_address}")
+        broadcast = self._own_info.broadcast_address
+        self._http_server = await serve_api("HTTP", self._http, handlers, self._log, broadcast)
         meter_of(asyncio.get_running_loop()).forget()  # the start
 
     def owns_process(self) -> None:

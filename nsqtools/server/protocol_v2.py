@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from ssl import SSLContext
 from time import monotonic
 from typing import Final
@@ -52,13 +53,13 @@ from nsqtools.server.auth import AuthServers, ClientAuthorization
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol, Pause
 from nsqtools.server.negotiation import (
     HANDSHAKE_TIMEOUT_S,
+    Negotiated,
     TLSLayer,
-    default_terms,
     identify_reply,
     negotiate,
 )
 from nsqtools.server.queues.backlog import BackendError
-from nsqtools.server.queues.channel import ChannelSubscription, ConsumerLimit
+from nsqtools.server.queues.channel import ChannelSubscription
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
@@ -388,7 +389,12 @@ class ProtocolV2(ConnectionProtocol):
     def __init__(self, connection: ClientConnection, context: ClientContext) -> None:
         self.connection = connection
         self.state = STATE_INIT
-        self.terms = default_terms(context.nsqd.options, connection.remote_ip)
+        self.terms = Negotiated(
+            client_id=connection.remote_ip,
+            hostname=connection.remote_ip,
+            output_buffer_timeout_s=context.nsqd.options.output_buffer_timeout,
+            msg_timeout_s=context.nsqd.options.msg_timeout,
+        )
         self.subscription: ChannelSubscription | None = None
         self.authorization = ClientAuthorization(connection, context.nsqd, context.auth_servers)
         self.publishing = PublishCommands(connection, context.nsqd, self.authorization)
@@ -409,7 +415,7 @@ class ProtocolV2(ConnectionProtocol):
             b"REQ": self._answer,
             b"TOUCH": self._answer,
             b"CLS": self._close,
-            b"NOP": self._nop,
+            b"NOP": attrgetter("position"),
             b"PUB": self.publishing.publish,
             b"DPUB": self.publishing.deferred_publish,
             b"MPUB": self.publishing.multi_publish,
@@ -478,9 +484,6 @@ class ProtocolV2(ConnectionProtocol):
         self.connection.send(_HEARTBEAT_FRAME)
         self.connection.flush()
 
-    def _respond(self, data: bytes) -> None:
-        self.connection.send(encode_frame(RESPONSE, data))
-
     # negotiation
 
     def _check_state(self, command: str, *allowed: int) -> None:
@@ -499,7 +502,8 @@ class ProtocolV2(ConnectionProtocol):
         if not identify.feature_negotiation:
             self.connection.send(_OK_FRAME)
             return position
-        self._respond(identify_reply(self.terms, self._options).encode())
+        reply = identify_reply(self.terms, self._options).encode()
+        self.connection.send(encode_frame(RESPONSE, reply))
         if self.terms.tls_v1 and self._context.tls_context is not None:
             layer = TLSLayer(self._context.tls_context)
             self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
@@ -537,16 +541,13 @@ class ProtocolV2(ConnectionProtocol):
         topic = topic_name("SUB", request.words[1])
         channel = channel_name("SUB", request.words[2])
         self.authorization.check("SUB", topic, channel, request.start)
-        subscription = ChannelSubscription(
-            self.connection,
-            topic_to_use(self._nsqd, topic, request.start).get_channel(channel),
-            self.terms,
-            self._nsqd.loop,
-        )
-        try:
-            subscription.channel.add_consumer(subscription)
-        except ConsumerLimit as exc:
-            raise RequestError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        found = topic_to_use(self._nsqd, topic, request.start).get_channel(channel)
+        limit = self._options.max_channel_consumers
+        if 0 < limit <= len(found.consumers):
+            text = f"SUB failed consumers for {topic}:{channel} exceeds limit of {limit}"
+            raise RequestError("E_SUB_FAILED", text)
+        subscription = ChannelSubscription(self.connection, found, self.terms, self._nsqd.loop)
+        found.add_consumer(subscription)
         self.subscription = subscription
         self.state = STATE_SUBSCRIBED
         self.connection.send(_OK_FRAME)
@@ -622,7 +623,4 @@ class ProtocolV2(ConnectionProtocol):
         self._subscribed("CLS").set_ready_count(0)
         self.state = STATE_CLOSING
         self.connection.send(_CLOSE_WAIT_FRAME)
-        return request.position
-
-    def _nop(self, request: Request) -> int:
         return request.position

@@ -20,16 +20,15 @@ import sys
 import time
 from asyncio import AbstractEventLoop
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.protocol.text import go_duration
 from nsqtools.records.prometheus import Metric
-from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
-from nsqtools.server.options import NsqdOptions
 from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
@@ -410,28 +409,25 @@ def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:
     return [*datagrams, packed] if packed else datagrams
 
 
-async def push_to_statsd(
-    options: NsqdOptions,
-    prefix: str,
-    gather: Callable[[], Awaitable[NsqdStats]],
-    log: DaemonLog,
-) -> None:
-    """Push what ``gather`` returns, until cancelled."""
+async def push_to_statsd(nsqd: NsqdQueues, clients: Collection[ProtocolV2], prefix: str) -> None:
+    """Push the figures of an nsqd until cancelled."""
+    options = nsqd.options
     address, interval_s = options.statsd_address, options.statsd_interval
+    with_memory, skips = options.statsd_mem_stats, options.statsd_exclude_ephemeral
     before: Counters = {}
     loop = asyncio.get_running_loop()
     next_s = loop.time() + interval_s
     while True:
         await asyncio.sleep(max(0.0, next_s - loop.time()))
         next_s += interval_s
-        log.info(f"STATSD: pushing stats to {address}")
-        skips = options.statsd_exclude_ephemeral
-        lines = statsd_lines(await gather(), before, prefix, exclude_ephemeral=skips)
+        nsqd.log.info(f"STATSD: pushing stats to {address}")
+        stats = await gather_stats(nsqd, clients, with_clients=False, with_memory=with_memory)
+        lines = statsd_lines(stats, before, prefix, exclude_ephemeral=skips)
         datagrams = pack_datagrams(lines, options.statsd_udp_packet_size)
         try:
             await _send(datagrams, address, max(0.0, interval_s - _TAIL_S))
         except OSError as exc:
-            log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
+            nsqd.log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
 
 
 async def _send(datagrams: list[bytes], address: str, spread_s: float) -> None:

@@ -23,8 +23,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from nsqtools import aio
 from nsqtools.client.message import Batch, Message
@@ -152,43 +151,38 @@ class Published(NamedTuple):
     defer_s: float | None = None
 
 
-class FakeProducer(Producer):
+class _Fake(CommonProducer):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.published: list[Published] = []
+        self.error: PublishError | None = None
+
+    def _send(self, publication: PendingPublication) -> None:
+        if self.error is None:
+            self.published += [
+                Published(publication.topic, body, publication.defer_s)
+                for body in publication.bodies
+            ]
+        publication.settle(self.error)
+        self._on_settled([publication])
+        call_back([publication])
+
+    def start(self) -> None:
+        """Begin nothing."""
+
+
+class FakeProducer(_Fake, Producer):
     """Takes the parameters of `Producer`, and connects to no address.
 
     ``published`` has what was confirmed, in order. While ``error`` is set, everything ends with it:
     `PublishNotSent`, `PublishRejected`, `PublishUnknown`.
     """
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.published: list[Published] = []
-        self.error: PublishError | None = None
-        self._io.submit = partial(_settle, self, self)  # type: ignore[method-assign]
 
-    def start(self) -> None:
-        """Begin nothing."""
+class AsyncFakeProducer(_Fake, aio.Producer):
+    """The same for asyncio, with the parameters of `nsqtools.aio.Producer`."""
 
-
-class AsyncFakeProducer(aio.Producer):
-    """The same for asyncio, with the parameters of `nsqtools.aio.Producer`.
-
-    ``fake.published`` and ``fake.error`` are those of a `FakeProducer`.
-    """
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.fake = FakeProducer(*args, **more)
-        self._io.submit = partial(_settle, self.fake, self)  # type: ignore[method-assign]
-
-    def start(self) -> None:
-        """Begin nothing."""
-
-
-def _settle(fake: FakeProducer, producer: CommonProducer, publication: PendingPublication) -> None:
-    if fake.error is None:
-        fake.published += [
-            Published(publication.topic, body, publication.defer_s) for body in publication.bodies
-        ]
-    publication.settle(fake.error)
-    producer._on_settled([publication])
-    call_back([publication])
+    @property
+    def fake(self) -> Self:
+        """What has ``published`` and ``error``: this producer."""
+        return self

@@ -3,14 +3,13 @@
 ``exchanges/`` has a table in each file and a case in each line: its name, the flags of the daemon,
 and what is sent with what Go answered, in turn. Bytes are latin-1, and ``{x*300}`` is x 300 times.
 What differs from run to run and from machine to machine is masked. ``TOPIC`` is a topic of the
-case's own, ``{id -1}`` the id of the last message that came.
+case's own, ``{a 0}`` the id of the first message that came to client a.
 
-    tcp          bytes, and the frames to wait for; after the last ones it sends no more, and
+    tcp          {client: bytes}, and the frames to wait for; one that ends sends no more, and
                  all that comes until nsqd closes is the answer
+    clients      several of them; [method, target, body]; of the figures of a channel, or of the
+                 topic, what they become; "restart"
     http         [method, target, body] on one connection; bytes have a connection of their own
-    clients      {client: bytes}, and the frames to wait for; [method, target, body]; of the figures
-                 of a channel, or of the topic, what they become; "restart".
-                 ``{client 0}`` is the id of the first message that came to it
     nsqlookupd   {peer: bytes}, which waits for an answer to each line, or to the end if the peer
                  leaves; [method, target]
 
@@ -34,9 +33,8 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from select import select
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
@@ -96,8 +94,7 @@ def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
                     nsqd = nsqds[tuple(flags)] = stack.enter_context(
                         running(kinds["nsqd"](path, *flags))
                     )
-                way = {"tcp": talk, "http": ask, "clients": act}[table.partition("-")[0]]
-                answers = way(nsqd, steps, topic)
+                answers = (ask if table.startswith("http") else act)(nsqd, steps, topic)
             played = [[sent, now] for (sent, _), now in zip(recorded, answers, strict=True)]
             yield json.dumps([name, flags, short(played)]) + "\n"
 
@@ -132,51 +129,6 @@ def short(value: Any) -> Any:
 # -- nsqd, TCP ------------------------------------------------------------------------------------
 
 
-def talk(nsqd: Nsqd, steps: Steps, topic: str) -> list[list[str]]:
-    """After the last step the client stops sending and reads on, so that no time matters."""
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    frames: list[bytes] = []
-    counts = []
-    with (
-        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection,
-        connection.makefile("rb") as stream,
-    ):
-        for number, (sent, answered) in enumerate(steps, 1):
-            ids = [frame[18:34].decode() for frame in frames if frame[4:8] == b"\0\0\0\2"]
-            sent = re.sub(r"\{id (-?\d)\}", lambda which, ids=ids: ids[int(which[1])], sent)
-            connection.sendall(sent.replace("TOPIC", topic).encode("latin-1"))
-            if number < len(steps):
-                frames += [read_frame(stream) for _ in answered]
-            counts.append(len(frames))
-        try:
-            connection.shutdown(socket.SHUT_WR)
-            while frame := read_frame(stream):
-                frames.append(frame)
-        except TimeoutError:
-            raise
-        except OSError:
-            pass  # a reset is an end, too: the Go nsqd closes with input unread
-    bounds = zip([0, *counts[:-1]], [*counts[:-1], len(frames)], strict=True)
-    return [list(map(shown_frame, frames[start:end])) for start, end in bounds]
-
-
-def read_frame(stream: BinaryIO) -> bytes:
-    head = stream.read(4)
-    return head + stream.read(int.from_bytes(head, "big")) if head else b""
-
-
-def shown_frame(frame: bytes) -> str:
-    """The type and the data of a frame, without the timestamp and the id of a message."""
-    if frame[4:8] == b"\0\0\0\2":
-        data = b"TIME" + frame[16:18] + b"ID" + frame[34:]
-    else:
-        data = re.sub(rb"[0-9a-f]{16} failed", b"ID failed", frame[8:])
-    return f"{int.from_bytes(frame[4:8], 'big')} {data.decode('latin-1')}"
-
-
-# -- nsqd, several clients ------------------------------------------------------------------------
-
-
 def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
     clients: dict[str, RawClient] = {}
     ids: dict[str, str] = {}  # by client and number
@@ -186,7 +138,7 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
         return [stats[name] for name in names]
 
     def step(sent: Any, answered: Any) -> Any:
-        until_s = time.monotonic() + (TIMEOUT_S if answered is not None else 0.5)
+        until_s = time.monotonic() + TIMEOUT_S
         if sent == "restart":
             nsqd.stop()
             nsqd.start()
@@ -199,11 +151,14 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
             method, target, body = (*sent, "")[:3]
             status, text = nsqd.request(method, target.replace("TOPIC", topic), body.encode())
             return [status, text.decode()]
-        [(name, text)] = sent.items()
+        (name, text), *more = sent.items()
         if name not in clients:
-            clients[name] = stack.enter_context(RawClient(nsqd.tcp_address))
+            clients[name] = stack.enter_context(RawClient(nsqd.tcp_address, magic=b""))
         text = re.sub(r"\{\w+ \d\}", lambda which: ids[which[0]], text)
         clients[name].send(text.replace("TOPIC", topic).encode("latin-1"))
+        if more:
+            clients[name].socket.shutdown(socket.SHUT_WR)
+            answered = None
         return list(map(partial(shown, name), frames_of(clients[name], answered)))
 
     def shown(name: str, frame: tuple[int, bytes]) -> str:
@@ -222,14 +177,13 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
 
 
 def frames_of(client: RawClient, answered: list[str] | None) -> Iterator[tuple[int, bytes]]:
-    """As many frames as were recorded; when they are being recorded those of a moment."""
+    """As many frames as were recorded, or those up to the end."""
     for _ in answered if answered is not None else count():
-        if answered is None and not (client._buffer or select([client.socket], [], [], 0.5)[0]):
-            return
         try:
-            yield client.read()
-        except (EOFError, ConnectionError):
-            yield -1, b"closed"
+            yield client.read_frame()
+        except (EOFError, ConnectionError):  # Go closes with input unread: a reset, too
+            if answered is not None:
+                yield -1, b"closed"
             return
 
 

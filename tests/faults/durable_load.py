@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from plugins.daemons import EmbeddedNsqdProcess
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient
 from plugins.waiting import patience_s
 
 OFTEN = """
@@ -45,8 +45,3 @@ class Load:
                     work(client)
             except (OSError, EOFError):
                 return  # it was killed
-
-
-def mpub(bodies: list[bytes]) -> bytes:
-    packed = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
-    return b"MPUB t\n" + sized(packed)

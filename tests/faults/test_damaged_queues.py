@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
+from plugins.damage import damaged
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
 from plugins.waiting import wait_until
@@ -49,21 +50,6 @@ def records_of(path: Path) -> list[bytes]:
     return found
 
 
-def damage(data: bytes, chance: random.Random) -> bytes:
-    at, size = chance.randrange(len(data)), chance.choice((1, 1, 4, 30, 500))
-    before, after = data[:at], data[at + size :]
-    match chance.choice(("change", "change", "zero", "remove", "insert", "cut")):
-        case "change":
-            return before + chance.randbytes(len(data[at : at + size])) + after
-        case "zero":
-            return before + bytes(len(data[at : at + size])) + after
-        case "remove":
-            return before + after
-        case "insert":
-            return before + chance.randbytes(size) + data[at:]
-    return before
-
-
 def state_of(directory: Path) -> dict[str, bytes]:
     return {each.name: hashlib.sha256(each.read_bytes()).digest() for each in directory.iterdir()}
 
@@ -95,7 +81,9 @@ def test_only_messages_within_a_damaged_record_are_missing(
         touched = set()
         for _ in range(chance.randrange(1, 4)):
             file = path / chance.choice(files).name
-            file.write_bytes(damage(file.read_bytes() or b"\0", chance))
+            some = chance.randbytes(chance.choice((1, 1, 4, 30, 500)))
+            change = (chance.choice(("flip", "zero", "insert", "cut")), chance.random(), some)
+            file.write_bytes(damaged(file.read_bytes(), [change]))
             touched.add(file)
         match chance.randrange(6):
             case 0:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.durable_load import OFTEN, Load, mpub
+from faults.durable_load import OFTEN, Load
 from plugins.daemons import EmbeddedNsqdProcess
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, mpub
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -68,7 +68,7 @@ class DiskLoad(Load):
             bodies = [
                 b"%d %d %d %d" % (self._name, self.refused, number, each) * 5 for each in range(7)
             ]
-            client.send(mpub(bodies))
+            client.send(mpub("t", bodies))
             if client.read()[1] != b"OK":
                 self.refused += 1
                 return

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.durable_load import OFTEN, Load, mpub
+from faults.durable_load import OFTEN, Load
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, mpub
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -49,7 +49,7 @@ class KilledLoad(Load):
     def _publish_many(self, client: RawClient) -> None:
         for number in range(100_000):
             bodies = [b"many %d %d %d" % (self._first, number, each) for each in range(20)]
-            assert client.ask(mpub(bodies)) == b"OK"
+            assert client.ask(mpub("t", bodies)) == b"OK"
             self.confirmed.update(bodies)
 
     def _publish_deferred(self, client: RawClient) -> None:

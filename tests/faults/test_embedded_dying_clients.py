@@ -21,7 +21,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -87,68 +87,24 @@ def connected(address: str, layer: str) -> Iterator[RawClient]:
 # how far a client comes
 
 
-def says_nothing(client: RawClient) -> None:
-    """Its magic was all."""
-
-
-def stops_in_a_command(client: RawClient) -> None:
-    client.send(b"PUB dyi")
-
-
-def stops_in_identify(client: RawClient) -> None:
-    client.send(b"IDENTIFY\n" + sized(b'{"feature_negotiation":true}')[:-5])
-
-
-def stops_in_a_message(client: RawClient) -> None:
-    client.send(b"PUB dying#ephemeral\n\0\0\x10\0" + b"abc")
-
-
-def stops_in_a_message_after_much_work(client: RawClient) -> None:
-    client.send(b"NOP\n" * 15_000 + b"PUB dying#ephemeral\n\0\0\x10\0" + b"abc")
-
-
-def stops_in_many_messages(client: RawClient) -> None:
-    body = struct.pack(">I", 900) + sized(b"x") * 900
-    client.send(b"MPUB dying#ephemeral\n" + sized(body)[:-7])
-
-
-def waits_for_no_answer(client: RawClient) -> None:
-    client.send((b"PUB dying#ephemeral\n" + sized(b"x")) * 50)
-
-
-def is_refused(client: RawClient) -> None:
-    client.send(b"NONSENSE\n" + b"NOP\n" * 1000)
-
-
-def consumes(client: RawClient) -> None:
-    client.send(b"SUB dying#ephemeral ch#ephemeral\nRDY 1000\n")
-    client.send((b"PUB dying#ephemeral\n" + sized(b"x" * 100)) * 50)
-
-
-def consumes_and_stops_in_an_answer(client: RawClient) -> None:
-    client.subscribe("dying#ephemeral", "ch#ephemeral", ready=10)
-    client.send(b"PUB dying#ephemeral\n" + sized(b"x"))
-    client.send(b"REQ 0123456789abcdef 0\nTOUCH 0123456789abcdef\nFIN 01234")
-
-
-def leaves(client: RawClient) -> None:
-    client.subscribe("dying#ephemeral", "ch#ephemeral", ready=10)
-    client.send(b"CLS\n" + b"FIN 0123456789abcdef\n" * 10)
-
-
-STATES = (
-    says_nothing,
-    stops_in_a_command,
-    stops_in_identify,
-    stops_in_a_message,
-    stops_in_a_message_after_much_work,
-    stops_in_many_messages,
-    waits_for_no_answer,
-    is_refused,
-    consumes,
-    consumes_and_stops_in_an_answer,
-    leaves,
-)
+PUB = b"PUB dying#ephemeral\n"
+CUT_OFF = PUB + b"\0\0\x10\0abc"
+MANY = mpub("dying#ephemeral", [b"x"] * 900)
+SUB = b"SUB dying#ephemeral ch#ephemeral\nRDY 10\n"
+ID = b"0123456789abcdef"
+STATES = {
+    "says nothing but its magic": b"",
+    "stops in a command": b"PUB dyi",
+    "stops in IDENTIFY": b"IDENTIFY\n" + sized(b'{"feature_negotiation":true}')[:-5],
+    "stops in a message": CUT_OFF,
+    "stops in a message after much work": b"NOP\n" * 15_000 + CUT_OFF,
+    "stops in many messages": MANY[:-7],
+    "waits for no answer": (PUB + sized(b"x")) * 50,
+    "is refused": b"NONSENSE\n" + b"NOP\n" * 1000,
+    "consumes": SUB + b"RDY 1000\n" + (PUB + sized(b"x" * 100)) * 50,
+    "stops in an answer": SUB + PUB + sized(b"x") + b"REQ %b 0\nTOUCH %b\nFIN 01234" % (ID, ID),
+    "leaves": SUB + b"CLS\n" + b"FIN %b\n" % ID * 10,
+}
 
 
 # how it dies
@@ -171,10 +127,10 @@ def breaks_its_layer(client: RawClient) -> None:
 DEATHS = (closes, is_reset, breaks_its_layer)
 
 
-def die(address: str, layer: str, state: Callable[[RawClient], None], how: int) -> None:
+def die(address: str, layer: str, sent: bytes, how: int) -> None:
     with connected(address, layer) as client:
         try:
-            state(client)
+            client.send(sent)
             DEATHS[how](client)
         except OSError:
             pass  # the daemon was faster
@@ -184,12 +140,14 @@ def die(address: str, layer: str, state: Callable[[RawClient], None], how: int) 
 def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     nsqd: EmbeddedNsqdProcess, rounds: int
 ) -> None:
-    cases = list(itertools.product(LAYERS, STATES, range(len(DEATHS)))) * rounds
+    states = list(STATES)
+    cases = list(itertools.product(LAYERS, states, range(len(DEATHS)))) * rounds
     if rounds == 1:  # below TLS each death in each state, elsewhere one in each, in turn
         cases = [
             (layer, state, how)
             for layer, state, how in cases
-            if layer == "tls_v1" or (LAYERS.index(layer) + STATES.index(state)) % len(DEATHS) == how
+            if layer == "tls_v1"
+            or (LAYERS.index(layer) + list(STATES).index(state)) % len(DEATHS) == how
         ]
     random.Random(rounds).shuffle(cases)
     descriptors = Path(f"/proc/{nsqd.pid}/fd")
@@ -197,7 +155,7 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
         quiet.gets_its_message()
         before = len(os.listdir(descriptors))
         for layer, state, how in cases:  # 66, or 2,112
-            die(nsqd.tcp_address, layer, state, how)
+            die(nsqd.tcp_address, layer, STATES[state], how)
             quiet.gets_its_message()
         wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
     assert "Exception in callback" not in nsqd.log
@@ -208,8 +166,7 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
 def test_publishers_that_die_beside_busy_ones_stop_nobody(
     nsqd: EmbeddedNsqdProcess, deaths: int
 ) -> None:
-    body = struct.pack(">I", 900) + sized(b"x" * 20) * 900
-    publish = b"MPUB busy#ephemeral\n" + sized(body)
+    publish = mpub("busy#ephemeral", [b"x" * 20] * 900)
     is_over = threading.Event()
 
     def be_busy() -> None:
@@ -224,7 +181,7 @@ def test_publishers_that_die_beside_busy_ones_stop_nobody(
             thread.start()
         try:
             for number in range(deaths):
-                die(nsqd.tcp_address, "plain", stops_in_a_message, 0)
+                die(nsqd.tcp_address, "plain", CUT_OFF, 0)
                 if number % 20 == 0:
                     quiet.gets_its_message()
             quiet.gets_its_message()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -36,15 +36,11 @@ def held_up_nobody(nsqd: EmbeddedNsqdProcess) -> Iterator[None]:
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def packed(bodies: list[bytes]) -> bytes:
-    return sized(len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies)))
-
-
 def publish(nsqd: EmbeddedNsqdProcess, count: int) -> None:
     with RawClient(nsqd.tcp_address) as client:
         for start in range(0, count, 1000):
             bodies = [b"%d" % number for number in range(start, min(count, start + 1000))]
-            assert client.ask(b"MPUB t\n" + packed(bodies)) == b"OK"
+            assert client.ask(mpub("t", bodies)) == b"OK"
 
 
 @sizes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.daemons import Daemon, GoNsqlookupd
+from plugins.daemons import GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
@@ -79,34 +79,6 @@ def test_nsq_to_file_archives_through_every_layer(
 
     [file] = tmp_path.glob("*.log")
     assert sorted(file.read_text().splitlines()) == sorted(LINES)
-
-
-def test_nsq_stat_and_nsqadmin_read_it(
-    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd], go_program: Program
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    nsqd.create_channel("t", "ch")
-    nsqd.publish("t", b"1", b"2")
-    wait_until(lambda: registered(lookupd, "t") == ["ch"], what="the channel is registered")
-
-    flags = [f"-lookupd-http-address={lookupd.http_address}"]
-    stat = [go_program("nsq_stat"), "-topic=t", "-channel=ch", "-count=1", "-interval=100ms"]
-    table = run([*stat, *flags])
-    assert "2" in table.splitlines()[2].split()
-
-    with Daemon("nsqadmin", flags, listeners={"HTTP": "http_address"}) as admin:
-        [node] = json.loads(admin.get("/api/nodes"))["nodes"]
-        assert (node["version"], node["out_of_date"]) == ("1.3.0", False)
-        topic = json.loads(admin.get("/api/topics/t"))
-        assert (topic["message_count"], topic["channels"][0]["depth"]) == (2, 2)
-        admin.post("/api/topics/t/ch", b'{"action": "pause"}')
-        assert nsqd.channel_stats("t", "ch")["paused"] is True
-
-
-def registered(lookupd: GoNsqlookupd, topic: str) -> list[str]:
-    channels: list[str] = json.loads(lookupd.get("/channels", topic=topic))["channels"]
-    return channels
 
 
 def test_lookupds_can_be_changed_while_it_runs(

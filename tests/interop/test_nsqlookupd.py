@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +23,12 @@ def lookupd(serve: Serve) -> EmbeddedLookupServer:
 
 
 @pytest.fixture
-def registered(go_nsqd: Callable[..., GoNsqd], lookupd: EmbeddedLookupServer) -> GoNsqd:
-    """A Go nsqd with three messages in a topic that the embedded nsqlookupd knows."""
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+def registered(
+    data_path: Callable[[], Path], lookupd: EmbeddedLookupServer, serve: Serve
+) -> EmbeddedServer:
+    """An nsqd with three messages in a topic that nsqlookupd knows."""
+    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd = serve(EmbeddedServer(data_path(), *flags))
     nsqd.publish("clicks", b"one", b"two", b"three")
     wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
     return nsqd
@@ -126,7 +128,7 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
 
 
 def test_nsq_tail_finds_the_topic(
-    registered: GoNsqd, lookupd: EmbeddedLookupServer, go_program: Callable[[str], Path]
+    registered: EmbeddedServer, lookupd: EmbeddedLookupServer, go_program: Callable[[str], Path]
 ) -> None:
     place = ["-topic=clicks", f"-lookupd-http-address={lookupd.http_address}", "-n=3"]
     assert output([go_program("nsq_tail"), *place]) == b"one\ntwo\nthree\n"
@@ -137,40 +139,28 @@ def output(command: list[str | Path]) -> bytes:
     return done.stdout
 
 
-PYNSQ_READER = """
-import os, sys
-import nsq
-
-bodies = []
-
-def handle(message):
-    bodies.append(message.body)
-    if len(bodies) == 3:
-        os.write(1, b" ".join(bodies))
-        os._exit(0)
-    return True
-
-nsq.Reader("clicks", "pynsq", handle, lookupd_http_addresses=[sys.argv[1]])
-nsq.run()
-"""
-
-
-def test_pynsq_finds_the_topic(registered: GoNsqd, lookupd: EmbeddedLookupServer) -> None:
-    reader = [sys.executable, "-c", PYNSQ_READER, lookupd.http_address]
-    assert output(reader) == b"one two three"
-
-
-def test_nsqadmin_shows_and_changes_what_it_knows(
-    registered: GoNsqd, lookupd: EmbeddedLookupServer, serve: Serve
+def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(
+    registered: EmbeddedServer,
+    lookupd: EmbeddedLookupServer,
+    serve: Serve,
+    go_program: Callable[[str], Path],
 ) -> None:
+    registered.create_channel("clicks", "ch")
+    wait_until(lambda: lookupd.json("/channels", topic="clicks")["channels"], what="the channel")
     flags = [f"-lookupd-http-address={lookupd.http_address}"]
+    stat = [go_program("nsq_stat"), "-topic=clicks", "-channel=ch", "-count=1", *flags]
+    assert b"3" in output([*stat, "-interval=100ms"]).splitlines()[2].split()
     admin = serve(Daemon("nsqadmin", flags, listeners={"HTTP": "http_address"}))
+    topic = json.loads(admin.get("/api/topics/clicks"))
+    assert (topic["message_count"], topic["channels"][0]["depth"]) == (3, 3)
+    admin.post("/api/topics/clicks/ch", b'{"action": "pause"}')
+    assert registered.channel_stats("clicks", "ch")["paused"] is True
 
     assert json.loads(admin.get("/api/topics"))["topics"] == ["clicks"]
     [node] = json.loads(admin.get("/api/nodes"))["nodes"]
     assert node["broadcast_address"] == "127.0.0.1"
     assert [topic["topic"] for topic in node["topics"]] == ["clicks"]
-    assert not node["out_of_date"]
+    assert (node["version"], node["out_of_date"]) == ("1.3.0", False)
 
     admin.post("/api/topics", json.dumps({"topic": "errors", "channel": "alert"}).encode())
     assert lookupd.json("/channels", topic="errors") == {"channels": ["alert"]}

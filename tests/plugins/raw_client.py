@@ -12,7 +12,7 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -42,6 +42,11 @@ class Received:
 
 def sized(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
+
+
+def mpub(topic: str, bodies: Sequence[bytes]) -> bytes:
+    packed = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+    return f"MPUB {topic}\n".encode() + sized(packed)
 
 
 def received(data: bytes) -> Received:

@@ -70,12 +70,13 @@ def test_flags_are_read_as_go_reads_them(line: str) -> None:
 REFUSED = """
     -nonsense ---max-rdy-count=5 -=5 -max-rdy-count -max-rdy-count=five -max-rdy-count=1e3
     -max-rdy-count= -max-rdy-count=99999999999999999999 -msg-timeout=5 -msg-timeout=5x -msg-timeout=
-    -snappy=yes -tls-required=maybe -tls-min-version=ssl3.0 -log-level=loud
+    -snappy=yes -max-depth=5 -tls-required=maybe -tls-min-version=ssl3.0 -log-level=loud
 """
 
 
 # Go has other words for a number that is too large or missing, and says where it is wrong
-SAME_WORDS = [each for each in REFUSED.split() if "99999" not in each and each[-7:] != "-count="]
+OTHER_WORDS = re.compile(r".*(99999|-count=$|-max-depth).*")
+SAME_WORDS = [each for each in REFUSED.split() if not OTHER_WORDS.fullmatch(each)]
 SAME_WORDS_OF_NSQLOOKUPD = """
     -nonsense -tombstone-lifetime=5 -log-level=loud -data-path=/tmp ---version -tcp-address
     -version=maybe
@@ -149,6 +150,7 @@ max_rdy_count = 1.5
 msg_timeout = 1.5
 msg_timeout = "5"
 snappy = "maybe"
+overflow_policy = "refuse"
 nsqlookupd_tcp_addresses = [1.5]
 log_level = 5
 =
@@ -185,6 +187,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], reason: 
     ("arguments", "status", "reason"),
     [
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
+        (["-max-depth=5"], 2, "not defined: -max-depth (gone: use --min-disk-free"),
         (["-node-id=5000"], 1, "--node-id must be [0,1024)"),
         (["-data-path=/no/such/path"], 1, "failed to lock data-path: open /no/such/path"),
         (["-config=/no/such/file"], 1, "failed to load config file /no/such/file"),

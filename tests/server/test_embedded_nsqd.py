@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.embedded import EmbeddedServer
 from plugins.ports import ReservedPort
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
 
 from nsqtools.errors import ConfigurationError
@@ -46,26 +46,6 @@ def test_two_live_side_by_side_and_one_twice() -> None:
     b.kill()
 
 
-@pytest.mark.parametrize(("how", "left"), [("stop", [b"body"]), ("kill", [])])
-def test_stopping_keeps_what_killing_forgets(tmp_path: Path, how: str, left: list[bytes]) -> None:
-    nsqd = EmbeddedNsqd(data_path=str(tmp_path))
-    nsqd.start()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch")
-        client.publish("t", b"body")
-    getattr(nsqd, how)()
-
-    with (
-        EmbeddedNsqd(data_path=str(tmp_path)) as again,
-        RawClient(again.tcp_address) as client,
-        RawClient(again.tcp_address) as producer,
-    ):
-        client.subscribe("t", "ch", ready=1)
-        if not left:
-            producer.publish("t", b"marker")
-        assert client.read_message().body == (left or [b"marker"])[0]
-
-
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
     metadata = tmp_path / "nsqd.dat"
     metadata.write_text("{")
@@ -79,6 +59,18 @@ def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
     assert nsqd.tcp_address.startswith("127.0.0.1:")
     nsqd.stop()
     gc.collect()  # a socket that was left open would warn, and fail the test
+
+
+def test_a_nearly_full_disk_refuses_publishes_and_ping_says_so(
+    tmp_path: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedServer(tmp_path, f"-min-disk-free={1 << 60}"))
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"PUB t\n" + sized(b"x"))
+        error = client.read_error()
+    status, text = nsqd.request("GET", "/ping")
+    assert (status, error) == (500, text.replace(b"NOK - ", b"E_PUB_FAILED PUB failed "))
+    assert error.endswith(b" bytes free on the disk, fewer than --min-disk-free")
 
 
 @pytest.mark.parametrize("failure", [MemoryError(), ValueError("a fault of ours")])

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 SMALL_FILES = "-max-bytes-per-file=2000"
-
-
-def packed(bodies: list[bytes]) -> bytes:
-    return sized(len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies)))
 
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
@@ -30,7 +26,7 @@ def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
     command = {
         "PUB": b"PUB t\n" + sized(bodies[0]),
         "DPUB": b"DPUB t 1\n" + sized(bodies[0]),
-        "MPUB": b"MPUB t\n" + packed(bodies),
+        "MPUB": mpub("t", bodies),
     }[kind]
     with RawClient(nsqd.tcp_address) as client:
         client.send(command)

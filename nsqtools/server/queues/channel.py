@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from nsqtools.server.queues.topic import Topic
 
 
-class ConsumerLimit(Exception):
-    """``--max-channel-consumers`` are there already."""
-
-
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
 
@@ -69,7 +65,6 @@ class Channel:
         self._loop = nsqd.loop
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log
-        self._max_consumers = options.max_channel_consumers
         # of the consumers, and of those that went away
         self._in_flight: set[InFlightMessages] = set()
         self._turn_scheduled = False
@@ -87,12 +82,7 @@ class Channel:
     # consumers
 
     def add_consumer(self, consumer: ChannelSubscription) -> None:
-        """Let a client consume. Raises `ConsumerLimit`."""
-        if 0 < self._max_consumers <= len(self.consumers):
-            raise ConsumerLimit(
-                f"consumers for {self.topic_name}:{self.name} exceeds limit of "
-                f"{self._max_consumers}"
-            )
+        """Let a client consume."""
         self.consumers[consumer] = None
         self._in_flight.add(consumer.in_flight)
 

@@ -13,6 +13,7 @@ import time
 from asyncio import AbstractEventLoop, Future, Task, sleep
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsqtools.files.durable import remove_temporaries
 from nsqtools.protocol.names import is_valid_name
@@ -27,21 +28,12 @@ from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.topic import Topic
 
+if TYPE_CHECKING:
+    from nsqtools.server.lookup_peers import LookupRegistry
+
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Registry:
-    """Learns of topics and channels. `LookupRegistry` tells nsqlookupd, this one nobody."""
-
-    def topic_created(self, topic: Topic) -> None:
-        """A topic is new; it must be started once its channels are known."""
-        topic.start()
-
-    def topic_deleted(self, topic: Topic) -> None: ...
-    def channel_created(self, channel: Channel) -> None: ...
-    def channel_deleted(self, channel: Channel) -> None: ...
 
 
 class NsqdQueues:
@@ -56,7 +48,7 @@ class NsqdQueues:
         self._frozen = 0  # of these, out of garbage collections; 0: none ever are
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
-        self.registry = Registry()
+        self.registry: LookupRegistry  # set before `load`
         self._data_path = Path(options.data_path)
         self._queues_with_files: set[str] = set()  # when it was loaded
         self.topic_list = TopicList(self._data_path, self.topics, loop, log)

@@ -224,14 +224,12 @@ def attempts_of(message: bytes) -> int:
     return attempts
 
 
-def _add_attempts(message: bytes, difference: int) -> bytes:
-    attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + difference & 0xFFFF
+def with_attempts(message: bytes, more: int) -> bytes:
+    """Return the message to queue after more attempts, or fewer."""
+    if not more:
+        return message
+    attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + more & 0xFFFF
     return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[ID_AT:]
-
-
-def with_attempts(message: bytes, made: int) -> bytes:
-    """Return a new message as the one to queue after some attempts."""
-    return _add_attempts(message, made) if made else message
 
 
 def again(messages: Iterable[bytes]) -> list[bytes]:
@@ -239,7 +237,7 @@ def again(messages: Iterable[bytes]) -> list[bytes]:
     queued = []
     for message in messages:
         if message[ID_AT - 1] == 255:
-            queued.append(_add_attempts(message, 1))
+            queued.append(with_attempts(message, 1))
         else:  # as nearly all; this is the quickest way
             changed = bytearray(message)
             changed[ID_AT - 1] += 1
@@ -251,7 +249,7 @@ def to_record(message: bytes) -> bytes:
     """Return a waiting message as the record of a disk queue."""
     if message[_ATTEMPTS_AT:ID_AT] == b"\0\1":  # new, as most are
         return b"%b\0\0%b" % (message[8:_ATTEMPTS_AT], message[ID_AT:])
-    return _add_attempts(message, -1)[8:]
+    return with_attempts(message, -1)[8:]
 
 
 def delivered_to_record(message: bytes) -> bytes:
@@ -262,7 +260,7 @@ def delivered_to_record(message: bytes) -> bytes:
 def from_record(record: bytes) -> bytes:
     """Return the message to queue for a record of a disk queue."""
     head = (len(record) + 4).to_bytes(4, "big") + MESSAGE.to_bytes(4, "big")
-    return _add_attempts(head + record, 1)
+    return with_attempts(head + record, 1)
 
 
 _FIRST_TICK = 1288834974288  # nsqd's epoch, in ticks

@@ -102,21 +102,6 @@ class Topic:
                 await sleep(0)
         return messages, blocks
 
-    def submit(
-        self, messages: list[bytes], delay_s: float, blocks: Sequence[Block], done: Done
-    ) -> None:
-        """Queue messages, in all channels or in none, and call back when they are stored, or why
-        not: at once, but with the database of ``--durable``."""
-        if self.store is not None:
-            self.put_durably(messages, delay_s, done)
-            return
-        try:
-            self.put(messages, blocks, delay_s)
-        except BackendError as exc:
-            done(exc)
-        else:
-            done(None)
-
     def put(
         self, messages: list[bytes], blocks: Sequence[Block] = (), delay_s: float = 0.0
     ) -> None:
