@@ -46,6 +46,17 @@ class Setting(NamedTuple):
     place: str
 
 
+class SettingRow(NamedTuple):
+    """One setting: its value, None where it has none or is not in force, and where it is set."""
+
+    setting: str
+    value: str | bool | list[str] | None
+    origin: str
+    place: str
+    bounds: str = ""
+    help: str = ""
+
+
 def config_path(environ: Mapping[str, str]) -> Path:
     """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
     home = environ.get("XDG_CONFIG_HOME")

@@ -81,7 +81,7 @@ def parse_sizes(text: str) -> Sizes:
     return sizes
 
 
-class Publishing(OptionSet):
+class BenchPublishing(OptionSet):
     """How publishers go on."""
 
     batch: int | None = opt(
@@ -106,7 +106,7 @@ class Load(NamedTuple):
     common: dict[str, Any]
     publishing: dict[str, str]
 
-    def plan(self, mode: str, count: int | None, how: Publishing, batch: int) -> BenchPlan:
+    def plan(self, mode: str, count: int | None, how: BenchPublishing, batch: int) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import ClientOptions
@@ -180,7 +180,7 @@ BenchLoad = Annotated[Load, From(bench_load)]
 
 
 def pub(
-    how: Annotated[Publishing, From(Publishing)],
+    how: Annotated[BenchPublishing, From(BenchPublishing)],
     *,
     load: BenchLoad,
     form: ListingForm,
@@ -221,13 +221,13 @@ def sub(
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    at_once = Publishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
+    at_once = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
     plan = load.plan("sub", count, at_once, 100)
     return measure(runtime, plan, form, create=create)
 
 
 def e2e(
-    how: Annotated[Publishing, From(Publishing)],
+    how: Annotated[BenchPublishing, From(BenchPublishing)],
     create: Create = False,
     *,
     load: BenchLoad,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from typer import Argument, Context
 
@@ -40,6 +40,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     Origin,
+    SettingRow,
     config_path,
     load_settings,
     profile_names,
@@ -57,17 +58,6 @@ OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
 ]
 NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
-
-
-class SettingRow(NamedTuple):
-    """One setting: its value, None where it has none or is not in force, and where it is set."""
-
-    setting: str
-    value: str | bool | list[str] | None
-    origin: str
-    place: str
-    bounds: str = ""
-    help: str = ""
 
 
 def in_force(

@@ -7,9 +7,9 @@ What is printed as it is has its type where it is made.
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from nsqtools.bench.bench_plan import BenchReport
-from nsqtools.cli.commands.config import SettingRow
 from nsqtools.cluster.inventory import NodeOfTopic, PingResult
 from nsqtools.forward.parcel import ForwardTotals
+from nsqtools.settings import SettingRow
 from nsqtools.spark.doctor import Finding
 
 
