@@ -179,9 +179,6 @@ class CommonProducer:
         """How long a publish may take to settle: what leaving a ``with`` waits for."""
         return self._policy.retry_timeout_s + self.options.publish_timeout_s
 
-    def _stop_at_exit(self, until: float) -> None:
-        self._stop(max(0.0, until - time.monotonic()), "the program ended with ")
-
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
         unsettled = [*self._aside, *self._unsettled]
@@ -537,7 +534,8 @@ def _stop_all() -> None:
         producer._io.loop.call_soon(producer._io.begin_stop)
     now = time.monotonic()
     for producer in producers:
-        producer._stop_at_exit(now + producer.options.publish_timeout_s)
+        left_s = now + producer.options.publish_timeout_s - time.monotonic()
+        producer._stop(max(0.0, left_s), "the program ended with ")
 
 
 def _start_all_afresh() -> None:

@@ -540,11 +540,8 @@ class ProducerIO:
         if self._queue:
             self._dispatch()
         self._report_settled()
-        if self._is_stopping and not self._has_unsettled():
+        if self._is_stopping and not (self._queue or self._inbox or self.links.has_outstanding):
             self.loop.stop()
-
-    def _has_unsettled(self) -> bool:
-        return bool(self._queue or self._inbox or self.links.has_outstanding)
 
     def _dispatch(self) -> None:
         queue, links = self._queue, self.links

@@ -147,7 +147,7 @@ def plan_topics(
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
-        return AdminPlan(in_order(_create_topics(inventory, names)), inventory.failures)
+        return AdminPlan(in_order(_create(inventory, names)), inventory.failures)
     names = select("topic", patterns, inventory.topics)
     steps: list[Step] = []
     for name in names:
@@ -171,7 +171,7 @@ def plan_channels(
     topics = select("topic", topic_patterns, inventory.topics)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
-        return AdminPlan(in_order(_create_channels(inventory, topics, names)), inventory.failures)
+        return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
     registered = registered_channels(cluster, inventory, topics)
     known = {pair for pairs in registered.values() for pair in pairs}
     for topic in topics:
@@ -269,23 +269,15 @@ class TopicChange:
         return AdminPlan(steps, (), plan.notes)
 
 
-def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:
-    for name in names:
-        yield from at_lookupds(inventory.registered, Action.CREATE, name)
-        for address in inventory.nodes:
-            if address in inventory.given:
-                yield Step(DaemonKind.NSQD, address, Action.CREATE, name)
-
-
-def _create_channels(
-    inventory: Inventory, topics: Iterable[str], names: Iterable[str]
+def _create(
+    inventory: Inventory, topics: Iterable[str], channels: Sequence[str] = ("",)
 ) -> Iterator[Step]:
-    names = list(names)
     for topic in topics:
-        for name in names:
-            yield from at_lookupds(inventory.registered, Action.CREATE, topic, name)
-            for address, _ in inventory.where(topic):
-                yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, name)
+        there = [address for address, _ in inventory.where(topic)]
+        for channel in channels:
+            yield from at_lookupds(inventory.registered, Action.CREATE, topic, channel)
+            for address in there if channel else inventory.given.intersection(inventory.nodes):
+                yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, channel)
 
 
 def at_lookupds(
@@ -297,15 +289,13 @@ def at_lookupds(
 
 def topic_step(address: str, action: Action, topic: TopicStats) -> Step:
     """The step for a topic at an nsqd, with what is lost by it."""
-    messages, clients = 0, []
-    if action is Action.EMPTY:
-        messages = topic.depth
-    elif action is Action.DELETE:
-        messages = topic.depth + sum(map(messages_of, topic.channels))
-        clients = [client for channel in topic.channels for client in channel.clients or ()]
-    called = tuple(map(_call, clients))
+    messages = topic.depth if action.is_destructive else 0
+    clients: tuple[str, ...] = ()
+    if action is Action.DELETE:
+        messages += sum(map(messages_of, topic.channels))
+        clients = tuple(_call(each) for channel in topic.channels for each in channel.clients or ())
     name = topic.topic_name
-    return Step(DaemonKind.NSQD, address, action, name, messages=messages, clients=called)
+    return Step(DaemonKind.NSQD, address, action, name, messages=messages, clients=clients)
 
 
 def channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
@@ -354,10 +344,12 @@ Answers = tuple[dict[str, Any], list[DaemonFailure]]
 def get_option(cluster: Cluster, name: str) -> Answers:
     """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
     option = _option(name)
-
-    refusal = "has no option " + option
-    hint = "Names are those of nsqd's configuration file, such as max_rdy_count."
-    return _ask(cluster, lambda nsqd: nsqd.config(option), "INVALID_OPTION", refusal, hint)
+    return _ask(
+        cluster,
+        lambda nsqd: nsqd.config(option),
+        f"has no option {option}",
+        "Names are those of nsqd's configuration file, such as max_rdy_count.",
+    )
 
 
 def set_option(cluster: Cluster, name: str, value: str) -> Answers:
@@ -373,22 +365,22 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers:
         )
     if option == ADDRESSES:
         value = json.dumps([text.strip() for text in value.split(",") if text.strip()])
-
-    refusal = f"does not take {value!r} for {option}"
-    hint = "log_level is debug, info, warn, error or fatal."
     return _ask(
-        cluster, lambda nsqd: nsqd.set_config(option, value), "INVALID_VALUE", refusal, hint
+        cluster,
+        lambda nsqd: nsqd.set_config(option, value),
+        f"does not take {value!r} for {option}",
+        "log_level is debug, info, warn, error or fatal.",
     )
 
 
 def _ask(
-    cluster: Cluster, question: Callable[[NsqdHTTPClient], Any], code: str, refusal: str, hint: str
+    cluster: Cluster, question: Callable[[NsqdHTTPClient], Any], refusal: str, hint: str
 ) -> Answers:
     def ask(nsqd: NsqdHTTPClient) -> Any:
         try:
             return question(nsqd)
         except HTTPError as exc:
-            if exc.code == code:
+            if exc.code in ("INVALID_OPTION", "INVALID_VALUE"):
                 raise ConfigurationError(f"{nsqd.url} {refusal}", hint=hint) from exc
             raise
 

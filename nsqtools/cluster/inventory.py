@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 
@@ -53,7 +53,8 @@ def take_inventory(cluster: Cluster) -> Inventory:
         {nsqd.address: nsqd.client for nsqd in nsqds},
         lambda client: read_stats(client.stats(clients=True)).topics or (),
     )
-    alive = {name: each for name, each in cluster.lookupds.items() if not _is_among(failures, name)}
+    silent = {failure.address for failure in failures}
+    alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
     registered, forgetful = cluster.ask(alive, NsqlookupdHTTPClient.topics)
     failures += [*failed, *forgetful]
     if failures and not answers and not registered:
@@ -87,10 +88,6 @@ def channel_of(topic: TopicStats, name: str) -> ChannelStats | None:
 def messages_of(channel: ChannelStats) -> int:
     """Count the messages of a channel: queued, in flight and deferred."""
     return channel.depth + channel.in_flight_count + channel.deferred_count
-
-
-def _is_among(failures: Iterable[DaemonFailure], address: str) -> bool:
-    return any(failure.address == address for failure in failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,28 +168,18 @@ def list_nodes(
             for entry in each
             if str(entry.node.http) == nsqd.announced
         }
-        answer = answers.get(nsqd.address, {})
-        nodes.append(_status(nsqd.address, answer, entries, errors.get(nsqd.address, "")))
+        info = answers.get(nsqd.address, {})
+        tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
+        hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))
+        topics: int | None = info.get("topics")
+        for entry in list(entries.values())[:1]:  # what the first one knows
+            tcp, hostname, version = str(entry.node.tcp), entry.hostname, version or entry.version
+            topics = len({topic for each in entries.values() for topic in each.topics})
+        hidden = {topic for each in entries.values() for topic in each.tombstoned}
+        error = errors.get(nsqd.address, "")
+        status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
+        nodes.append(NodeStatus(nsqd.address, *status))
     return nodes, failures
-
-
-def _status(
-    address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
-) -> NodeStatus:
-    entry = next(iter(entries.values()), None)
-    tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
-    return NodeStatus(
-        address,
-        str(entry.node.tcp) if entry else tcp,
-        entry.hostname if entry else str(info.get("hostname", "")),
-        str(info.get("version", "")) or (entry.version if entry else ""),
-        len({topic for each in entries.values() for topic in each.topics})
-        if entries
-        else info.get("topics"),
-        tuple(sorted({topic for each in entries.values() for topic in each.tombstoned})),
-        tuple(entries),
-        error,
-    )
 
 
 def ping(cluster: Cluster) -> list[PingResult]:

@@ -122,13 +122,16 @@ class SampleFilter:
     topics: Sequence[str] = ()
     channels: Sequence[str] = ()
 
-    def covers(self, row: QueueRow) -> bool:
-        """Tell whether the row is wanted."""
-        if not matches(row.topic, self.topics):
-            return False
-        if not row.channel:
-            return not self.channels
-        return matches(row.channel, self.channels)
+    def among(self, rows: list[QueueRow]) -> list[QueueRow]:
+        """Return the rows that are wanted."""
+        if not self.topics and not self.channels:
+            return rows
+        return [
+            row
+            for row in rows
+            if matches(row.topic, self.topics)
+            and (matches(row.channel, self.channels) if row.channel else not self.channels)
+        ]
 
     def check(self, rows: Sequence[QueueRow]) -> None:
         """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent
@@ -144,7 +147,7 @@ class _Node:
     """An nsqd that is asked again and again, and its last answer.
 
     ``asked_s`` is when the open question was asked, None while there is none, ``tried_s`` when the
-    last one was. ``rows`` are those of ``measured`` that are wanted.
+    last one was.
     """
 
     nsqd: NsqdToAsk
@@ -161,7 +164,6 @@ class _Node:
     error: NsqError | None = None
     report: NodeReport | None = None
     measured: list[QueueRow] = field(default_factory=list)
-    rows: list[QueueRow] = field(default_factory=list)
     entries: int = 0
     consumers: list[ConsumerRow] = field(default_factory=list)
     consumers_of: Question = QUEUES_ONLY
@@ -381,12 +383,8 @@ class Sampler:
             if question.consumers:
                 stats = report.stats if scoped is None else read_stats(scoped)
                 consumers = node.consumer_meter.measure(report.address, at_s, stats)
-        rows = measured
-        if wanted.topics or wanted.channels:
-            rows = [row for row in measured if wanted.covers(row)]
         with self._changed:
-            node.report, node.measured, node.rows = report, measured, rows
-            node.entries = entries
+            node.report, node.measured, node.entries = report, measured, entries
             node.consumers, node.consumers_of = consumers, question
             if question.memory:
                 node.heap = (report.stats.memory or {}).get("heap_in_use_bytes")
@@ -502,22 +500,19 @@ class Sampler:
                     failures.append(DaemonFailure(node.nsqd.address, error))
                 elif node.report is not None:
                     reports.append(node.report)
+                left = "" if node.is_announced else "not announced any more; "
                 is_silent = error is not None or open_s > SLOW_S
-                why = "" if error is None else str(error)
-                if why and not node.is_announced:
-                    why = f"not announced any more; {why}"
-                stats = None if node.report is None else node.report.stats
-                has_consumers = error is None and node.consumers_of == question
+                stats = node.report.stats if node.report else None
                 states.append(
                     NodeState(
                         node.nsqd.address,
-                        node.rows if error is None else [],
-                        node.consumers if has_consumers else [],
-                        stats.version if stats is not None else "",
-                        stats.health if stats is not None else "",
+                        self._wanted.among(node.measured) if error is None else [],
+                        node.consumers if not error and node.consumers_of == question else [],
+                        stats.version if stats else "",
+                        stats.health if stats else "",
                         node.heap,
                         now_s - node.seen_s if is_silent else 0.0,
-                        why,
+                        f"{left}{error}" if error else "",
                         node.answered_at_s,
                     )
                 )

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, rows_of_topic
+from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, consumers_of, rows_of_topic
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
@@ -151,16 +151,14 @@ def client_documents(
     shown = {(row.topic, row.channel) for row in rows}
     return [
         {
-            "topic": topic.topic_name,
-            "channel": channel.channel_name,
-            "node": report.address,
-            **consumer_document(client),
+            "topic": row.topic,
+            "channel": row.channel,
+            "node": row.node,
+            **consumer_document(row.client),
         }
         for report in reports
-        for topic in report.stats.topics or ()
-        for channel in topic.channels
-        if (topic.topic_name, channel.channel_name) in shown
-        for client in channel.clients or ()
+        for row in consumers_of(report.address, report.stats)
+        if (row.topic, row.channel) in shown
     ]
 
 
@@ -322,21 +320,15 @@ def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> list[Metri
     if latencies:
         name, help_ = "nsq_e2e_latency_seconds", "Time from publishing to finishing."
         metrics.append(Metric(name, "gauge", help_, latencies))
-    return metrics
-
-
-def node_metrics(sample: Sample) -> list[Metric]:
-    """Return what is known of each nsqd besides its queues."""
-    info = [
-        ({"node": report.address, "version": report.stats.version}, 1) for report in sample.reports
-    ]
-    started = [({"node": report.address}, report.stats.start_time) for report in sample.reports]
+    info = [({"node": each.address, "version": each.stats.version}, 1) for each in sample.reports]
+    started = [({"node": each.address}, each.stats.start_time) for each in sample.reports]
     sizes = [
         ({"topic": topic.topic_name, "node": report.address}, topic.message_bytes)
         for report in sample.reports
         for topic in report.stats.topics or ()
     ]
     return [
+        *metrics,
         Metric("nsq_node_info", "gauge", "The version of the nsqd.", info),
         Metric("nsq_node_start_time_seconds", "gauge", "When the nsqd started.", started),
         Metric("nsq_topic_message_bytes_total", "counter", "Bytes received.", sizes),

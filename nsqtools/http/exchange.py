@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpcore
@@ -42,14 +41,13 @@ _exchange = _Exchange()
 
 
 class HTTPAnswer(NamedTuple):
-    """What came back. ``reason`` is the server's word for the status, ``location`` where it sends
-    us, "" for nowhere: no redirect is followed here. ``date`` is when it says it answered."""
+    """What came back. ``reason`` is the server's word for the status, ``date`` when it says that
+    it answered. No redirect is followed."""
 
     status: int
     reason: str
     body: bytearray
-    location: str = ""
-    date: str = ""
+    date: str
 
 
 @contextmanager
@@ -72,7 +70,7 @@ class Exchanges:
         timeout_s: float,
         max_body_bytes: int,
         tls: ssl.SSLContext | None,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str],
     ) -> None:
         self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
@@ -92,14 +90,8 @@ class Exchanges:
         """Close the connections; a later request opens new ones."""
         self._transport.close()
 
-    def request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str] | None = None,
-        content: bytes | Iterator[bytes] | None = None,
-    ) -> HTTPAnswer:
-        """Send a request and read the answer. The headers have the length of content in parts.
+    def request(self, method: str, url: str, content: bytes | None = None) -> HTTPAnswer:
+        """Send a request and read the answer.
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
@@ -108,7 +100,6 @@ class Exchanges:
         with self._client.stream(
             method,
             url,
-            headers=headers,
             content=content,
             timeout=httpx.Timeout(self._timeout_s, connect=connect_s),
         ) as response:
@@ -122,8 +113,8 @@ class Exchanges:
                         f"the answer is longer than {self._max_body_bytes} bytes",
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
-            said = (response.headers.get(name, "") for name in ("Location", "Date"))
-            return HTTPAnswer(response.status_code, response.reason_phrase, body, *said)
+            date = response.headers.get("Date", "")
+            return HTTPAnswer(response.status_code, response.reason_phrase, body, date)
 
 
 class _Transport(httpx.BaseTransport):

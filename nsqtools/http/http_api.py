@@ -26,8 +26,9 @@ import logging
 import random
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -65,6 +66,7 @@ MAX_BODY_BYTES = 32 << 20
 MAX_JSON_VALUES = 1 << 20
 """/stats of 30,000 consumers has as many. An empty list takes 3 bytes of JSON, and 64 of memory."""
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 
@@ -127,15 +129,15 @@ class HTTPAPI:
 
     def get_url(self, url: str) -> Any:
         """GET a whole URL and decode JSON, with the same errors."""
-        return self._decode(self._request("GET", url, None))
-
-    def get_text(self, path: str) -> str:
-        """GET and return the body as it is, with the same errors."""
-        return decode_text(self._request("GET", self.url + path, None))
+        return self._decode(self._request("GET", url))
 
     def post(self, path: str, **parameters: str) -> None:
         """POST with nothing but parameters, with the same errors."""
         self._request("POST", self.url + path, parameters)
+
+    def send(self, document: bytes) -> None:
+        """POST a document of JSON to the address itself, with the same errors."""
+        self._request("POST", self._url, content=document)
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
         """Create or delete a topic, or one channel of it; nsqd also empties, pauses, unpauses.
@@ -149,8 +151,7 @@ class HTTPAPI:
 
     def ping(self) -> None:
         """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
-        answer = self.get_text("/ping")
-        if answer != "OK":
+        if self._request("GET", self.url + "/ping") != b"OK":
             raise self._unlike_nsq()
 
     def clock_ahead_s(self) -> float | None:
@@ -161,7 +162,7 @@ class HTTPAPI:
         from email.utils import parsedate_to_datetime
 
         began_s = time.time()
-        date = self._exchange("GET", self.url + "/ping", None).date
+        date = self._exchange("GET", self.url + "/ping", NOTHING).date
         now_s = (began_s + time.time()) / 2
         try:
             return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
@@ -169,7 +170,11 @@ class HTTPAPI:
             return None
 
     def _request(
-        self, method: str, url: str, parameters: dict[str, str] | None, content: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        parameters: Mapping[str, str] = NOTHING,
+        content: bytes | None = None,
     ) -> bytearray:
         answer = self._exchange(method, url, parameters, content)
         if 200 <= answer.status < 300:
@@ -183,12 +188,7 @@ class HTTPAPI:
         )
 
     def _exchange(
-        self,
-        method: str,
-        url: str,
-        parameters: dict[str, str] | None,
-        content: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, url: str, parameters: Mapping[str, str], content: bytes | None = None
     ) -> HTTPAnswer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
@@ -196,14 +196,12 @@ class HTTPAPI:
 
         parts = urlsplit(url)
         # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
-        given = urlencode(parameters or {}, errors="surrogatepass")
+        given = urlencode(parameters, errors="surrogatepass")
         query = "&".join(filter(None, (parts.query, given)))
-        path = quote(parts.path or "/", safe=_URL_MARKS)
-        query = quote(query, safe=_URL_MARKS)
+        path, query = (quote(each, safe=_URL_MARKS) for each in (parts.path or "/", query))
+        url = urlunsplit((*parts[:2], path, query, ""))
         try:
-            return self._exchanges.request(
-                method, urlunsplit((*parts[:2], path, query, "")), headers, content
-            )
+            return self._exchanges.request(method, url, content)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
@@ -271,11 +269,6 @@ def load_json(body: bytes | bytearray) -> Any:
     return json.loads(body)
 
 
-def decode_text(body: bytes | bytearray) -> str:
-    """Read text as UTF-8, whatever charset the answer claims."""
-    return body.decode("utf-8", "backslashreplace")
-
-
 def _error_code(answer: HTTPAnswer) -> str:
     try:
         message = load_json(answer.body)["message"]
@@ -326,12 +319,12 @@ class NsqdHTTPClient(HTTPAPI):
 
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
-        return self._setting(self._request("GET", f"{self.url}/config/{option}", None))
+        return self._setting(self._request("GET", f"{self.url}/config/{option}"))
 
     def set_config(self, option: str, value: str) -> Any:
         """Change one option of the running nsqd, until it ends, and return its new value."""
-        answer = self._request("PUT", f"{self.url}/config/{option}", None, value.encode())
-        return self._setting(answer)
+        url = f"{self.url}/config/{option}"
+        return self._setting(self._request("PUT", url, content=value.encode()))
 
     @staticmethod
     def _setting(body: bytearray) -> Any:
@@ -339,7 +332,7 @@ class NsqdHTTPClient(HTTPAPI):
         try:
             return load_json(body)
         except (ValueError, RecursionError):
-            return decode_text(body)
+            return body.decode("utf-8", "backslashreplace")
 
     def _answer(self, path: str, **parameters: str) -> bytearray:
         try:
@@ -544,16 +537,11 @@ def _known_node(producer: Any, url: str) -> KnownNode | None:
         each if isinstance(each := producer.get(key), list) else []
         for key in ("topics", "tombstones")
     )
-    pairs = zip(topics, [*hidden, *[False] * len(topics)], strict=False)
-    named = [(topic, is_hidden) for topic, is_hidden in pairs if _is_name(topic)]
-    return KnownNode(
-        node,
-        str(producer.get("hostname") or ""),
-        str(producer.get("version") or ""),
-        frozenset(topic for topic, _ in named),
-        frozenset(topic for topic, is_hidden in named if is_hidden),
-        str(producer.get("remote_address") or ""),
-    )
+    named = frozenset(filter(_is_name, topics))
+    tombstoned = {topic for topic, is_hidden in zip(topics, hidden, strict=False) if is_hidden}
+    facts = (str(producer.get(key) or "") for key in ("hostname", "version", "remote_address"))
+    hostname, version, remote_address = facts
+    return KnownNode(node, hostname, version, named, named & tombstoned, remote_address)
 
 
 def _listener(host: str, producer: Any, key: str) -> Address | None:

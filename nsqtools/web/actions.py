@@ -41,6 +41,7 @@ from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, a
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
+from nsqtools.http.http_api import HTTPAPI
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import escape_line, go_json
@@ -89,7 +90,7 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
 log = logging.getLogger("nsqtools.web")
 
 MAX_WAITING = 1000
-CONNECT_TIMEOUT_S, TIMEOUT_S = 2.0, 5.0
+STOP_S = 6.0  # an exchange may take 5
 MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -166,7 +167,7 @@ class Notifier:
         """Send what waits, for as long as one exchange may take."""
         if self._endpoint:
             self._put(None)
-            self._thread.join(CONNECT_TIMEOUT_S + TIMEOUT_S)
+            self._thread.join(STOP_S)
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Send a notification, soon."""
@@ -182,28 +183,13 @@ class Notifier:
     def _run(self) -> None:
         import ssl
 
-        from nsqtools.http.exchange import Exchanges
-
         tls = ssl.create_default_context() if self._endpoint.startswith("https:") else None
-        exchanges = Exchanges(
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            timeout_s=TIMEOUT_S,
-            max_body_bytes=MAX_ANSWER_BYTES,
-            tls=tls,
-            headers={"Content-Type": "application/json"},
-        )
-        while (body := self._waiting.get()) is not None:
-            try:
-                answer = exchanges.request("POST", self._endpoint, content=body)
-                problem = "" if answer.status < 300 else f"HTTP {answer.status} {answer.reason}"
-            except (NsqError, OSError, ValueError) as exc:
-                problem = str(exc)
-            except Exception as exc:  # errors of httpx and httpcore have no base in common
-                problem = str(exc) or type(exc).__name__
-            if problem:
-                shown = shown_url(self._endpoint)
-                log.warning("cannot notify %s (%s)", shown, escape_line(problem[:200]))
-        exchanges.close()
+        with HTTPAPI(self._endpoint, max_body_bytes=MAX_ANSWER_BYTES, tls=tls) as api:
+            while (body := self._waiting.get()) is not None:
+                try:
+                    api.send(body)
+                except NsqError as exc:
+                    log.warning("cannot notify %s (%s)", api.url, escape_line(str(exc)[:200]))
 
 
 TOKEN_FIELD = "csrf_token"

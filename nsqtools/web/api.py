@@ -391,28 +391,20 @@ def list_topics(context: WebContext, request: Request) -> object:
     return {"topics": {topic: found[topic] or None for topic in sorted(idle)}, "message": message}
 
 
-def show_topic(context: WebContext, request: Request) -> object:
-    name = request.path_params["topic"]
-    gathered = gather(context.cluster, name)
-    parts = [topic_of(nsqd, each, time.time()) for nsqd, each in gathered.having(name)]
-    if not parts:
-        _check_topic(context.cluster, name, gathered)
-    return {**topics_together(name, parts), "message": gathered.message}
-
-
-def show_channel(context: WebContext, request: Request) -> object:
-    name, channel = request.path_params["topic"], request.path_params["channel"]
-    gathered = gather(context.cluster, name, channel, clients=True)
-    parts = [
-        channel_of(nsqd, name, each, time.time())
-        for nsqd, topic in gathered.having(name)
-        for each in topic.channels
-        if each.channel_name == channel
+def show_queue(context: WebContext, request: Request) -> object:
+    """A topic, or a channel of it."""
+    name, channel = request.path_params["topic"], request.path_params.get("channel", "")
+    gathered = gather(context.cluster, name, channel, clients=bool(channel))
+    topics = [topic_of(nsqd, each, time.time()) for nsqd, each in gathered.having(name)]
+    channels = [
+        each for topic in topics for each in topic["channels"] if each["channel_name"] == channel
     ]
-    if not parts:
+    if not (channels if channel else topics):
         _check_topic(context.cluster, name, gathered)
-        raise Refused(404, "CHANNEL_NOT_FOUND")
-    return {**channels_together(parts), "message": gathered.message}
+        if channel:
+            raise Refused(404, "CHANNEL_NOT_FOUND")
+    document = channels_together(channels) if channel else topics_together(name, topics)
+    return {**document, "message": gathered.message}
 
 
 def _check_topic(cluster: Cluster, name: str, gathered: NodeAnswers) -> None:
@@ -561,8 +553,8 @@ def _outcome(results: Sequence[StepResult]) -> str:
 Answer = Callable[..., object]
 ROUTES: dict[str, dict[str, Answer]] = {
     "/topics": {"GET": list_topics, "POST": create},
-    "/topics/{topic}": {"GET": show_topic, "POST": act, "DELETE": delete},
-    "/topics/{topic}/{channel}": {"GET": show_channel, "POST": act, "DELETE": delete},
+    "/topics/{topic}": {"GET": show_queue, "POST": act, "DELETE": delete},
+    "/topics/{topic}/{channel}": {"GET": show_queue, "POST": act, "DELETE": delete},
     "/nodes": {"GET": list_nodes},
     "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
     "/counter": {"GET": count_messages},

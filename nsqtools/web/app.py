@@ -21,12 +21,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,7 +36,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
+from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
@@ -166,7 +167,7 @@ FIRST_SAMPLE_S = 10.0
 PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 
 
-def _metrics(site: Site) -> Callable[[Request], Response]:
+def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     """Return the view of /metrics: every topic and channel of all nsqd.
 
     It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
@@ -193,14 +194,13 @@ def _metrics(site: Site) -> Callable[[Request], Response]:
             [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
         )
         lookupds = list(site.context.cluster.lookupds)
-        metrics = [*sample_metrics(sample, lookupds), *node_metrics(sample), problems]
-        return sample, Packed(encode_metrics(metrics))
+        return sample, Packed(encode_metrics([*sample_metrics(sample, lookupds), problems]))
 
     def gauge(name: str, help_: str, value: str) -> Metric:
         return Metric(name, "gauge", help_, [({}, value)])
 
-    def metrics(request: Request) -> Response:
-        sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
+    async def metrics(request: Request) -> Response:
+        sample = watcher.latest or await watcher.newer(0, FIRST_SAMPLE_S)
         took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
             gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
@@ -210,7 +210,7 @@ def _metrics(site: Site) -> Callable[[Request], Response]:
         if sample is not None:
             age_s = f"{max(0.0, time.time() - sample.time_ns / 1e9):.3f}"
             own.append(gauge("nsq_sample_age_seconds", "How old these numbers are.", age_s))
-            pieces.append(recent.get("", of_sample)[1])
+            pieces.append((await run_in_threadpool(recent.get, "", of_sample))[1])
         return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
 
     return metrics

@@ -1,8 +1,8 @@
 """One thread that samples the cluster, for all pages, clients of the API and the history.
 
-Samples are taken without consumers, which cost nsqd the most; a page that shows them asks with
-`Watcher.consumers`. When a sample costs much CPU time they
-are taken less often (`Watcher.interval_s`), and the page says so.
+Samples are taken without consumers, which cost nsqd the most; a page that shows them asks itself.
+When a sample costs much CPU time they are taken less often (`Watcher.interval_s`), and the page
+says so.
 
 A daemon that does not answer does not hold it up; it is among the failures of the sample.
 """
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 
-from nsqtools.cluster.directory import Cluster, ClusterStats, NsqdToAsk
+from nsqtools.cluster.directory import Cluster, NsqdToAsk
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import Earlier, Past
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
@@ -33,11 +33,10 @@ class Watcher:
         self.interval_s = refresh_s
         self.refresh_s = refresh_s
         self.history = History(interval_s=refresh_s)
-        self._cluster = cluster
         self._sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
         self._past = Past()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         self._stopped = threading.Event()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
@@ -67,7 +66,6 @@ class Watcher:
         with self._changed:
             self._stopped.set()
             self._sampler.stop()
-            self._changed.notify_all()
             self._wake()
 
     def join(self) -> None:
@@ -79,16 +77,8 @@ class Watcher:
         with self._changed:
             return self._past.before(sample)
 
-    def wait_newer(self, than_ns: int, timeout_s: float) -> Sample | None:
-        """Return a sample that is newer, None if there is none in time or it was stopped."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopped.is_set() or self._newer(than_ns) is not None, timeout_s
-            )
-            return self._newer(than_ns)
-
     async def newer(self, than_ns: int, timeout_s: float) -> Sample | None:
-        """Return as `wait_newer` does, for a coroutine."""
+        """Return a sample that is newer, None if there is none in time or it was stopped."""
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + timeout_s
         while True:
@@ -105,15 +95,6 @@ class Watcher:
             finally:
                 with self._changed:
                     self._waiting.discard(entry)
-
-    def consumers(self, topic: str, channel: str = "") -> ClusterStats:
-        """Ask for the statistics of a topic or channel with its consumers.
-
-        Never raises `NsqError`: who does not answer is among the failures.
-        """
-        return self._cluster.stats(
-            topic, channel, clients=True, required=False, nsqds=self.answering
-        )
 
     def _newer(self, than_ns: int) -> Sample | None:
         sample = self.latest
@@ -133,7 +114,6 @@ class Watcher:
             else:
                 with self._changed:
                     self.latest = sample
-                    self._changed.notify_all()
                     self._wake()
             self._note_cost(time.process_time() - began_s)
             next_s = max(next_s + self.interval_s, time.monotonic())

@@ -17,6 +17,8 @@ from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import FolderLocks
 
+Open = Callable[..., Journal]
+
 NSQD = "127.0.0.1:4150"
 NOW = 1_800_000_000.0
 
@@ -28,7 +30,7 @@ def ids(*numbers: int) -> list[bytes]:
 
 
 @pytest.fixture
-def journal_of(tmp_path: Path) -> Callable[..., Journal]:
+def journal_of(tmp_path: Path) -> Open:
     """Open the journal, as a new run does; ``durable`` are the offsets that the index has."""
 
     def open_journal(durable: set[int] | None = None, size: int = 4, now_s: float = 0.0) -> Journal:
@@ -55,9 +57,7 @@ def known(journal: Journal, *numbers: int) -> list[bool]:
     return [journal.knows(NSQD, message_id) for message_id in ids(*numbers)]
 
 
-def test_what_was_written_is_known_and_only_from_its_nsqd(
-    journal_of: Callable[..., Journal],
-) -> None:
+def test_what_was_written_is_known_and_only_from_its_nsqd(journal_of: Open) -> None:
     journal = journal_of()
     write(journal, 0, 1)
 
@@ -65,9 +65,7 @@ def test_what_was_written_is_known_and_only_from_its_nsqd(
     assert not journal.knows("other:4150", ids(1)[0])
 
 
-def test_a_member_that_the_crash_kept_from_the_index_is_not_known(
-    journal_of: Callable[..., Journal],
-) -> None:
+def test_a_member_that_the_crash_kept_from_the_index_is_not_known(journal_of: Open) -> None:
     first = journal_of()
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
@@ -97,18 +95,14 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
     assert known(crash(3, "u.log"), 1, 2) == [False, True]
 
 
-def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(
-    journal_of: Callable[..., Journal],
-) -> None:
+def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(journal_of: Open) -> None:
     write(journal_of(), 0, 1)
     assert known(journal_of(durable={0}), 1) == [True]
 
     assert known(journal_of(durable=set()), 1) == [True]
 
 
-def test_what_was_not_written_after_all_is_not_known_then_nor_later(
-    journal_of: Callable[..., Journal],
-) -> None:
+def test_what_was_not_written_after_all_is_not_known_then_nor_later(journal_of: Open) -> None:
     first = journal_of()
     write(first, 0, 1, confirm=False)
     first.discard(NSQD, ids(1))
@@ -118,7 +112,7 @@ def test_what_was_not_written_after_all_is_not_known_then_nor_later(
     assert known(journal_of(), 1, 2) == [False, True]
 
 
-def test_the_two_youngest_generations_stay(journal_of: Callable[..., Journal]) -> None:
+def test_the_two_youngest_generations_stay(journal_of: Open) -> None:
     journal = journal_of(size=2)
     for number in range(5):
         write(journal, number, number)
@@ -127,7 +121,7 @@ def test_the_two_youngest_generations_stay(journal_of: Callable[..., Journal]) -
     assert known(journal_of(), 1, 2, 4) == [False, True, True]
 
 
-def test_what_is_kept_outlives_any_number_of_others(journal_of: Callable[..., Journal]) -> None:
+def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
     journal = journal_of(size=2)
     write(journal, 0, 1)
     journal.keep()
@@ -138,16 +132,14 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Callable[..., Jo
     assert known(journal_of(), 1) == [True]
 
 
-def test_after_several_crashes_the_first_is_not_forgotten(
-    journal_of: Callable[..., Journal],
-) -> None:
+def test_after_several_crashes_the_first_is_not_forgotten(journal_of: Open) -> None:
     for number in range(5):
         write(journal_of(), 0, number)
 
     assert known(journal_of(), 0, 4) == [True, True]
 
 
-def test_files_are_removed_after_a_week(journal_of: Callable[..., Journal], tmp_path: Path) -> None:
+def test_files_are_removed_after_a_week(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
 
@@ -156,7 +148,7 @@ def test_files_are_removed_after_a_week(journal_of: Callable[..., Journal], tmp_
 
 
 def test_of_many_files_the_youngest_stay(
-    journal_of: Callable[..., Journal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    journal_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2, 3):
         write(journal_of(), number, number)
@@ -167,7 +159,7 @@ def test_of_many_files_the_youngest_stay(
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
 
 
-def test_damaged_lines_are_passed_over(journal_of: Callable[..., Journal], tmp_path: Path) -> None:
+def test_damaged_lines_are_passed_over(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")

@@ -132,6 +132,13 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
     assert not complaints, f"the page said: {complaints}"
 
 
+def wait_for_samples() -> None:
+    """Wait for questions that are open: one that connects after the end leaves its socket."""
+    for thread in threading.enumerate():
+        if thread.name == "nsq-sample":
+            thread.join(patience_s(10))
+
+
 @pytest.fixture(scope="module")
 def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
@@ -156,6 +163,7 @@ def serve_pages() -> Iterator[ServePages]:
             listener = stack.enter_context(listen(given.listen))
             context = WebContext(given, cluster, ClientOptions())
             server = WebServer(context, listener)
+            stack.callback(wait_for_samples)
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)

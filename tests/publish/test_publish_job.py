@@ -17,7 +17,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.publish.input import RecordSource
-from nsqtools.publish.publish_job import PublishJob, UnsentFiles, reader
+from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
@@ -46,10 +46,8 @@ def publisher_to(
     return Publisher(addresses, client_options, options, rate)
 
 
-def run_job(
-    path: str, publisher: Publisher, *, is_jsonl: bool = False, **more: Any
-) -> PublishCounts:
-    job = PublishJob(publisher, "events", reader("events", None, is_jsonl=is_jsonl), **more)
+def run_job(path: str, publisher: Publisher, **more: Any) -> PublishCounts:
+    job = PublishJob[bytes](publisher, "events", **more)
     return job.run(RecordSource([path], b"\n", job.is_over).batches())
 
 
@@ -73,22 +71,6 @@ def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_alo
 
     assert counts == PublishCounts(confirmed=39, rejected=1)
     assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
-
-
-def test_json_lines_are_read_and_what_is_none_is_rejected(
-    nsqd: GoNsqd, write_input: Callable[[bytes], str]
-) -> None:
-    path = write_input(b'{"body": "a\\nb"}\nnot json\n{"body64": "/w=="}\n{"body": ""}\n')
-    warnings: list[str] = []
-
-    counts = run_job(path, publisher_to(nsqd.tcp_address), is_jsonl=True, warn=warnings.append)
-
-    assert counts == PublishCounts(confirmed=2, rejected=2)
-    assert bodies_in(nsqd, "events", 2) == [b"a\nb", b"\xff"]
-    assert [warning.split(":")[0] for warning in warnings] == [
-        "record 2 is rejected",
-        "record 4 is rejected",
-    ]
 
 
 def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:

@@ -13,31 +13,23 @@ MOMENT = datetime(2026, 11, 21, 8, 5, 9)
 DAY_BEFORE = datetime(2026, 11, 20, 23)
 
 
-def stem(format: str, **fields: object) -> str:
+@pytest.mark.parametrize(
+    ("format", "fields", "name"),
+    [
+        ("<TOPIC>.<HOST><REV>.<DATETIME>.log", {}, "clicks.web1-000003.2026-11-21_08.log"),
+        ("<TOPIC>/<PARTITION>/<HOST>-<PID><REV>", {}, "clicks/2026-11-20/web1-77-000003"),
+        ("<DATETIME><REV>", {"datetime_format": "v1-%Y-%j-Jan"}, "v1-2026-325-Jan-000003"),
+        ("<REV>.gz", {"extension": ".gz"}, "-000003.gz"),
+        ("<REV>", {"extension": ".gz"}, "-000003.gz"),
+    ],
+)
+def test_every_token_has_its_value_and_the_rest_stays(
+    format: str, fields: dict[str, str], name: str
+) -> None:
     naming = FileNaming(format, host="web1", pid=77, **fields)  # type: ignore[arg-type]
-    return naming.stem("clicks", MOMENT, DAY_BEFORE)
 
-
-def test_the_default_name_is_that_of_nsq_to_file() -> None:
-    naming = FileNaming(host="web1", extension=".gz")
-
-    name = with_rev(naming.stem("clicks", MOMENT, MOMENT), 3)
-
-    assert name == "clicks.web1-000003.2026-11-21_08.log.gz"
-
-
-def test_every_token_has_its_value() -> None:
-    assert stem("<TOPIC>/<PARTITION>/<HOST>-<PID><REV>.<DATETIME>") == (
-        "clicks/2026-11-20/web1-77<REV>.2026-11-21_08"
-    )
-
-
-def test_literal_digits_and_words_in_a_time_format_stay() -> None:
-    assert stem("<DATETIME>", datetime_format="v1-%Y-%j-Jan") == "v1-2026-325-Jan"
-
-
-def test_an_extension_is_not_appended_twice() -> None:
-    assert stem("<TOPIC>.gz", extension=".gz") == "clicks.gz"
+    assert with_rev(naming.stem("clicks", MOMENT, DAY_BEFORE), 3) == name
+    assert FileNaming().format == "<TOPIC>.<HOST><REV>.<DATETIME>.log"  # that of nsq_to_file
 
 
 @pytest.mark.parametrize(
@@ -71,13 +63,8 @@ def test_a_second_file_of_a_name_gets_a_number(name: str, second: str) -> None:
 def test_a_format_that_names_no_file_is_refused(format: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         FileNaming(format)
-
-
-def test_a_topic_cannot_lead_out_of_the_directory() -> None:
-    naming = FileNaming("<TOPIC>/log")
-
     with pytest.raises(ConfigurationError, match="inside its directory"):
-        naming.stem("..", MOMENT, MOMENT)
+        FileNaming("<TOPIC>/log").stem("..", MOMENT, MOMENT)  # which is a valid topic
 
 
 HOUR = 3600.0
@@ -99,16 +86,12 @@ def test_an_interval_is_aligned_to_the_clock() -> None:
     assert not hourly.is_over(NINE, NINE + HOUR - 1)
 
 
-def test_days_begin_at_local_midnight() -> None:
+def test_days_begin_at_local_midnight_and_an_age_is_that_of_no_clock_that_somebody_sets() -> None:
     daily = Rotation(interval_s=24 * HOUR)
     midnight_in_kyiv = NINE - 9 * HOUR + 22 * HOUR
-
     assert daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv, utc_offset_s=2 * HOUR)
     assert not daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv)
 
-
-def test_an_age_is_measured_and_not_read_from_a_clock_that_somebody_sets() -> None:
     aged = Rotation(age_s=HOUR)
-
     assert not aged.is_over(NINE, NINE + 2 * HOUR, age_s=20)
     assert aged.is_over(NINE, NINE - HOUR, age_s=HOUR)

@@ -63,32 +63,19 @@ def test_what_cannot_work_is_refused_at_once(template: str, complaint: str) -> N
         compile_template(template)
 
 
-def test_a_batch_is_joined_without_separators() -> None:
+def test_a_batch_is_joined_and_a_percent_sign_or_a_time_before_1970_is_only_that() -> None:
     encode_many = compile_template("{attempts},")
-
-    text = encode_many("t", "h:1", [MESSAGE, MESSAGE._replace(attempts=40_000)])
-
-    assert text == b"3,40000,"
-
-
-def test_a_percent_sign_in_a_topic_is_only_that() -> None:
+    assert encode_many("t", "h:1", [MESSAGE, MESSAGE._replace(attempts=40_000)]) == b"3,40000,"
     assert fill("{topic}{id}", topic="100%d") == b"100%d0f1e2d3c4b5a6978"
-
-
-def test_a_time_before_1970_has_a_date() -> None:
     assert fill("{timestamp:%Y %f}", MESSAGE._replace(timestamp_ns=-1)) == b"1969 999999"
 
 
 @given(st.binary())
-def test_a_body_as_json_can_be_read_back(body: bytes) -> None:
+def test_a_body_is_written_as_it_is_and_as_json_can_be_read_back(body: bytes) -> None:
+    assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"
     text = json.loads(fill("{body:json}", MESSAGE._replace(body=body)))
 
     assert text.encode("utf-8", "surrogateescape") == body
-
-
-@given(st.binary())
-def test_a_body_is_written_as_it_is(body: bytes) -> None:
-    assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"
 
 
 @given(st.text(st.sampled_from("{}:%%\\\\nx0body timestampHf\udcff é"), max_size=20))

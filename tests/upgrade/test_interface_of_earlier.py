@@ -54,6 +54,7 @@ GONE = {
     **{
         what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
         for what, instead in registry.GONE.items()
+        if not what.startswith("nsq to-exec")  # which no earlier version had
     },
 }
 """What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""

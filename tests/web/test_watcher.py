@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from plugins.browser import wait_for_samples
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.servers import Serve
@@ -37,6 +38,7 @@ def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
         finally:
             watcher.stop()
             watcher.join()
+            wait_for_samples()
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def nsqd(serve: Serve, tmp_path: Path) -> Nsqd:
 
 def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> None:
     with watching(nsqd.http_address) as watcher:
-        first = watcher.wait_newer(0, patience_s(20))
+        first = asyncio.run(watcher.newer(0, patience_s(20)))
         assert first is not None
         second = asyncio.run(watcher.newer(first.time_ns, patience_s(20)))
 
@@ -63,10 +65,12 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> 
         assert watcher.history.series([("", "orders", "billing")], "depth", since_s=0)
 
 
-def test_stopping_wakes_all_who_wait(nsqd: Nsqd) -> None:
+def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
     woken: list[object] = []
     never_ns = 1 << 62
     with watching(nsqd.http_address) as watcher:
+        assert asyncio.run(watcher.newer(never_ns, 0.01)) is None
+        assert not watcher._waiting
 
         def wait() -> None:
             woken.append(asyncio.run(watcher.newer(never_ns, patience_s(60))))
@@ -80,13 +84,6 @@ def test_stopping_wakes_all_who_wait(nsqd: Nsqd) -> None:
             thread.join(patience_s(10))
 
     assert woken == [None] * 3
-
-
-def test_a_wait_ends_in_time_without_a_sample(nsqd: Nsqd) -> None:
-    with watching(nsqd.http_address) as watcher:
-        assert watcher.wait_newer(1 << 62, 0.01) is None
-        assert asyncio.run(watcher.newer(1 << 62, 0.01)) is None
-        assert not watcher._waiting
 
 
 def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:

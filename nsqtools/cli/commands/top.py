@@ -18,7 +18,7 @@ ON_A_PIPE = "nsq stat --interval 2s prints the same figures line by line."
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.cli.top.columns import check_column
+    from nsqtools.cli.top.view import check_column
 
     return check_column(text)
 
@@ -66,8 +66,7 @@ def top(
     """
     check_terminal(runtime)
     from nsqtools.cli.top.app import Top
-    from nsqtools.cli.top.columns import check_column
-    from nsqtools.cli.top.view import TopView, parse_line_condition
+    from nsqtools.cli.top.view import TopView, check_column, parse_line_condition
     from nsqtools.cluster.sampling import SampleFilter, Sampler
 
     names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
@@ -86,11 +85,11 @@ def top(
             interval_s,
             allows_changes=allow_changes,
             spares_processor=interval is None,
-            encoding=runtime.stdout.encoding,
+            runtime=runtime,
         )
         also = (signal.SIGHUP, signal.SIGQUIT)
         with stopping(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
-            shown.show_cluster(runtime.stdin.fileno(), runtime.stdout.fileno())
+            shown.show_cluster()
     return signals.status()
 
 

@@ -182,13 +182,12 @@ Delimiter = Annotated[
 
 
 class GivenInput(NamedTuple):
-    """What to publish: files, or texts, ``times`` times."""
+    """What to publish: files, or texts, which are templates where they go ``times`` times."""
 
     paths: list[str]
     texts: list[bytes]
-    times: int = 1
+    times: int | None = None
     interval_s: float = 0.0
-    is_template: bool = False
 
     def batches(
         self, source: RecordSource, is_stopped: Callable[[], bool]
@@ -198,7 +197,7 @@ class GivenInput(NamedTuple):
 
         if not self.texts:
             return source.batches()
-        if not self.is_template:
+        if self.times is None:
             return [InputBatch(self.texts)]
         return repeated(self.texts, self.times, self.interval_s, is_stopped)
 
@@ -242,13 +241,7 @@ def read_input(
                 f"cannot read {path} (No such file or directory)",
                 hint=f"To publish the text itself: -m @{path}",
             )
-    return GivenInput(
-        paths if paths or bodies else ["-"],
-        bodies,
-        repeat or 1,
-        interval_s or 0.0,
-        repeat is not None,
-    )
+    return GivenInput(paths if paths or bodies else ["-"], bodies, repeat, interval_s or 0.0)
 
 
 def selection(

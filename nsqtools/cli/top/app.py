@@ -34,9 +34,9 @@ from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.running.administering import lines as plan_lines
 from nsqtools.cli.running.administering import summary
-from nsqtools.cli.top.columns import VIEWS
-from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, plain, problem_page
-from nsqtools.cli.top.view import TopView
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, problem_page
+from nsqtools.cli.top.view import VIEWS, TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Question, Sampler
 from nsqtools.errors import NsqError
@@ -94,7 +94,7 @@ class Terminal(LinuxDriver):
     def __init__(self, app: Top, **options: Any) -> None:
         super().__init__(app, **options)
         self._file = open(  # noqa: SIM115 - until the process ends
-            1, "w", encoding=app.encoding, errors="backslashreplace", closefd=False
+            1, "w", encoding=app.encoding, errors="replace", closefd=False
         )
         app.write = self.write
 
@@ -143,12 +143,12 @@ class Page(Sheet):
 
     def __init__(self, top: Top, title: str, lines: Iterable[str] = ()) -> None:
         super().__init__(top)
-        self._title = Static(top.text(title), classes="title", markup=False)
-        self._hint = Static(top.text(self.hint), classes="hint", markup=False)
+        self._title = Static(escape_line(title), classes="title", markup=False)
+        self._hint = Static(escape_line(self.hint), classes="hint", markup=False)
         self.pane = self._pane(lines)
 
     def _pane(self, lines: Iterable[str]) -> Widget:
-        text = "\n".join(map(self.top.text, lines))
+        text = "\n".join(map(escape_line, lines))
         return VerticalScroll(Static(text, markup=False), can_focus=False)
 
     def compose(self) -> ComposeResult:
@@ -156,7 +156,7 @@ class Page(Sheet):
 
     def say(self, hint: str) -> None:
         """Show something in the bottom line."""
-        self._hint.update(self.top.text(hint))
+        self._hint.update(escape_line(hint))
 
     def press(self, key: str, character: str | None) -> None:
         page = max(1, self.pane.size.height)
@@ -280,8 +280,8 @@ class ListScreen(Sheet):
         top, (width, height) = self.top, self.rows.size
         hints = f"? help|q quit{CHANGE_HINTS if top.allows_changes else ''}{HINTS}"
         hints = TYPING_HINT if top.view.is_typing else hints
-        bottom = cell_text(self.notice) or joined_to_fit(top.text(hints).split("|"), width)
-        self.rows.show(draw(top.view, width, height, bottom, unicode=top.unicode))
+        bottom = cell_text(self.notice) or joined_to_fit(hints.split("|"), width)
+        self.rows.show(draw(top.view, width, height, bottom))
         top.ask_soon_if_needed()
 
     def on_resize(self) -> None:
@@ -429,7 +429,7 @@ class Top(App[Exception]):
         *,
         allows_changes: bool,
         spares_processor: bool,
-        encoding: str = "utf-8",
+        runtime: Runtime,
     ) -> None:
         super().__init__(driver_class=Terminal, ansi_color=True)
         self.set_reactive(App.theme, "ansi-dark")
@@ -437,8 +437,7 @@ class Top(App[Exception]):
         self.settings = settings
         self.view = view
         self.allows_changes = allows_changes
-        self.encoding = encoding
-        self.unicode = encoding.lower().startswith("utf")
+        self.encoding = runtime.stdout.encoding
         self.write: Callable[[str], None] = lambda _: None
         self.restore: Callable[[], None] = lambda: None
         self._sampler = sampler
@@ -448,11 +447,11 @@ class Top(App[Exception]):
         self._asked: Question | None = None
         self._sample_now = threading.Event()
         self._stopped = threading.Event()
-        self._stdin = 0
+        self._runtime = runtime
         self._shown = threading.Event()  # and not left to messages
         self._shown.set()
 
-    def show_cluster(self, stdin: int, stdout: int) -> None:
+    def show_cluster(self) -> None:
         """Show the cluster until q is pressed or `stop` is called.
 
         Raises what the first sample raises, before the screen is taken.
@@ -460,7 +459,8 @@ class Top(App[Exception]):
         self.view.show(self._sampler.sample())
         if self._stopped.is_set():
             return
-        self._stdin, before = stdin, termios.tcgetattr(stdin)
+        stdin, stdout = self._runtime.stdin.fileno(), self._runtime.stdout.fileno()
+        before = termios.tcgetattr(stdin)
 
         def restore() -> None:
             os.write(stdout, RESTORE)
@@ -479,10 +479,6 @@ class Top(App[Exception]):
         self._shown.set()
         self._sampler.stop()
         self.call(self.exit)
-
-    def text(self, text: str) -> str:
-        """What a daemon or a client said, harmless, and in what the terminal can show."""
-        return escape_line(text) if self.unicode else plain(escape_line(text))
 
     def call(self, call: Callable[[], object]) -> None:
         """Have something done on the thread of the app."""
@@ -529,14 +525,11 @@ class Top(App[Exception]):
 
     def show_messages(self, topic: str, channel: str) -> None:
         """Leave the screen to a tail of a topic, or with a channel to a peek, until it ends."""
-        from nsqtools.cli.top.sources import show_messages
-
-        def show(text: str) -> None:
-            print(text if self.unicode else plain(text), flush=True)
+        from nsqtools.cli.top.messages import show_messages
 
         self._shown.clear()
         with self.suspend():
-            ended = show_messages(self.settings, topic, channel, self._stdin, show)
+            ended = show_messages(self.settings, topic, channel, self._runtime)
         self._shown.set()
         if ended not in (None, signal.SIGINT):
             os.kill(os.getpid(), ended)

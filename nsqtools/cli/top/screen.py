@@ -16,8 +16,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, Cell, Column, ViewKind
-from nsqtools.cli.top.view import Line, TopView
+from nsqtools.cli.top.view import TREND, Cell, Column, Line, TopView, ViewKind
 from nsqtools.cluster.problems import Problem, Severity, by_kind, in_a_line
 from nsqtools.cluster.queue_rows import sums_of
 from nsqtools.cluster.sampling import Sample
@@ -28,8 +27,6 @@ LEAST_HEIGHT = 6
 LEAST_NAME = 12
 PAUSED = " (paused)"
 BARS = "▁▂▃▄▅▆▇█"
-PLAIN_BARS = "_.-:=+*#"
-PLAIN = str.maketrans({"↑": "k", "↓": "j", "⏎": "Enter", "→": "l", "←": "h", "▲": "*", "▼": "*"})
 
 
 class Row(NamedTuple):
@@ -49,25 +46,22 @@ class Drawn(NamedTuple):
     room: int = 1
 
 
-def draw(view: TopView, width: int, height: int, bottom: str, *, unicode: bool) -> Drawn:
+def draw(view: TopView, width: int, height: int, bottom: str) -> Drawn:
     """Return the list on a screen of this size, with ``bottom`` as the last line."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         drawn = Drawn([Row(f"nsq top needs {LEAST_WIDTH} columns and {LEAST_HEIGHT} lines")])
     else:
-        drawn = _list(view, width, height - 1, unicode=unicode)
+        drawn = _list(view, width, height - 1)
     rows = drawn.rows + [Row("")] * (height - 1 - len(drawn.rows))
     if len(rows) < height:
         rows.append(Row(bottom, "dim"))
-    exact = [
-        Row(fit(row.text if unicode else plain(row.text), width, unicode=unicode), row.style)
-        for row in rows[:height]
-    ]
+    exact = [Row(fit(row.text, width), row.style) for row in rows[:height]]
     return drawn._replace(rows=exact)
 
 
-def _list(view: TopView, width: int, height: int, *, unicode: bool) -> Drawn:
+def _list(view: TopView, width: int, height: int) -> Drawn:
     lines, here = view.lines(), view.position()
-    table = ListTable(view, width, unicode=unicode)
+    table = ListTable(view, width)
     rows = [Row(summary(view.sample, width), "bold")]
     rows.append(problem_line(view.problems))
     rows.append(Row(status(view, table.columns)))
@@ -169,9 +163,8 @@ class ListTable:
     lines and not of those on the screen, so that columns stay where they are while one scrolls.
     """
 
-    def __init__(self, view: TopView, width: int, *, unicode: bool) -> None:
+    def __init__(self, view: TopView, width: int) -> None:
         self._view = view
-        self._unicode = unicode
         columns = view.columns
         widths = [self._width(column) for column in columns]
         while len(widths) > 1 and sum(widths) + len(widths) - 1 > width:
@@ -214,17 +207,17 @@ class ListTable:
         cells = []
         for column, width in zip(self.columns, self._widths, strict=True):
             if column.name == TREND:
-                cells.append(sparkline(self._view.trend(line), width, unicode=self._unicode))
+                cells.append(sparkline(self._view.trend(line), width))
             else:
                 cells.append(short(column.read(line.subject)))
         if line.is_paused:
             room = self._widths[0] - len(PAUSED)
-            cells[0] = fit(cells[0], room, unicode=self._unicode).rstrip() + PAUSED
+            cells[0] = fit(cells[0], room).rstrip() + PAUSED
         return self._join(cells)
 
     def _join(self, cells: Sequence[str]) -> str:
         return " ".join(
-            fit(cell, width, unicode=self._unicode, is_right=not column.is_text)
+            fit(cell, width, is_right=not column.is_text)
             for cell, column, width in zip(cells, self.columns, self._widths, strict=True)
         )
 
@@ -241,24 +234,19 @@ def short(cell: Cell) -> str:
     return cell_text(cell)
 
 
-def sparkline(values: Sequence[float], width: int, *, unicode: bool) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """The last values as bars, from the least to the greatest."""
-    bars, shown = BARS if unicode else PLAIN_BARS, values[-width:]
+    shown = values[-width:]
     low = min(shown, default=0.0)
-    step = (max(shown, default=0.0) - low) / (len(bars) - 1) or 1.0
-    return "".join(bars[round((value - low) / step)] for value in shown)
+    step = (max(shown, default=0.0) - low) / (len(BARS) - 1) or 1.0
+    return "".join(BARS[round((value - low) / step)] for value in shown)
 
 
-def plain(text: str) -> str:
-    """The text in ASCII, for a terminal that shows no more."""
-    return text.translate(PLAIN).encode("ascii", "backslashreplace").decode()
-
-
-def fit(text: str, width: int, *, unicode: bool, is_right: bool = False) -> str:
+def fit(text: str, width: int, *, is_right: bool = False) -> str:
     """The text in exactly ``width`` cells; what is cut ends with an ellipsis."""
     blanks = width - cell_len(text)
     if blanks < 0:
-        mark = ("…" if unicode else "...")[: max(0, width)]
+        mark = "…"[: max(0, width)]
         return set_cell_size(text, width - len(mark)) + mark
     return " " * blanks + text if is_right else text + " " * blanks
 

@@ -1,7 +1,7 @@
 """The pages of `nsq web`, for people with a browser.
 
     site.py        the frame, the sample and its stream, templates, escaping, addresses
-    queues.py, consumers.py, messages.py   what each page shows
+    queues.py, messages.py   what each page shows
     changes.py     forms, plans and results of what is done to a cluster
     snapshot.py, figures.py   decisions, charts and numbers as text
 
@@ -23,9 +23,14 @@ from starlette.types import Scope
 
 from nsqtools import __version__
 from nsqtools.web.pages.changes import act
-from nsqtools.web.pages.consumers import show_consumer, show_consumers
 from nsqtools.web.pages.messages import show_messages
-from nsqtools.web.pages.queues import show_lookup, show_nodes, show_queues
+from nsqtools.web.pages.queues import (
+    show_consumer,
+    show_consumers,
+    show_lookup,
+    show_nodes,
+    show_queues,
+)
 from nsqtools.web.pages.site import Site, environment
 
 STATIC = Path(__file__).parent / "static"

@@ -16,6 +16,7 @@ from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
 from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.stats_documents import COLUMNS
 
 NO_SAMPLE = Sample(0, [], [], (), ())
 
@@ -28,7 +29,12 @@ class Snapshot:
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = problems_of(sample, earlier)
-        self.growth = growth_since(earlier, sample.totals) if earlier else {}
+        before = {row.key: row.depth for row in earlier.totals} if earlier else {}
+        self.growth = {  # messages a second
+            row.key: (row.depth - before[row.key]) / earlier.ago_s
+            for row in sample.totals
+            if earlier and row.key in before
+        }
         self.gone = {node.address: node for node in sample.nodes if node.is_gone}
         self.reports: dict[str, NodeReport] = {each.address: each for each in sample.reports}
         self._by_topic: dict[str, list[QueueRow]] = {}
@@ -76,32 +82,22 @@ class Snapshot:
         ]
 
 
-def growth_since(earlier: Earlier, totals: Iterable[QueueRow]) -> dict[Key, float]:
-    """Return by how many messages a second the depth of each queue grew."""
-    before = {row.key: row.depth for row in earlier.totals}
-    return {
-        row.key: (row.depth - before[row.key]) / earlier.ago_s
-        for row in totals
-        if row.key in before
-    }
-
-
 PAGE_LINES = 50
 LEAST_GROWTH = 0.05
 """Messages a second: less is shown as nothing."""
 
-SORTS: dict[str, tuple[str, Callable[[QueueRow], float]]] = {
-    "depth": ("Depth", lambda row: row.depth),
-    "in_flight": ("In flight", lambda row: row.in_flight),
-    "deferred": ("Deferred", lambda row: row.deferred),
-    "clients": ("Consumers", lambda row: row.clients),
-    "ingress": ("In /s", lambda row: row.rates.ingress if row.rates else -1.0),
-    "finish": ("Finished /s", lambda row: row.rates.finish if row.rates else -1.0),
-    "requeue": ("Requeued /s", lambda row: row.rates.requeue if row.rates else -1.0),
-    "latency": ("Latency", lambda row: max(row.latency)[1] if row.latency else -1.0),
-    "growth": ("Growth /s", lambda row: 0.0),
+SORTS = {
+    "depth": "Depth",
+    "in_flight": "In flight",
+    "deferred": "Deferred",
+    "clients": "Consumers",
+    "ingress": "In /s",
+    "finish": "Finished /s",
+    "requeue": "Requeued /s",
+    "latency": "Latency",
+    "growth": "Growth /s",
 }
-"""Columns by their name in the address, with heading and value; growth is that of a `Snapshot`."""
+"""Columns by their name in the address, with heading."""
 
 SHOWN: dict[str, tuple[str, Callable[[QueueRow], bool]]] = {
     "all": ("All", lambda row: True),
@@ -201,11 +197,15 @@ def lines_of(
         rows = [row for row in rows if _has(row, words)]
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
-    rows = sorted((row for row in rows if is_shown(row)), key=_name)
-    if query.sort == "growth":
-        rows.sort(key=lambda row: (growth or {}).get(row.key, 0.0), reverse=not query.is_ascending)
-    elif query.sort != "name":
-        rows.sort(key=SORTS[query.sort][1], reverse=not query.is_ascending)
+    rows = sorted((row for row in rows if is_shown(row)), key=lambda row: (row.topic, row.channel))
+    read = COLUMNS.get("e2e_ms" if query.sort == "latency" else query.sort)
+
+    def size(row: QueueRow) -> float:
+        value = read(row) if read else (growth or {}).get(row.key, 0.0)
+        return value if isinstance(value, int | float) else -1.0
+
+    if query.sort != "name":
+        rows.sort(key=size, reverse=not query.is_ascending)
     elif not query.is_ascending:
         rows.reverse()
     return page_of(rows, query.page, counts)
@@ -220,10 +220,6 @@ def listed(totals: Iterable[QueueRow]) -> list[QueueRow]:
         for row in rows
         if row.channel or row.topic not in with_channels or row.depth or row.paused
     ]
-
-
-def _name(row: QueueRow) -> tuple[str, str]:
-    return row.topic, row.channel
 
 
 def _has(row: QueueRow, words: Sequence[str]) -> bool:

@@ -148,20 +148,6 @@ def test_messages_are_held_while_the_destination_is_away(
     assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
-def test_a_destination_that_is_away_at_the_start_ends_it_before_a_message_is_taken(
-    run_nsq: RunNsq, pair: Pair
-) -> None:
-    pair.publish(*BODIES)
-    pair.target.stop()
-
-    result = run_nsq(pair.args("--no-loop-guard"))
-
-    assert result.status == 4
-    assert f"cannot connect to {pair.target.tcp_address}" in result.err
-    assert pair.source.channel_stats(TOPIC, CHANNEL)["client_count"] == 0
-    assert pair.left() == len(BODIES)
-
-
 def test_a_key_always_goes_to_the_same_nsqd(
     run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
 ) -> None:

@@ -8,6 +8,7 @@ open_top   ``top = open_top(nsqd)``, or with samples; then ``top.press("enter")`
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
 from textual.pilot import Pilot
 
 from nsqtools.cli.options.connection import ClusterSettings
+from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.app import Top
 from nsqtools.cli.top.view import TopView
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -163,9 +165,9 @@ def open_top() -> Iterator[OpenTop]:
             )
         view = TopView(**start)
         view.show(sampler.sample(Question()))
-        app = Top(
-            settings, sampler, view, 0.1, allows_changes=allows_changes, spares_processor=False
-        )
+        out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        changes = {"allows_changes": allows_changes, "spares_processor": False}
+        app = Top(settings, sampler, view, 0.1, **changes, runtime=Runtime(out, out, {}))
         opened.append(PilotedTop(app, width, height))
         return opened[-1]
 

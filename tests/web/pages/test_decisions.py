@@ -16,8 +16,8 @@ from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.stats import read_stats
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.consumers import connections_of, programs_of
 from nsqtools.web.pages.messages import MAX_SHOWN, shown_body
+from nsqtools.web.pages.queues import connections_of, programs_of
 from nsqtools.web.pages.site import Addresses, Pieces
 from nsqtools.web.pages.snapshot import (
     PAGE_LINES,

@@ -1,0 +1,94 @@
+"""What `nsq top` leaves its screen to: `nsq tail` of a topic, or `nsq peek` of a channel."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from dataclasses import replace
+
+from nsqtools.cli.commands.tail import COUNT, LOOK_AT, peek, tail
+from nsqtools.cli.options.connection import ClusterSettings
+from nsqtools.cli.options.printing import message_printer
+from nsqtools.cli.running.consuming import StopLimits
+from nsqtools.cli.running.runtime import Runtime, stopping
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster.drain import tcp_address
+from nsqtools.errors import NsqError
+
+PRINTER = message_printer(False, None, None, False, None, False)
+
+
+def show_messages(
+    settings: ClusterSettings, topic: str, channel: str, runtime: Runtime
+) -> int | None:
+    """Tail a topic, or peek at a channel; return a signal other than Ctrl-C that came meanwhile.
+
+    What ends by itself or fails stays to be read until Enter is pressed.
+    """
+    is_over = threading.Event()
+
+    def end() -> None:
+        """End the command as its own handler of signals does, once it has one."""
+        while not is_over.wait(0.05):
+            if signal.getsignal(signal.SIGTERM) != signals.handle:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    with stopping(end, also=(signal.SIGHUP, signal.SIGQUIT)) as signals:
+        status = 0
+        try:
+            status = _run(with_tcp_addresses(settings), topic, channel, runtime)
+        except NsqError as error:
+            runtime.report(error)
+        finally:
+            is_over.set()
+        runtime.stdout.flush()
+        ended = signals.received or (status - 128 if status > 128 else None)
+        if ended is None:
+            runtime.tell("nsq: Enter goes back to nsq top")
+            stdin = runtime.stdin.fileno()
+            while (ended := signals.received) is None:
+                if select.select([stdin], [], [], 0.1)[0]:
+                    os.read(stdin, 1024)
+                    return None
+    return None if ended == signal.SIGINT else ended
+
+
+def with_tcp_addresses(settings: ClusterSettings) -> ConnectionSettings:
+    """Return how to consume from a cluster whose HTTP addresses may be all that was given."""
+    connection = settings.connection
+    if connection.lookupd_http_addresses or connection.nsqd_tcp_addresses:
+        return connection
+    with settings.open() as cluster:
+        found, _ = cluster.ask_nsqds(tcp_address)
+    return replace(connection, nsqd_tcp_addresses=tuple(found.values()))
+
+
+def _run(connection: ConnectionSettings, topic: str, channel: str, runtime: Runtime) -> int:
+    if channel:
+        return peek(
+            topic,
+            channel,
+            COUNT,
+            LOOK_AT,
+            None,
+            False,
+            keep=None,
+            printer=PRINTER,
+            connection=connection,
+            runtime=runtime,
+        )
+    runtime.tell(f"nsq: tail of {topic}: Ctrl-C goes back to nsq top")
+    return tail(
+        [topic],
+        limits=StopLimits(count=None, until_empty=False, exit_idle=None, for_=None),
+        printer=PRINTER,
+        keep=None,
+        connection=connection,
+        create=False,
+        force=False,
+        channel=None,
+        runtime=runtime,
+    )
