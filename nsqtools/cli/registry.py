@@ -80,7 +80,6 @@ GONE = {
     "nsq spark doctor --nsqd-tcp-address": "nsq ping",
     "nsq spark doctor --nsqd-http-address": "nsq ping",
     "nsq spark doctor --lookupd-http-address": "nsq ping",
-    "nsq to-exec --tag": "NSQ_TOPIC and NSQ_MESSAGE_ID, which the command has in its environment",
     "nsq stat --csv": "-o csv",
     "nsq stat --max-depth": "nsq check --max-depth",
     "nsq stat --max-requeue-rate": "nsq check",

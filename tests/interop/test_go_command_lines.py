@@ -1,6 +1,6 @@
 """Every flag of NSQ's six utilities: the same command line, the Go program and ours side by side.
 
-`COVERED` is the table: each flag, and the test in which both programs are run with it. A flag that
+`TABLE` is the table: each flag, and the test in which both programs are run with it. A flag that
 the Go program has and the table has not fails, as does one that we do not know.
 """
 
@@ -35,43 +35,49 @@ DEADLINE_S = patience_s(20.0)
 SIDES = ("go", "ours")
 
 COMMON = "topic channel max-in-flight consumer-opt nsqd-tcp-address"
-COVERED = {
-    "nsq_tail": {
-        "test_tail": f"{COMMON} print-topic",
-        "test_tail_ends_with_the_first_topic_that_has_shown_n": "n",
-        "test_tail_waits_for_a_topic": "lookupd-http-address",
-        "test_version": "version",
-    },
-    "to_nsq": {"test_to_nsq": "topic delimiter nsqd-tcp-address producer-opt rate"},
-    "nsq_stat": {
-        "test_stat": "topic channel interval count nsqd-http-address http-client-connect-timeout "
-        "http-client-request-timeout lookupd-http-address",
-        "test_version": "version",
-    },
-    "nsq_to_file": {
-        "test_files_have_names_and_text": f"{COMMON} output-dir filename-format datetime-format "
-        "host-identifier sync-interval log-level log-prefix",
-        "test_compressed_files_have_revs_and_come_from_the_work_dir": "gzip gzip-level work-dir "
-        "rotate-size",
-        "test_a_pattern_finds_topics_and_filters_those_given": "topic-pattern topic-refresh "
-        "lookupd-http-address http-client-connect-timeout http-client-request-timeout",
-        "test_files_are_rotated_by_age_also_empty_ones": "rotate-interval skip-empty-files",
-        "test_version": "version",
-    },
-    "nsq_to_nsq": {
-        "test_mirror": f"{COMMON} destination-topic destination-nsqd-tcp-address mode status-every "
-        "producer-opt",
-        "test_mirror_by_json_fields": "require-json-field require-json-value whitelist-json-field "
-        "lookupd-http-address",
-        "test_version": "version",
-    },
-    "nsq_to_http": {
-        "test_post": f"{COMMON} post content-type header n mode status-every "
-        "http-client-connect-timeout http-client-request-timeout",
-        "test_get": "get sample lookupd-http-address",
-        "test_version": "version",
-    },
-}
+TABLE = f"""
+nsq_tail
+  test_tail {COMMON} print-topic
+  test_tail_ends_with_the_first_topic_that_has_shown_n n
+  test_tail_waits_for_a_topic lookupd-http-address
+  test_version version
+to_nsq
+  test_to_nsq topic delimiter nsqd-tcp-address producer-opt rate
+nsq_stat
+  test_stat topic channel interval count nsqd-http-address lookupd-http-address
+  test_stat http-client-connect-timeout http-client-request-timeout
+  test_version version
+nsq_to_file
+  test_files_have_names_and_text {COMMON} output-dir filename-format datetime-format
+  test_files_have_names_and_text host-identifier sync-interval log-level log-prefix
+  test_compressed_files_have_revs_and_come_from_the_work_dir gzip gzip-level work-dir rotate-size
+  test_a_pattern_finds_topics_and_filters_those_given topic-pattern topic-refresh
+  test_a_pattern_finds_topics_and_filters_those_given lookupd-http-address
+  test_a_pattern_finds_topics_and_filters_those_given http-client-connect-timeout
+  test_a_pattern_finds_topics_and_filters_those_given http-client-request-timeout
+  test_files_are_rotated_by_age_also_empty_ones rotate-interval skip-empty-files
+  test_version version
+nsq_to_nsq
+  test_mirror {COMMON} destination-topic destination-nsqd-tcp-address mode status-every producer-opt
+  test_mirror_by_json_fields require-json-field require-json-value whitelist-json-field
+  test_mirror_by_json_fields lookupd-http-address
+  test_version version
+nsq_to_http
+  test_post {COMMON} post content-type header n mode status-every
+  test_post http-client-connect-timeout http-client-request-timeout
+  test_get get sample lookupd-http-address
+  test_version version
+"""
+
+
+def covered(name: str) -> set[str]:
+    """The flags of a utility that are tried, by tests which are here."""
+    [rows] = re.findall(rf"^{name}\n((?:  .*\n)+)", TABLE, re.MULTILINE)
+    flags: set[str] = set()
+    for test, *tried in map(str.split, rows.splitlines()):
+        assert test in globals()
+        flags |= set(tried)
+    return flags
 
 
 class Ended(NamedTuple):
@@ -177,11 +183,8 @@ def running(command: list[str], stdin: bytes = b"") -> Iterator[subprocess.Popen
 def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(name: str) -> None:
     help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
     theirs = set(re.findall(r"^  -([a-z-]+)", help.decode(), re.MULTILINE))
-    tested = {flag for flags in COVERED[name].values() for flag in flags.split()}
 
-    assert set(UTILITIES[name]) == theirs
-    assert tested == theirs
-    assert set(COVERED[name]) <= set(globals())
+    assert set(UTILITIES[name]) == covered(name) == theirs
     for entry in re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]:
         flag = UTILITIES[name][re.match(r"[a-z-]+", entry)[0]]  # type: ignore[index]
         found = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)

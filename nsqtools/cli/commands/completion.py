@@ -11,10 +11,6 @@ import sys
 
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 
-TYPE_CHECKING = False  # importing typing would triple the time
-if TYPE_CHECKING:
-    from nsqtools.errors import ConfigurationError
-
 FILES = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 
 DESCRIPTION = """\
@@ -41,7 +37,11 @@ def completion(arguments: list[str]) -> int:
         sys.stdout.write(rendered_for_stdout(page()))
         return 0
     if len(arguments) != 1 or arguments[0] not in FILES:
-        raise _wrong(arguments)
+        from nsqtools.errors import ConfigurationError
+
+        raise ConfigurationError(
+            "give one shell: bash, zsh or fish", hint="See nsq completion --help."
+        )
     sys.stdout.write(read_script(FILES[arguments[0]]))
     return 0
 
@@ -64,15 +64,3 @@ def read_script(name: str) -> str:
     from nsqtools.errors import NsqError
 
     raise NsqError(f"the script {name} is missing from {package}", hint="Install nsqtools again.")
-
-
-def _wrong(arguments: list[str]) -> ConfigurationError:
-    from nsqtools.errors import ConfigurationError
-
-    known = "bash, zsh or fish"
-    if not arguments:
-        return ConfigurationError(f"missing shell: {known}", hint="See nsq completion --help.")
-    return ConfigurationError(
-        f"no completion for {' '.join(arguments)!r}, only for {known}",
-        hint="See nsq completion --help.",
-    )

@@ -141,13 +141,12 @@ def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
     explained = []
     for row in rows:
         flag = row.setting.rpartition(" ")[2].replace("-", "_")
-        known = options.pop(OPTION_OF_FLAG.get(flag, flag), None)
-        if known is None:
-            row = row._replace(help=helps.get(flag, ""))
-        else:
+        if known := options.pop(OPTION_OF_FLAG.get(flag, flag), None):
+            is_unset = row.value is None and row.origin == default and flag != "max_in_flight"
             row = row._replace(bounds=known.bounds, help=known.help)
-            if row.value is None and row.origin == default and flag != "max_in_flight":
-                row = row._replace(value=known.value)
+            row = row._replace(value=known.value) if is_unset else row
+        else:
+            row = row._replace(help=helps.get(flag, ""))
         explained.append(row)
     return [*explained, *options.values()]
 

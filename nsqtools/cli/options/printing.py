@@ -175,23 +175,19 @@ def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envel
 
 
 def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
-    """Messages as lines of JSON, or indented."""
+    """Messages as lines of JSON, or indented; on a terminal nothing in them steers it."""
     colour = runtime.colour
-    if not (pretty or colour):
-        return harmless_json if runtime.stdout_is_tty else encode_many
+    if not (pretty or colour or runtime.stdout_is_tty):
+        return encode_many
 
-    def encode_laid_out(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
-        lines = encode_many(topic, nsqd, messages).splitlines()
-        return b"".join(
-            (lay_out(line, indent=pretty, colour=colour) or line) + b"\n" for line in lines
-        )
+    def encode(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+        lines = encode_many(topic, nsqd, messages)
+        if not (pretty or colour):
+            return escape_json(lines.decode()).encode()
+        shown = [lay_out(line, indent=pretty, colour=colour) or line for line in lines.splitlines()]
+        return b"".join(line + b"\n" for line in shown)
 
-    return encode_laid_out
-
-
-def harmless_json(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
-    """Messages as lines of JSON for a terminal: nothing in them steers it."""
-    return escape_json(encode_many(topic, nsqd, messages).decode()).encode()
+    return encode
 
 
 def lines_printer(

@@ -27,7 +27,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import BadParameter, Option
@@ -220,19 +222,14 @@ class NativeCoercion:
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
 
-class NativeParam:
-    """What typer asks to convert a value, in place of its pydantic adapter."""
-
-    def __init__(self, convert: Converter):
-        self._convert = convert
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        try:
-            return self._convert(value)
-        except ValueError as error:
-            raise BadParameter(str(error), ctx=ctx, param=param) from error
+def _coerce(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
+    """What typer calls to convert a value, in place of its pydantic adapter."""
+    if value is None:
+        return () if param.multiple or param.nargs == -1 else None
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise BadParameter(str(error), ctx=ctx, param=param) from error
 
 
 def _refuse_single_dashes(params: list[Any], args: list[str], ctx: Any) -> None:
@@ -289,7 +286,7 @@ def _prepare(parameter: Any) -> None:
     info = descriptor.parameter_info
     convert = info.parser or converter(descriptor.annotation, least=info.min, most=info.max)
     if convert is not None:
-        parameter._runtime_param = NativeParam(convert)
+        parameter._runtime_param = SimpleNamespace(coerce=partial(_coerce, convert))
 
 
 def _boolean(value: Any) -> bool:

@@ -272,17 +272,16 @@ class WaitingNotice:
             if now == before:
                 continue
             self._said[topic] = now
-            queue = f"{topic}/{self._channel}"
-            if before and now - before:
-                self._runtime.tell(f"nsq: {queue}: now on {_list(now - before)} too")
-            elif before and not now:
-                self._runtime.tell(f"nsq: {queue}: the connection is lost; trying again")
-            elif before:
-                self._runtime.tell(f"nsq: {queue}: no longer on {_list(before - now)}")
-            elif now:
-                self._runtime.tell(f"nsq: {queue} on {_list(now)}: waiting (Ctrl-C ends it)")
-            elif before is None:
-                self._runtime.tell(f"nsq: {queue}: no nsqd has the topic yet; waiting for one")
+            if not now:
+                lost = ": the connection is lost; trying again"
+                said = lost if before else ": no nsqd has the topic yet; waiting for one"
+            elif not before:
+                said = f" on {_list(now)}: waiting (Ctrl-C ends it)"
+            elif now - before:
+                said = f": now on {_list(now - before)} too"
+            else:
+                said = f": no longer on {_list(before - now)}"
+            self._runtime.tell(f"nsq: {topic}/{self._channel}{said}")
 
     def sum_up(self, count: int) -> None:
         """Say at the end how many messages came."""

@@ -265,20 +265,14 @@ def error_document(error: Exception) -> dict[str, str | int | None]:
     """The error as ``--json`` has it: the schema ``error``."""
     message, hint = explain(error)
     address = ADDRESS.search(message) if isinstance(error, NsqError) else None
+    own = "system" if isinstance(error, OSError) else "bug"
     return {
-        "code": code_of(error),
+        "code": error.category if isinstance(error, NsqError) else own,
         "message": message,
         "hint": hint or None,
         "address": address.group() if address else None,
         "status": int(status_of(error)),
     }
-
-
-def code_of(error: Exception) -> str:
-    """The kind of error in a word: our categories, ``system`` and ``bug``."""
-    if isinstance(error, NsqError):
-        return error.category
-    return "system" if isinstance(error, OSError) else "bug"
 
 
 def _one_line(text: str) -> str:

@@ -55,11 +55,9 @@ def service(
     whether all is well, and a line of text. Raises `ConfigurationError` for an address that cannot
     be listened on.
     """
-    kept = _MetricsFile(metrics_file, metrics) if metrics_file is not None else None
-    supervised = Service(environ, health, kept)
+    supervised = Service(environ, health, metrics, metrics_file)
     with ExitStack() as stack:
-        if kept is not None:
-            stack.callback(kept.write)
+        stack.callback(supervised.write_metrics)
         if listen_http is not None:
             from nsqtools.cli.running.monitor_http import MonitorServer
 
@@ -73,10 +71,16 @@ class Service:
     """What a command reports of itself. ``address`` is where HTTP is served, "" for nowhere."""
 
     def __init__(
-        self, environ: Mapping[str, str], health: Health, metrics_file: _MetricsFile | None
+        self,
+        environ: Mapping[str, str],
+        health: Health,
+        metrics: Metrics,
+        metrics_file: Path | None,
     ) -> None:
         self.address = ""
+        self._metrics = metrics
         self._metrics_file = metrics_file
+        self._next_metrics_s = 0.0
         self._health = health
         self._systemd = _Systemd(environ)
         self._is_ready = False
@@ -93,8 +97,14 @@ class Service:
         """The loop that does the work has taken a turn. Cheap: call it as often as you like."""
         self._alive_at = time.monotonic()
         self._systemd.feed_watchdog(self._alive_at)
+        if self._alive_at >= self._next_metrics_s:
+            self._next_metrics_s = self._alive_at + METRICS_EVERY_S
+            self.write_metrics()
+
+    def write_metrics(self) -> None:
+        """Replace the file for node_exporter's textfile collector, if there is one."""
         if self._metrics_file is not None:
-            self._metrics_file.write_in_time(self._alive_at)
+            write_metrics(self._metrics_file, self._metrics())
 
     def stopping(self) -> None:
         """The command drains what it has taken, and ends."""
@@ -108,23 +118,6 @@ class Service:
         if silent_s > STUCK_AFTER_S:
             return False, f"stuck: no progress for {silent_s:.0f} s"
         return self._health()
-
-
-class _MetricsFile:
-    """For node_exporter's textfile collector, which reads whole files only."""
-
-    def __init__(self, path: Path, metrics: Metrics) -> None:
-        self._path = path
-        self._metrics = metrics
-        self._next_s = 0.0
-
-    def write_in_time(self, now_s: float) -> None:
-        if now_s >= self._next_s:
-            self._next_s = now_s + METRICS_EVERY_S
-            self.write()
-
-    def write(self) -> None:
-        write_metrics(self._path, self._metrics())
 
 
 def write_metrics(path: Path, metrics: Iterable[Metric]) -> None:

@@ -47,36 +47,27 @@ def topics(nsqd: Nsqd) -> list[str]:
     return [topic["topic_name"] for topic in nsqd.stats()["topics"] or []]
 
 
-def test_pub_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -> None:
+def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -> None:
     nsqd.create_topic("mine")
 
     named = measure("pub", "-t", "mine", "-n", "1234", PROMPT)
     own = measure("pub", "--for=200ms", "--connections=2", "--size=50-100", QUICK)
+    e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
+    sub = measure("sub", "-n", "10000", "--connections=2")
+    part = measure("sub", "-n", "50000", "--for=20ms")
 
     assert (named["messages"], named["published"], named["consumed"]) == (1234, 1234, None)
-    assert named["bytes"] == 1234 * 200
-    assert named["latency_ms"]["count"] == 13  # batches of 100
+    assert (named["bytes"], named["latency_ms"]["count"]) == (1234 * 200, 13)  # batches of 100
     assert nsqd.topic_stats("mine")["message_count"] == 1234
     assert 50 < own["bytes"] / own["messages"] < 100
     assert own["topic"].endswith("#ephemeral")
-
-
-def test_e2e_consumes_what_it_published(measure: Measure) -> None:
-    document = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
-
-    latency = document["latency_ms"]
-    assert document["messages"] == latency["count"] == 5000
-    assert document["published"] == document["consumed"] > 5000  # the warm-up
+    latency = e2e["latency_ms"]
+    assert e2e["messages"] == latency["count"] == 5000
+    assert e2e["published"] == e2e["consumed"] > 5000  # the warm-up
     figures = [latency[name] for name in ("min", "p50", "p90", "p99", "max")]
     assert figures == sorted(figures)
-
-
-def test_sub_drains_what_it_filled_or_what_the_time_is_enough_for(measure: Measure) -> None:
-    whole = measure("sub", "-n", "10000", "--connections=2")
-    part = measure("sub", "-n", "50000", "--for=20ms")
-
-    assert whole["published"] == whole["consumed"] == whole["messages"] == 10_000
-    assert whole["latency_ms"] is None
+    assert sub["published"] == sub["consumed"] == sub["messages"] == 10_000
+    assert sub["latency_ms"] is None
     assert part["consumed"] < part["published"] == 50_000
 
 
@@ -176,11 +167,11 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     nsqd.kill()
     _, err = process.communicate(timeout=patience_s(30))
 
+    *left, error, hint = err.decode().splitlines()
     assert process.returncode == 4, err.decode()
-    said = err.decode().splitlines()
-    assert [line.startswith("nsq: error: not ") for line in said[-2:]] == [True, False]
-    left = [line for line in said[:-2] if " may not have been deleted: " in line]
-    assert said[:-2] == left
+    assert error.startswith("nsq: error: not ")
+    assert not hint.startswith("nsq: ")
+    assert all(" may not have been deleted: " in line for line in left)
     assert bool(left) is (mode == "sub")  # that of pub was in memory only
 
 
@@ -188,11 +179,10 @@ def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq
     process = spawn_nsq(at(nsqd, "pub", "--for=1h"))
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
     workers = [each.pid for each in descendants(process.pid)]
-    assert workers
-
     process.kill()
     process.wait()
 
+    assert workers
     wait_until(lambda: not any(map(is_alive, workers)), what="the workers are gone")
 
 

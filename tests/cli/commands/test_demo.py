@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -89,17 +89,13 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     wait_until(lambda: not users_of(temporary), what="no process is left in the directory")
 
 
-def users_of(directory: Path) -> list[int]:
+def users_of(directory: Path) -> list[str]:
     """The processes whose working directory is inside ``directory``, or was."""
-    return [pid for pid, place in working_directories() if place.startswith(str(directory))]
-
-
-def working_directories() -> Iterator[tuple[int, str]]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            yield int(entry.name), os.readlink(entry / "cwd")
-        except OSError:
-            continue  # ended meanwhile, or another user's
+    used = []
+    for cwd in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # ended meanwhile, or another user's
+            used += [str(cwd)] * os.readlink(cwd).startswith(str(directory))
+    return used
 
 
 def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
@@ -117,23 +113,19 @@ def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
     assert done.stderr == b""
 
 
-def test_a_step_that_fails_is_named_and_nothing_is_left(
+def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
 
-    with DemoStage(os.environ) as stage, pytest.raises(DemoFailed) as caught:
-        stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
+    with DemoStage(os.environ) as stage:
+        with pytest.raises(DemoFailed) as caught:
+            stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
+        monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
+        with pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
+            stage.run("tail", "-t", "clicks", "--create")
 
-    assert "nsq tail -t nothing --lookupd-http-address 127.0.0.1:4161 ended with status 3" in str(
-        caught.value
-    )
+    failed = "nsq tail -t nothing --lookupd-http-address 127.0.0.1:4161 ended with status 3"
+    assert failed in str(caught.value)
     assert "topic nothing does not exist" in str(caught.value)
     assert os.listdir(temporary) == []
-
-
-def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
-
-    with DemoStage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
-        stage.run("tail", "-t", "clicks", "--create")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,36 +21,43 @@ def to(nsqd: Nsqd, topic: str = "events") -> list[str]:
     return ["pub", "-t", topic, "--nsqd-tcp-address", nsqd.tcp_address]
 
 
-def test_a_line_of_a_live_log_is_not_kept_waiting(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> None:
-    process = spawn_nsq(to(nsqd))
+def type_line(process: subprocess.Popen[bytes], line: bytes = b"line\n") -> None:
     assert process.stdin is not None
-    for count in (1, 2, 3):
-        process.stdin.write(b"line\n")
-        process.stdin.flush()
-        wait_until(
-            lambda count=count: nsqd.stats("events")["topics"] and nsqd.depth("events") == count,
-            what="the line is published while the input stays open",
-        )
-    process.stdin.close()
+    process.stdin.write(line)
+    process.stdin.flush()
 
-    assert process.wait(patience_s(10)) == 0
+
+def wait_for(nsqd: Nsqd, count: int) -> None:
+    wait_until(
+        lambda: nsqd.stats("events")["topics"] and nsqd.depth("events") == count,
+        what="what was typed is published while the input stays open",
+    )
+
+
+def test_a_line_of_a_live_log_is_not_kept_waiting_and_an_interrupt_settles_it(
+    spawn_nsq: SpawnNsq, nsqd: GoNsqd
+) -> None:
+    process = spawn_nsq(to(nsqd))
+    for count in (1, 2):
+        type_line(process)
+        wait_for(nsqd, count)
+    process.send_signal(signal.SIGINT)
+
+    # the input stays open: communicate() would close it
+    assert process.wait(patience_s(10)) == 130
+    assert process.stderr is not None
+    assert process.stderr.read() == b"nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n"
 
 
 def test_a_record_is_sent_again_while_the_input_is_silent(
     spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     nsqd = EmbeddedServer(tmp_path)
-    process = spawn_nsq(to(nsqd))
-    assert process.stdin is not None
-    process.stdin.write(b"line\n")
-    process.stdin.flush()
+    type_line(spawn_nsq(to(nsqd)))
     time.sleep(1.0)  # it was tried at least once
     nsqd.start()
     try:
-        wait_until(
-            lambda: nsqd.stats("events")["topics"] and nsqd.depth("events") == 1,
-            what="the line is published while the input stays open",
-        )
+        wait_for(nsqd, 1)
     finally:
         nsqd.stop()
 
@@ -57,9 +65,7 @@ def test_a_record_is_sent_again_while_the_input_is_silent(
 def test_it_gives_up_while_the_input_is_silent(spawn_nsq: SpawnNsq) -> None:
     address = ["--nsqd-tcp-address", "127.0.0.1:1"]
     process = spawn_nsq(["pub", "-t", "events", *address, "--retry-timeout", "0s"])
-    assert process.stdin is not None
-    process.stdin.write(b"line\n")
-    process.stdin.flush()
+    type_line(process)
 
     assert process.wait(patience_s(10)) == 4
 
@@ -103,20 +109,3 @@ def test_a_refused_secret_is_status_5_and_never_shown(
     assert "requires authentication" in without.err
     assert "E_AUTH_FAILED" in wrong.err
     assert "hunter2" not in wrong.err
-
-
-def test_an_interrupt_settles_what_is_under_way(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> None:
-    process = spawn_nsq(to(nsqd))
-    assert process.stdin is not None
-    process.stdin.write(b"one\ntwo\n")
-    process.stdin.flush()
-    wait_until(
-        lambda: nsqd.stats("events")["topics"] and nsqd.depth("events") == 2, what="both are there"
-    )
-    process.send_signal(signal.SIGINT)
-    # the input stays open: communicate() would close it
-    status = process.wait(patience_s(10))
-
-    assert status == 130
-    assert process.stderr is not None
-    assert process.stderr.read() == b"nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n"

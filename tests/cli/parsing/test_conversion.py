@@ -64,25 +64,6 @@ def test_text_becomes_the_declared_type(given_command: GivenCommand) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("--count 0", "invalid value for '--count': 0 is less than 1"),
-        ("--count 10", "10 is more than 9"),
-        ("--count x", "'x' is not an integer"),
-        ("--rate x", "'x' is not a number"),
-        ("--mode any", "'any' is not one of all, round-robin"),
-        ("--number 1 --number x", "'--number': 'x' is not an integer"),
-        ("--half x", "could not convert"),
-    ],
-)
-def test_a_wrong_value_names_the_option(
-    given_command: GivenCommand, line: str, complaint: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        parse(given_command, line)
-
-
 def test_a_switch_can_be_set_by_the_environment(
     given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,22 +108,16 @@ def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck
         assert get(running.address, "/health")[0] == 200
 
 
-def test_an_address_in_use_is_one_clear_error() -> None:
-    with (
-        service("0", {}, metrics=list, health=lambda: (True, "")) as running,
-        pytest.raises(ConfigurationError, match=f"cannot listen on {running.address} \\(Address"),
-        service(running.address, {}, metrics=list, health=lambda: (True, "")),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("listen", ["host", "127.0.0.1:99999", ""])
-def test_what_is_no_address_is_a_usage_error(listen: str) -> None:
-    with (
-        pytest.raises(ConfigurationError, match="address"),
-        service(listen, {}, metrics=list, health=lambda: (True, "")),
-    ):
-        pass
+def test_what_cannot_be_listened_on_is_one_clear_error() -> None:
+    with service("0", {}, metrics=list, health=lambda: (True, "")) as running:
+        in_use = f"cannot listen on {running.address} \\(Address"
+        complaints = dict.fromkeys(("host", "127.0.0.1:99999", ""), "address")
+        for listen, complaint in {running.address: in_use, **complaints}.items():
+            with (
+                pytest.raises(ConfigurationError, match=complaint),
+                service(listen, {}, metrics=list, health=lambda: (True, "")),
+            ):
+                pass
 
 
 def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
@@ -165,15 +159,14 @@ def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(
         assert systemd.next() == "STOPPING=1"
 
 
-def test_the_watchdog_of_another_process_is_not_fed(systemd: Systemd) -> None:
-    environ = systemd.environ | {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
-    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
+def test_the_watchdog_of_others_is_not_fed_and_nobody_who_listens_is_no_error(
+    systemd: Systemd, tmp_path: Path
+) -> None:
+    others = systemd.environ | {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    with service(None, others, metrics=list, health=lambda: (True, "")) as running:
         running.alive()
         assert systemd.is_silent()
-
-
-def test_a_notification_that_fails_is_no_error_of_the_command(tmp_path: Path) -> None:
-    environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
-    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
+    nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
+    with service(None, nobody, metrics=list, health=lambda: (True, "")) as running:
         running.ready()
         running.stopping()

@@ -35,26 +35,14 @@ def test_a_topic_that_grows_onto_another_nsqd_is_found_long_before_the_interval(
     assert "nsq: 1 message in " in child.read()
 
 
-class Watched:
-    """A tail of which only the looks are counted."""
-
-    def __init__(self) -> None:
-        self.connections = {"events": ["127.0.0.1:4150"]}
-        self.looks = 0
-
-    def look_up_soon(self) -> None:
-        self.looks += 1
-
-
 def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
     clock = SimpleNamespace(now=100.0)
     runtime = Runtime(io.StringIO(), io.StringIO(), monotonic=lambda: clock.now)
-    notice, tail = WaitingNotice(runtime, "c"), Watched()
-    asked: Any = tail
-
-    for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1):
-        notice(asked)
-    assert tail.looks == 3
-    for clock.now in (100.0 + EAGER_S, 1000.0):
-        notice(asked)
-    assert tail.looks == 3
+    looks: list[float] = []
+    tail: Any = SimpleNamespace(
+        connections={"events": ["127.0.0.1:4150"]}, look_up_soon=lambda: looks.append(clock.now)
+    )
+    notice = WaitingNotice(runtime, "c")
+    for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1, 100.0 + EAGER_S, 1000.0):
+        notice(tail)
+    assert looks == [100.0, 130.0, 100.0 + EAGER_S - 1]
