@@ -42,8 +42,7 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
-from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.backlog import BackendError, Deliverer, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -415,7 +414,7 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Channel | None = None
+        self._owner: Deliverer | None = None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -606,7 +605,7 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Channel) -> StoredDeferred:
+    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
         """Return the deferred messages of a channel, which is told of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)

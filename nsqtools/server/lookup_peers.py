@@ -30,11 +30,11 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.nsqd_queues import NsqdQueues, Registry
 from nsqtools.server.queues.topic import Topic
 
 
-class LookupRegistry:
+class LookupRegistry(Registry):
     """Tells all nsqlookupd. Call `set_addresses` to begin, in the running loop."""
 
     def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:

@@ -14,15 +14,18 @@ without delay.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from random import randrange
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Undo
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
@@ -36,24 +39,47 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.negotiation import Negotiated
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
-    from nsqtools.server.queues.topic import Topic
 
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
 
 
-class Channel:
-    """One channel of a topic."""
+class QueueHost(ABC):
+    """What topics and channels need of their nsqd: `NsqdQueues`."""
 
-    def __init__(self, topic: Topic, name: str, nsqd: NsqdQueues) -> None:
+    options: NsqdOptions
+    loop: AbstractEventLoop
+    log: DaemonLog
+    health: DiskHealth
+    durable: DurableStore | None
+
+    @abstractmethod
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
+        """Return what waits in the queue of a topic or a channel."""
+
+    @abstractmethod
+    def channel_created(self, channel: Channel) -> None:
+        """Have it announced and listed."""
+
+    @abstractmethod
+    def channel_deleted(self, channel: Channel) -> None:
+        """Have it taken back; an ephemeral topic goes with its last channel."""
+
+
+class Channel:
+    """One channel of a topic. ``on_left`` is called when the last consumer has left."""
+
+    def __init__(
+        self, topic_name: str, name: str, nsqd: QueueHost, on_left: Callable[[Channel], None]
+    ) -> None:
         options = nsqd.options
-        self.topic_name = topic.name
+        self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
-        self.backlog = nsqd.backlog(f"{topic.name}:{name}", self.is_ephemeral)
+        self.backlog = nsqd.backlog(f"{topic_name}:{name}", self.is_ephemeral)
         self.consumers: dict[ChannelSubscription, None] = {}  # in the order of their turns
         self.latency: LatencyWindow | None = None
         if percentiles := options.e2e_processing_latency_percentile:
@@ -61,7 +87,7 @@ class Channel:
             self.latency = LatencyWindow(percentiles, window_s)
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
-        self._topic = topic
+        self._on_left = on_left
         self._loop = nsqd.loop
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log
@@ -94,7 +120,7 @@ class Channel:
         if not consumer.in_flight:
             self._in_flight.discard(consumer.in_flight)
         if not self.consumers:
-            self._topic.consumers_left(self)
+            self._on_left(self)
 
     def _drop_abandoned(self) -> None:
         present = {consumer.in_flight for consumer in self.consumers}

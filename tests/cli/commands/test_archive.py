@@ -141,19 +141,19 @@ def test_an_index_that_claims_more_than_there_is_is_damage(archive: Path, run_ns
         assert b"body 9" in run_nsq(["archive", "cat", str(archive), "--bodies"]).out
 
 
-def test_a_member_that_unpacks_to_half_a_gigabyte_takes_bounded_memory(
+def test_a_member_that_unpacks_to_a_gigabyte_takes_bounded_memory(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     path = tmp_path / "bomb.log.gz"
     compressor = zlib.compressobj(1, zlib.DEFLATED, 31)
-    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 9))
+    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 10))
     packed += compressor.flush()
     path.write_bytes(packed)
     index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     assert run_nsq(["archive", "verify", str(path)]).status == 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
 
 
 COMMANDS = [
