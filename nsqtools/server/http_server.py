@@ -13,7 +13,7 @@ while one waits for something (the disk, a page that takes steps) no further one
 A client has its time for each step: a head, a body, reading an answer. One that takes longer is
 closed, as is the oldest of too many connections that wait.
 
-`nsq web` is served by it too: an `Api` may answer with a `Stream`, which ends with its client.
+`nsq web` is served by it too: an `Api` may answer with a `StreamedReply`, until its client leaves.
 Go's profiles (/debug/pprof) are of a program in Go, and are not there.
 """
 
@@ -76,7 +76,7 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-class Stream(NamedTuple):
+class StreamedReply(NamedTuple):
     """An answer that goes on: its pieces leave as they come."""
 
     status: int
@@ -346,7 +346,7 @@ class Api(Protocol):
     def find(self, call: Call) -> None:
         """Set how much is read of the body of a call whose head is known."""
 
-    def answer(self, call: Call) -> Reply | Awaitable[Reply | Stream]:
+    def answer(self, call: Call) -> Reply | Awaitable[Reply | StreamedReply]:
         """Answer a call."""
 
     def report(self, call: Call, status: int) -> None:
@@ -365,7 +365,7 @@ class Limits(NamedTuple):
 class IdleConnections:
     """Connections that wait for their client: for a request, a body, a reader.
 
-    Whoever can connect could else hold all that a server can have, without saying a word. Each has
+    Without limits any client could hold all that a server has by staying silent. Each has
     to be done in its time, and of too many, in sum or of one address, the one that has waited
     longest is closed. What is being answered is not among them.
     """
@@ -680,10 +680,10 @@ class _Connection(asyncio.Protocol):
             ends_s = asyncio.get_running_loop().time() + limit_s
             self._server.idle.waits(self, host, ends_s)
 
-    async def _wait(self, call: Call, reply: Awaitable[Reply | Stream]) -> None:
+    async def _wait(self, call: Call, reply: Awaitable[Reply | StreamedReply]) -> None:
         try:
             answer = await reply
-            if isinstance(answer, Stream):
+            if isinstance(answer, StreamedReply):
                 await self._stream(call, answer)
         finally:
             self._task = self._stream_room = None
@@ -692,7 +692,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.write(self._encoded(call, answer))
             self._answer()
 
-    async def _stream(self, call: Call, stream: Stream) -> None:
+    async def _stream(self, call: Call, stream: StreamedReply) -> None:
         """Write the pieces of an answer, as fast as the client reads them."""
         self._stream_room = room = asyncio.Event()
         self._is_last |= call.is_old

@@ -17,7 +17,7 @@
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
-    minRowsPerTrigger  a batch waits for so many rows, at most maxTriggerDelay (15m)
+    minRowsPerTrigger  a batch waits for this many rows, at most maxTriggerDelay (15m)
     failOnDataLoss     false continues without files that are gone
     pollInterval       how often to look for new data (100ms; in an object store 5s)
 
@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     archive_settings,
@@ -41,7 +40,7 @@ from nsqtools.spark.archives.read_settings import (
     stream_settings,
 )
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.pyspark_internals import need_streams, struct_of
+from nsqtools.spark.pyspark_internals import columns, need_streams, struct_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -131,15 +130,3 @@ class PruningReader(ArchiveReader):
                 value = getattr(each, "value")  # noqa: B009 - `Filter` itself has none
                 self._settings = self._settings.narrowed(column[0], comparison, value)
         return filters  # Spark still drops rows: whole members are read
-
-
-def columns(schema: StructType, known: pyarrow.Schema) -> list[str]:
-    """Return the columns that are wanted: all, or those of a schema that the user gave."""
-    types = {each.name: each.dataType.simpleString() for each in struct_of(known).fields}
-    for field in schema.fields:
-        if types.get(field.name) != field.dataType.simpleString():
-            names = ", ".join(f"{name} {kind}" for name, kind in types.items())
-            raise ConfigurationError(
-                f"unknown column {field.simpleString()}", hint=f"The columns are: {names}."
-            )
-    return [field.name for field in schema.fields]

@@ -71,7 +71,7 @@ def launch(conf: Mapping[str, str], **options: Any) -> Any:
             started.set_exception(error)
 
     # Handlers of signals run on the main thread. There one could interrupt the fork, and leave a
-    # process that nobody knows, and that ends only when it has fetched its packages.
+    # process that nothing refers to, and that ends only when it has fetched its packages.
     started: Future[Any] = Future()
     thread = Thread(target=start, name="spark-start", daemon=True)
     try:
@@ -183,3 +183,15 @@ def _add_used(node: Any, wanted: set[str] | None, found: dict[int, set[str]]) ->
     children = node.children()
     for at in range(children.size()):
         _add_used(children.apply(at), wanted, found)
+
+
+def columns(schema: StructType, known: pyarrow.Schema) -> list[str]:
+    """Return the columns that are wanted: all, or those of a schema that the user gave."""
+    types = {each.name: each.dataType.simpleString() for each in struct_of(known).fields}
+    for field in schema.fields:
+        if types.get(field.name) != field.dataType.simpleString():
+            names = ", ".join(f"{name} {kind}" for name, kind in types.items())
+            raise ConfigurationError(
+                f"unknown column {field.simpleString()}", hint=f"The columns are: {names}."
+            )
+    return [field.name for field in schema.fields]

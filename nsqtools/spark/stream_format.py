@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.nsq_format import outcome_of, plan_of, publish
+from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
 from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
 from nsqtools.spark.publishing.row_outcomes import require_all
 from nsqtools.spark.topic_stream import TopicSettings

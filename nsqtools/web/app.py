@@ -42,7 +42,7 @@ from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
-from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, Stream, plain_reply
+from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
 from nsqtools.web.access import (
@@ -249,7 +249,7 @@ class AsgiApi:
     def report(self, call: Call, status: int) -> None:
         pass  # `Gate` has a line for what it refuses
 
-    async def answer(self, call: Call) -> Reply | Stream:
+    async def answer(self, call: Call) -> Reply | StreamedReply:
         if self._count >= MAX_CONNECTIONS:
             return plain_reply("too many connections\n", 503)
         messages = self._messages(call)
@@ -260,7 +260,7 @@ class AsgiApi:
         pieces = _bodies(messages)
         if start["status"] == 200 and LENGTH not in dict(start["headers"]):
             if call.method != "HEAD":
-                return Stream(200, fields, pieces)
+                return StreamedReply(200, fields, pieces)
             await messages.aclose()
         return Reply(start["status"], fields, b"".join([piece async for piece in pieces]))
 

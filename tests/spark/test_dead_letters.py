@@ -15,7 +15,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.publishing import row_outcomes
-from nsqtools.spark.publishing.row_outcomes import DeadLetters
+from nsqtools.spark.publishing.row_outcomes import RowDeadLetters
 
 
 def message(body: bytes) -> Envelope:
@@ -30,7 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 
 
 def write(folder: Location, *rows: int, done: int | None = None) -> None:
-    with DeadLetters(folder, "job", 3, done=done) as letters:
+    with RowDeadLetters(folder, "job", 3, done=done) as letters:
         for row in rows:
             letters.write(row, message(b"%d" % row), "too large")
         letters.sync()
@@ -38,7 +38,7 @@ def write(folder: Location, *rows: int, done: int | None = None) -> None:
 
 def fail(folder: Location, *rows: int, done: int | None = None) -> None:
     """What a task leaves that ends in an error after these rows."""
-    letters = DeadLetters(folder, "job", 3, done=done)
+    letters = RowDeadLetters(folder, "job", 3, done=done)
     for row in rows:
         letters.write(row, message(b"x"), "too large")
         letters.sync()
@@ -57,7 +57,7 @@ def rows_in(folder: Location) -> list[int]:
 
 def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path) -> None:
     bodies = [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""]
-    with DeadLetters(tmp_path, "job", 0, done=None) as letters:
+    with RowDeadLetters(tmp_path, "job", 0, done=None) as letters:
         for body in bodies:
             letters.write(17, message(body), 'it "is" so')
         letters.sync()

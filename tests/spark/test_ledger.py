@@ -11,9 +11,9 @@ from plugins.power_cut import PowerCut
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.row_outcomes import (
-    DeadLetters,
     LedgerEntry,
     LedgerPart,
+    RowDeadLetters,
     part_path,
     prepare_ledger,
     read_entries,
@@ -106,7 +106,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path, monkeypatch) as record:
         prepare_ledger(ledger, "job")
-        with LedgerPart(ledger, 0) as part, DeadLetters(dead, "job", 0, done=0) as letters:
+        with LedgerPart(ledger, 0) as part, RowDeadLetters(dead, "job", 0, done=0) as letters:
             for number in range(4):
                 letters.write(number, row, "refused")
                 letters.sync()

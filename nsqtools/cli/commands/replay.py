@@ -57,7 +57,7 @@ def parse_speed(text: str) -> float:
     return speed
 
 
-class ReplayPublishing(Publishing):
+class ReplayOptions(Publishing):
     """The messages were on one of the nsqd, and go to one again."""
 
     mode: Spread = PublishMode.ROUND_ROBIN
@@ -83,7 +83,7 @@ def replay(
     json: Json = False,
     *,
     keep: MessageFilter,
-    publishing: Annotated[ReplayPublishing, From(ReplayPublishing)],
+    publishing: Annotated[ReplayOptions, From(ReplayOptions)],
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.

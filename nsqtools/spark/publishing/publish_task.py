@@ -74,11 +74,11 @@ from nsqtools.spark.publishing.row_outcomes import (
     LOCK_WAIT_S,
     MAX_REASONS,
     NO_ID,
-    DeadLetters,
     LedgerEntry,
     LedgerPart,
     PublishReport,
     RowCounts,
+    RowDeadLetters,
     StoredLedgerPart,
     open_ledger_part,
 )
@@ -101,7 +101,7 @@ UNUSED = ("timestamp", "date", "file", "pos")
 class SinkPlan:
     """What all tasks of a job do. ``rate`` is messages a second for one task, 0 without limit.
 
-    ``topic`` None stands for the column; ``job`` names the job's dead letters. ``addresses`` are
+    ``topic`` None means the column; ``job`` names the job's dead letters. ``addresses`` are
     those of nsqd, which `prepared` looks up where ``connection`` does not say them; ``outcome`` is
     a file for the counts.
     """
@@ -392,7 +392,7 @@ class PublishTask:
         self._checksum = 0
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | StoredLedgerPart | None = None
-        self._dead_letters: DeadLetters | None = None
+        self._dead_letters: RowDeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt), plan.rate
@@ -438,7 +438,7 @@ class PublishTask:
             self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
             done = None if self._ledger is None else self._report.before
-            self._dead_letters = DeadLetters(
+            self._dead_letters = RowDeadLetters(
                 plan.dead_letters, plan.job, self._partition, done=done
             )
             stack.enter_context(self._dead_letters)

@@ -157,7 +157,7 @@ NO_ID = b"0" * 16
 OBJECT_BYTES = 1 << 20
 
 
-class DeadLetters:
+class RowDeadLetters:
     """The dead letters of one partition; ``name`` is that of the job.
 
     ``done`` rows from the beginning are those of an earlier attempt, by the ledger; None without
