@@ -25,6 +25,7 @@ import pytest
 from plugins.waiting import patience_s
 
 import nsqtools
+from nsqtools.server.embedded import EmbeddedNsqd
 
 CHECKOUT = Path(__file__).parents[2]
 TIMEOUT_S = patience_s(120)
@@ -231,6 +232,15 @@ def test_what_supports_us_is_what_we_say() -> None:
     assert sys.version_info.minor in SUPPORTED
 
 
+NEEDS = [
+    ("server", "nsqd"),
+    ("server", "demo"),
+    ("server", "bench e2e"),
+    ("web", "web"),
+    ("http", "to-http -t t --post http://127.0.0.1:1"),
+]
+
+
 @pytest.mark.parametrize(
     "minor",
     [
@@ -253,12 +263,12 @@ def test_the_wheel_works_where_nothing_else_is(
     assert run([nsq, "--version"], cwd=work) == f"nsq {nsqtools.__version__}\n"
     listed = subprocess.check_output([*install[:4], "list", "-q", "--python", python], text=True)
     assert len(listed.splitlines()) - 2 <= 1 + MOST_PACKAGES, listed  # a heading, and ours
-    for command in (["nsqd"], ["demo"], ["web"], ["bench", "e2e"]):
-        failed = subprocess.run([nsq, *command], cwd=work, capture_output=True, text=True)
+    for extra, command in NEEDS:
+        failed = subprocess.run([nsq, *command.split()], cwd=work, capture_output=True, text=True)
         assert failed.returncode == 1
         assert re.fullmatch(
             r"nsq: error: the package \w+ is not installed, which this command needs\n"
-            r"hint: Install it with: pip install 'nsqtools\[\w+\]'\n",
+            rf"hint: Install it with: pip install 'nsqtools\[{extra}\]'\n",
             failed.stderr,
         )
     shown, status = pexpect.run(
@@ -267,7 +277,9 @@ def test_the_wheel_works_where_nothing_else_is(
     assert (status, b"pip install 'nsqtools[top]'" in shown) == (1, True)
     run([*install, f"nsqtools[standard] @ {built.wheel.as_uri()}"])
     assert run([python, "-W", "error", "-c", SMOKE], cwd=work) == "fine\n"
-    measured = run([nsq, "bench", "e2e", "--embedded", "-n", "200", "--warm-up=0s"], cwd=work)
+    with EmbeddedNsqd() as nsqd:
+        address = f"--nsqd-tcp-address={nsqd.tcp_address}"
+        measured = run([nsq, "bench", "e2e", address, "-n", "200", "--warm-up=0s"], cwd=work)
     assert measured.splitlines()[1].split("\t")[0] == "e2e"
     assert (home / "share/man/man1/nsq-tail.1").exists()
     assert list(work.iterdir()) == []
