@@ -220,7 +220,7 @@ class Splitter:
             self._pending += chunk
             if self._pending.find(self._delimiter, begin) < 0:
                 return []
-            chunk = bytes(self._pending)
+            chunk, self._pending = bytes(self._pending), bytearray()  # one copy less
         *records, rest = chunk.split(self._delimiter)
         self._pending = bytearray(rest)
         self._records += len(records)
