@@ -1,11 +1,11 @@
 """Numbered objects in a folder of an object store, and the lock of a place that is made of them.
 
 Nothing in a store can be appended to or locked. But one process alone can create an object, so
-whoever creates the next number has what the numbers stand for: the lock of a place (`Lease`), or
+the one that creates the next number has what the numbers are for: the lock of a place (`Lease`), or
 the progress of a task (`publishing.row_outcomes`). The others find out when they go on.
 
 The holder of a place writes one more number every few seconds. A number that is not followed up for
-a while is that of a run that was killed: whoever creates the next one has the place. A holder that
+a while is a killed run's: the run that creates the next one has the place. A holder that
 finds its next number taken has lost the place, and must not publish anything more.
 
 Trap: only a number that is there cannot be written again. A process that slept while another went
@@ -118,7 +118,7 @@ class Lease(Held):
         self._end = threading.Event()
 
     def take(self, lease_s: float = LEASE_S) -> None:
-        """Take the place; wait for the end of a lease that nobody renews.
+        """Take the place; wait for the end of a lease that is not renewed.
 
         Raises `OutputError` when another run has it.
         """
@@ -149,8 +149,8 @@ class Lease(Held):
     def keep(self, lease_s: float = LEASE_S) -> None:
         """Renew it until `release`; on a thread.
 
-        It is lost when another run has it, or when it could not be renewed for so long that another
-        may have it.
+        It is lost when another run has it, or when it could not be renewed in time, so that
+        another may have it.
         """
         while not self._end.wait(self._renew_s):
             try:

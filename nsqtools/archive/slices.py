@@ -262,7 +262,7 @@ class _Reading:
                 except CorruptError as exc:
                     raise OutputError(
                         f"cannot read {source.shown}: {exc}",
-                        hint="Restore it: without it nobody knows which messages are there.",
+                        hint="Restore it: without it the messages that are there are unknown.",
                     ) from exc
         names = [("ts_ns", pyarrow.int64()), ("nsqd", pyarrow.string()), ("id", pyarrow.string())]
         batches = [each.select([name for name, _ in names]) for each in found]

@@ -184,7 +184,7 @@ class Backlog:
 
     @property
     def is_asked(self) -> bool:
-        """Tell whether somebody waits for messages."""
+        """Tell whether a thread or task waits for messages."""
         return bool(self._asking)
 
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
@@ -376,7 +376,7 @@ class Delivery:
         """Give a handler the next suspect when all others are answered, and then go on as usual.
 
         The one with the fewest attempts first: it was not there at every death. The others in one
-        order and, at their next delivery, in the other: whoever kills the process, those before
+        order and, at their next delivery, in the other: whichever kills the process, those before
         it are handled.
         """
         if self._apart_since is None:

@@ -11,7 +11,7 @@ and doubles: without it an unauthorized topic is tried in a hot loop.
 A connection that has proven itself (`Connection.is_proven`) resets the delays of its address. If
 the user gave the address, nsqd is looked for at once then, without SUB. One that cannot be reached
 restarts: it is tried after `QUICK_S`, doubling to the usual delays. One that is there closed the
-connection itself, as when somebody deletes the topic: a SUB would bring it back, and has to wait.
+connection itself, as when the topic is deleted: a SUB would bring it back, and has to wait.
 
 What blocks happens on the threads of `Background`: connecting, TLS handshakes, lookups over HTTP.
 All consumers and producers of a process share them; they end when they have had nothing to do for a

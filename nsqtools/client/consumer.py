@@ -453,7 +453,7 @@ class Consumer(CommonConsumer):
     ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 
-        A batch is what arrived together, or with ``size`` so many messages, of all nsqd: fewer
+        A batch is what arrived together, or with ``size`` that many messages, of all nsqd: fewer
         where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
 
         Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises

@@ -1,8 +1,8 @@
 """How many messages may be in flight, so that none waits long for its answer. Pure.
 
 Messages in flight wait in the client while handlers are busy, and nsqd delivers what waits longer
-than msg_timeout again. So the limit follows the *answers*, whoever gives them: threads, tasks, or a
-pool behind them. A round ends when as many were answered as were in flight at its beginning. It
+than msg_timeout again. So the limit follows the *answers*, whatever gives them: threads, tasks, or
+a pool behind them. A round ends when as many were answered as were in flight at its beginning. It
 shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
 
 - The first message is alone until its answer, as it may kill its process, where it is known who
@@ -106,13 +106,13 @@ class InFlightLimit:
         return self._fit < min(self.maximum, self._base)
 
     def weighed(self, size: int, count: int) -> None:
-        """So many bytes are those of ``count`` messages; one of any size is always allowed."""
+        """Note that ``count`` messages have this many bytes; one of any size is always allowed."""
         self._fit = max(1.0, self._maximum_bytes * count / max(1, size))
 
     # -- what happens -----------------------------------------------------------------------------
 
     def passed(self, now: float, in_flight: int) -> None:
-        """So many were in flight until now."""
+        """Note how many were in flight until now."""
         passed_s, self._seen_at = now - self._seen_at, now
         if in_flight:
             self._busy_s += passed_s
@@ -139,12 +139,12 @@ class InFlightLimit:
             self.adapted = max(1, self._base // 2) if is_far else fewer
 
     def look(self, in_flight: int, *, is_asked: bool) -> None:
-        """Note from time to time whether somebody wants a message while none waits."""
+        """Note from time to time whether a handler wants a message while none waits."""
         self._looks += 1
         self._asked += is_asked and in_flight >= self.takers
 
     def adapt(self, in_flight: int, ages_s: Callable[[], float], *, waits: bool) -> None:
-        """Decide anew, after answers and looks. ``waits``: messages do, for a handler.
+        """Decide again, after answers and looks. ``waits``: messages do, for a handler.
 
         ``ages_s`` returns how long what is in flight has been, in sum.
         """
@@ -195,6 +195,6 @@ class InFlightLimit:
             fits_s = max(WAIT_SHARE * timeout_s, 0.9 * known_s)
             self.adapted = max(1, int(base * fits_s / took_s))
             self._bound = max(1, int(0.9 * base))
-            self._unqueued_s = math.inf  # measured anew, while little waits
+            self._unqueued_s = math.inf  # measured again, while little waits
         elif self._hands_on and took_s <= max(0.9 * LATE_SHARE * timeout_s, UNDELAYED * known_s):
             self.adapted = int(min(base + max(1, base // 4), max(base, self._bound), self.maximum))

@@ -95,7 +95,7 @@ def take_verdict(
     ago_s = (sample.time_ns - first.time_ns) / 1e9
     try:
         nodes, failures = list_nodes(cluster, sampler.answering)
-    except NsqError:  # nobody answers, which the sample says too
+    except NsqError:  # no daemon answers, which the sample says too
         nodes, failures = [], []
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
@@ -154,7 +154,7 @@ def _counts(
     now_s = sample.time_ns / 1e9
     started = {report.address: report.stats.start_time for report in sample.reports}
     has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
-    before = [] if has_restarted else [*memory.counts]  # nsqd counts anew
+    before = [] if has_restarted else [*memory.counts]  # nsqd counts from 0 again
     if not before or now_s - before[-1][0] >= max_age_s / 10:
         waiting = {f"{r.topic}/{r.channel}": r.messages for r in sample.totals if r.depth}
         before.append((now_s, waiting))
@@ -182,7 +182,7 @@ def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[P
     where: dict[tuple[str, str, Action], list[str]] = {}
     try:
         steps = plan_topology(cluster, expected).steps
-    except NsqError:  # nobody answers, which the sample says too
+    except NsqError:  # no daemon answers, which the sample says too
         steps = ()
     for step in steps:
         places = where.setdefault((step.topic, step.channel, step.action), [])
@@ -200,7 +200,7 @@ def _known(sample: Sample) -> set[str]:
 
 
 def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
-    """Yield the nsqd that nsqlookupd announces at an address where nobody answers from here."""
+    """Yield the nsqd that nsqlookupd announces at an address where nothing answers from here."""
     announced = {node.address: node for node in nodes if node.lookupds}
 
     def connect(node: NodeStatus) -> None:

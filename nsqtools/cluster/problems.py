@@ -88,7 +88,7 @@ class Kind(enum.Enum):
     LACKING = "lacking", WARNING, "Run nsq topology apply with the file of --expect."
     REQUEUES = "requeues", WARNING, "The handlers fail: see the consumers' logs."
     TIMEOUTS = "timeouts", WARNING, "Let handlers TOUCH, or raise msg_timeout."
-    PAUSED_LONG = "paused long", WARNING, "Unpause it, if nobody works on it."
+    PAUSED_LONG = "paused long", WARNING, "Unpause it, if no work on it is under way."
     NOT_REGISTERED = (
         "not registered",
         WARNING,

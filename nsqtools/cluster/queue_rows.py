@@ -269,7 +269,7 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
     waiting = now.depth + now.deferred - before.depth - before.deferred
     in_flight = now.in_flight - before.in_flight
     if now.channel and not (before.clients or now.clients or before.in_flight or now.in_flight):
-        waiting = came + returned  # nobody took any: what is less was emptied
+        waiting = came + returned  # no consumer took any: what is less was emptied
 
     def rate(count: int) -> float:
         # nsqd reads its counters one after the other, while messages move

@@ -13,7 +13,7 @@ whose address was given is never forgotten.
 The threads are daemons: who quits does not wait for an nsqd that hangs. Answers are read one after
 the other, so that they leave the processor to the thread that draws and only one is in memory.
 
-Whoever can announce an nsqd can announce a thousand that each say as much as an answer may hold. So
+A client that can announce an nsqd can announce a thousand, each with the longest answers. So
 an nsqd, and a sample, has a budget of JSON objects; an nsqd beyond it is named, and seldom asked.
 """
 

@@ -77,7 +77,7 @@ def written_beside(
 ) -> Iterator[Path]:
     """Write a file that is to get the name ``path``; one that did not is removed.
 
-    An ``OSError`` names ``path``: the temporary name says nothing to anybody.
+    An ``OSError`` names ``path``: the temporary name means nothing to a user.
     """
     beside = temporary_beside(path)
     try:

@@ -196,7 +196,7 @@ class ExecSink:
             self._report(parcel, outcome)
 
     def go_on(self) -> None:
-        """Give out what waits, as far as there is somebody for it."""
+        """Give out what waits, as far as a command is free for it."""
         if self.is_stopping:
             return
         for run in self._runs:

@@ -129,7 +129,7 @@ class RateLimit:
         return max(1, int((now - self._next + SLICE_S) * self._rate))
 
     def took(self, count: int) -> None:
-        """So many messages went."""
+        """Note that ``count`` messages went."""
         self._next += count / self._rate
 
     def wait_s(self, now: float) -> float:

@@ -10,7 +10,7 @@ A statement runs once for all rows of its kind, which go in as JSON: between two
 thread takes the interpreter's lock again, and with a busy loop that costs more than the row.
 
 What SQLite does not do by itself: it drops all of a write-ahead log after a flipped bit without a
-word (`wal_damage` looks before it is opened), and after a failed sync nobody knows what a disk has
+word (`wal_damage` looks before it is opened), and after a failed sync it is unknown what a disk has
 (`rewrite` makes a new file out of all rows that are whole).
 """
 

@@ -1,7 +1,7 @@
 """The files of ``--durable`` in a data path, and their way to the files of Go's nsqd and back.
 
 ``nsqd.dat`` names the database. It is no JSON, so the Go nsqd ends at once in such a directory, and
-it is replaced in one step: when a database was written anew, and by `export` and `adopt`, which
+it is replaced in one step: when a database was rewritten, and by `export` and `adopt`, which
 lose nothing when they are killed: what is not named is removed, or written again, by the next one.
 """
 
@@ -198,7 +198,7 @@ class DurablePath:
             ) from error
 
     def renew(self, database: Database, reason: str) -> Database:
-        """Write a database anew while it is open. Raises ``sqlite3.Error``, ``OSError``."""
+        """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
         return self._write_anew(database.path, "" if "I/O" in reason else f"is damaged ({reason})")
 
     def _write_anew(self, old: Path, why: str) -> Database:
@@ -218,7 +218,7 @@ class DurablePath:
         return database
 
     def close_old(self, database: Database) -> None:
-        """Close a database that was written anew, and remove it."""
+        """Close a database that was rewritten, and remove it."""
         database.close()
         self._remove(database.path)
 

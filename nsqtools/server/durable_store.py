@@ -11,7 +11,7 @@ next one. Turns are given in the order of the transactions, so what a page may r
 What is deferred is in the database only, until its time has come.
 
 When the disk is full publishes are refused, and what else happened is kept and tried again. After
-any other failure of the database it is written anew, whole, and publishes are refused until then.
+any other failure of the database it is rewritten, whole, and publishes are refused until then.
 Trap: what is written must be in memory in one piece with its commit, moved messages first, or a
 page could take a message for another one.
 """
@@ -53,7 +53,7 @@ from nsqtools.server.queues.queued_message import (
     with_attempts,
 )
 
-_DELAY_S = 0.02  # for what nobody waits for
+_DELAY_S = 0.02  # for what no publisher waits for
 _RETRY_S = 0.5
 _STEP_BYTES = 4 << 20
 _STEP_COUNT = 300  # publishes: their answers are one turn
@@ -86,7 +86,7 @@ class DurableStore:
         self._steps = [Changes()]  # not written yet; the last one is open
         self._is_writing = self._is_due = self._is_over = False
         self.is_strict = False  # what was finished counts as in flight until it is written
-        self._broken = ""  # why the file has to be written anew
+        self._broken = ""  # why the file has to be rewritten
         self._timer: TimerHandle | None = None
         self._flushed: list[Future[None]] = []
         self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
@@ -185,7 +185,7 @@ class DurableStore:
     def at_once(self) -> None:
         """Write what was collected at the end of this turn of the loop."""
         if self._broken:
-            self.soon()  # not at once: a file is not to be written anew for each
+            self.soon()  # not at once: a file is not to be rewritten for each
         elif not self._is_due:
             self._is_due = True
             self.loop.call_soon(self._write)
@@ -315,7 +315,7 @@ class DurableStore:
                 health.error = reason if reason == _FULL else ""
             self._apply(work, [] if reason else publishes)
             if is_new:
-                self._log.info(f"DURABLE: {self.database.path} was written anew, and is used now")
+                self._log.info(f"DURABLE: {self.database.path} was rewritten, and is used now")
                 for backlog in self._backlogs.values():
                     backlog.recount()
         for future in work.flushed:
@@ -350,8 +350,8 @@ class DurableStore:
                     backlogs[number].committed(list(rows))
 
     def damaged(self, reason: str) -> None:
-        """Have the database written anew: it cannot be read, or a sync failed."""
-        self._log.error(f"DURABLE: {self._files.describe(reason)}; it will be written anew")
+        """Have the database rewritten: it cannot be read, or a sync failed."""
+        self._log.error(f"DURABLE: {self._files.describe(reason)}; it will be rewritten")
         self._broken = reason
         self.soon()
 
@@ -390,7 +390,7 @@ class DurableStore:
 class _Transaction:
     """Changes, and what became of them."""
 
-    database: Database  # another one when it was written anew
+    database: Database  # another one when it was rewritten
     steps: list[Changes]
     broken: str  # why it has to be
     refusal: str  # of publishes
@@ -593,7 +593,7 @@ class DurableBacklog(QueueBacklog):
         return super().delete()
 
     def recount(self) -> None:
-        """Count again what a file that was written anew has."""
+        """Count again what a file that was rewritten has."""
         database = self._store.database
         try:
             self.unread = database.number("count(*)", self.number, self._cursor)
@@ -606,7 +606,7 @@ class DurableBacklog(QueueBacklog):
     # deferred
 
     def deferred_of(self, owner: Deliverer) -> StoredDeferred:
-        """Return the deferred messages of a channel, which is told of what becomes due."""
+        """Return the deferred messages of a channel, which hears of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)
 

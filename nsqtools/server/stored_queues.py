@@ -280,7 +280,7 @@ class StoredQueues:
         copy = Path(self._copies.name) / path.name
         wal, copied_wal = Path(f"{path}-wal"), Path(f"{copy}-wal")
         for _ in range(_COPIES):
-            # of one time if the log was not begun anew: it then has all that the file may lack
+            # of one time if the log was not begun again: it then has all that the file may lack
             before = _head_of(wal)
             shutil.copyfile(path, copy)
             with suppress(FileNotFoundError):

@@ -212,7 +212,7 @@ class WebContext:
         self.watcher = Watcher(cluster, settings.refresh_s)
 
     def user(self, request: Request) -> User:
-        """Return who asks; nobody is asked for a name where everybody may look."""
+        """Return who asks; no name is asked for where all may look."""
         user: User = request.scope.get("nsq.user", User())
         return user
 

@@ -57,7 +57,7 @@ def check(
     channel: ChannelPatterns = None,
     window: float | None = opt(
         "DURATION",
-        "Time between the two samples, for what grows or stands still.",
+        "Time between the two samples, for what grows or makes no progress.",
         LIMITS,
         show_default="10s",
     ),

@@ -223,7 +223,7 @@ def chosen(queues: list[StoredQueue], topic: str | None, channel: str | None) ->
 
 
 def place_of(data_path: Path) -> str:
-    """What stands for the nsqd of a message, which no file names: ids of two nsqd may be equal."""
+    """The name in place of the nsqd, which no file has: ids of two nsqd may be equal."""
     import socket
 
     return f"{socket.gethostname()}:{data_path.absolute()}"

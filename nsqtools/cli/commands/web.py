@@ -143,12 +143,14 @@ def _warn(settings: WebSettings) -> None:
     is_plain = settings.tls_cert is None and not settings.is_local
     if is_plain and settings.auth_file is not None and not settings.trusted_proxies:
         log.warning(
-            "passwords come to %s in plain text, and whoever is on the way reads them: give"
+            "passwords come to %s in plain text, and anyone on the way can read them: give"
             " --listen-tls-cert, or --trusted-proxy for one that speaks TLS",
             settings.listen,
         )
     if is_plain and settings.show_messages and not settings.knows_users:
-        log.warning("whoever reaches %s can read messages (--auth asks for users)", settings.listen)
+        log.warning(
+            "anyone who reaches %s can read messages (--auth asks for users)", settings.listen
+        )
 
 
 def _collect_less() -> None:

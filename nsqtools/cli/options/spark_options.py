@@ -89,7 +89,7 @@ def damage_place(
             yield Path(directory)
     else:
         raise ConfigurationError(
-            "--skip-damaged on a cluster needs --damage-dir, or nobody would learn what is missing",
+            "--skip-damaged on a cluster needs --damage-dir, which lists what is missing",
             hint="Give a directory that all share, or a place in an object store.",
         )
 

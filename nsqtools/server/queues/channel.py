@@ -193,7 +193,7 @@ class Channel:
         """Queue messages that must not get lost when the disk fails."""
         try:
             self.backlog.put(messages, self.room)
-        except Exception as exc:  # of any kind: nobody else has them
+        except Exception as exc:  # of any kind: they are nowhere else
             self._say_failed(exc)
             self.backlog.put_in_memory(messages)
         self._deliver_or_overflow()

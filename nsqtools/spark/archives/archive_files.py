@@ -543,7 +543,7 @@ class StoredArchive(ListedFile):
 
 CATALOG = ".nsq-catalog"
 LEAST_NEW = 16
-"""So many manifests that no catalog had are worth an object that has them."""
+"""This many manifests that no catalog had are worth an object that has them."""
 
 
 class StoredListing:

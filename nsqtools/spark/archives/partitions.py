@@ -30,7 +30,7 @@ from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
-"""The most that a partition has. So a row, or a file, weighs as so many bytes of members: rows that
+"""The most that a partition has. A row, or a file, weighs as this many bytes of members: rows that
 compress well are few bytes and much work, and a file that is opened is work by itself."""
 
 SLOTS = "NSQ_SPARK_SLOTS"

@@ -191,7 +191,7 @@ class StreamSettings:
     limits: BatchLimits = BatchLimits()
     poll_s: float = DEFAULT_POLL_S
     min_rows: int = 0
-    """A batch waits until so many are there, ``max_delay_s`` at most."""
+    """A batch waits until this many are there, ``max_delay_s`` at most."""
     max_delay_s: float = DEFAULT_MAX_DELAY_S
 
 

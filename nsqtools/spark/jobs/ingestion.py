@@ -113,7 +113,7 @@ def mark_directories(
 
     Returns what becomes of bodies: of the output of an earlier version what it was.
 
-    Raises `ConfigurationError` when they are somebody else's, and `OutputError`.
+    Raises `ConfigurationError` when they are another job's, and `OutputError`.
     """
     output, checkpoint = absolute(output), absolute(checkpoint)
     if contains(output, checkpoint) or contains(checkpoint, output):
@@ -233,7 +233,7 @@ _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
 def remove_leftovers(output: Location) -> int:
-    """Remove them, and return how many there were. Nobody may be writing.
+    """Remove them, and return how many there were. Nothing may be writing there.
 
     Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
     """
