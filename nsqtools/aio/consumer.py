@@ -197,8 +197,13 @@ class Consumer(CommonConsumer):
         try:
             while True:
                 gathering = Gathering(self, size, within_s, None)
-                while gathering.add(await self._take_in(gathering.wait_s, gathering.room)):
-                    pass
+                try:
+                    while gathering.add(await self._take_in(gathering.wait_s, gathering.room)):
+                        pass
+                except BaseException:  # cancelled, as a rule: no handler has seen these
+                    for part in gathering.parts:
+                        give_back(part)
+                    raise
                 if not gathering.parts:
                     return
                 if batch := Gathered(gathering.parts):

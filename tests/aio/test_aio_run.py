@@ -214,6 +214,24 @@ def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> Non
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
 
 
+def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
+    fill(nsqd, 5, CHANNEL)
+
+    async def main() -> None:
+        async with consumer_of(nsqd) as consumer:
+            batches = consumer.batches(size=100, within_s=3600)
+            gathering = asyncio.ensure_future(anext(batches))
+            while consumer.stats.received < 5:
+                await asyncio.sleep(0.05)
+            gathering.cancel()
+            for _ in range(5):
+                message = await asyncio.wait_for(anext(consumer), patience_s(5))
+                assert message.attempts == 2
+                message.finish()
+
+    asyncio.run(main())
+
+
 def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
     async def main() -> object:
         consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
