@@ -119,7 +119,7 @@ class Publishing(OptionSet):
         publisher = self.publisher(defer_s)
         with ExitStack() as stack:
             unsent = None
-            if self.unsent_file is not None:
+            if self.unsent_file is not None and not dry_run:
                 # what one channel lacks is for no nsqd of the settings
                 each = () if self.channel.name else publisher.counts_by_nsqd
                 files = UnsentFiles(self.unsent_file, ending, each)
