@@ -90,7 +90,9 @@ class Exchanges:
         """Close the connections; a later request opens new ones."""
         self._transport.close()
 
-    def request(self, method: str, url: str, content: bytes | None = None) -> HTTPAnswer:
+    def request(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> HTTPAnswer:
         """Send a request and read the answer.
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
@@ -100,6 +102,7 @@ class Exchanges:
         with self._client.stream(
             method,
             url,
+            headers=headers,
             content=content,
             timeout=httpx.Timeout(self._timeout_s, connect=connect_s),
         ) as response:

@@ -67,6 +67,7 @@ MAX_JSON_VALUES = 1 << 20
 """/stats of 30,000 consumers has as many. An empty list takes 3 bytes of JSON, and 64 of memory."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+JSON: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 
@@ -137,7 +138,7 @@ class HTTPAPI:
 
     def send(self, document: bytes) -> None:
         """POST a document of JSON to the address itself, with the same errors."""
-        self._request("POST", self._url, content=document)
+        self._request("POST", self._url, NOTHING, document, JSON)
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
         """Create or delete a topic, or one channel of it; nsqd also empties, pauses, unpauses.
@@ -175,8 +176,9 @@ class HTTPAPI:
         url: str,
         parameters: Mapping[str, str] = NOTHING,
         content: bytes | None = None,
+        headers: Mapping[str, str] = NOTHING,
     ) -> bytearray:
-        answer = self._exchange(method, url, parameters, content)
+        answer = self._exchange(method, url, parameters, content, headers)
         if 200 <= answer.status < 300:
             return answer.body
         code = _error_code(answer)
@@ -188,7 +190,12 @@ class HTTPAPI:
         )
 
     def _exchange(
-        self, method: str, url: str, parameters: Mapping[str, str], content: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        parameters: Mapping[str, str],
+        content: bytes | None = None,
+        headers: Mapping[str, str] = NOTHING,
     ) -> HTTPAnswer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
@@ -201,7 +208,7 @@ class HTTPAPI:
         path, query = (quote(each, safe=_URL_MARKS) for each in (parts.path or "/", query))
         url = urlunsplit((*parts[:2], path, query, ""))
         try:
-            return self._exchanges.request(method, url, content)
+            return self._exchanges.request(method, url, content, headers)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
@@ -538,7 +545,8 @@ def _known_node(producer: Any, url: str) -> KnownNode | None:
         for key in ("topics", "tombstones")
     )
     named = frozenset(filter(_is_name, topics))
-    tombstoned = {topic for topic, is_hidden in zip(topics, hidden, strict=False) if is_hidden}
+    pairs = zip(topics, hidden, strict=False)
+    tombstoned = {topic for topic, is_hidden in pairs if is_hidden and _is_name(topic)}
     facts = (str(producer.get(key) or "") for key in ("hostname", "version", "remote_address"))
     hostname, version, remote_address = facts
     return KnownNode(node, hostname, version, named, named & tombstoned, remote_address)

@@ -212,8 +212,8 @@ class WebContext:
         self.watcher = Watcher(cluster, settings.refresh_s)
 
     def user(self, request: Request) -> User:
-        """Return who asks; no name is asked for where all may look."""
-        user: User = request.scope.get("nsq.user", User())
+        """Return who asks."""
+        user: User = request.scope["nsq.user"]
         return user
 
     async def is_still(self, request: Request) -> bool:

@@ -185,6 +185,17 @@ def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) ->
     assert "url announces 20 nsqd; 10 of them" in caplog.text
 
 
+def test_what_is_no_topic_is_left_out_though_it_is_tombstoned(sends: Sends) -> None:
+    """Of a list no set can be made."""
+    topics = [["t"], {}, None, "a b", "gone", "here"]
+    producer = {"broadcast_address": "h", "tcp_port": 1, "topics": topics}
+    body = json.dumps({"producers": [{**producer, "tombstones": [True] * 5 + [False]}]}).encode()
+
+    [known] = NsqlookupdHTTPClient(sends(answer(body))).nodes()
+
+    assert (known.topics, known.tombstoned) == ({"gone", "here"}, {"gone"})
+
+
 @pytest.mark.parametrize(
     "address",
     ["[", "a b", "a/b", "u@h", "a?b", "\x1b[2J", "a..b", "a" * 64, "é" * 10, "x" * 300, "::z", "-"],

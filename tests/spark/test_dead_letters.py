@@ -76,7 +76,18 @@ def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -
     assert rows_in(folder) == [1]
 
     fail(folder, 4, 5)
-    assert rows_in(folder) == []
+    assert rows_in(folder) == [1]
+
+
+def test_an_attempt_beside_another_takes_nothing_from_it(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
+    with RowDeadLetters(folder, "job", 3, done=None) as letters:
+        letters.write(1, message(b"1"), "too large")
+        fail(folder, 1)
+        letters.write(2, message(b"2"), "too large")
+    assert rows_in(folder) == [1, 2]
 
 
 def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:

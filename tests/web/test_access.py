@@ -121,6 +121,11 @@ def test_a_password_is_asked_for_and_wrong_ones_slow_down(
     assert nobody.status == 401
     assert nobody.headers["www-authenticate"].startswith("Basic ")
     assert running.get("/ping").status == 200
+    # what it does not take is said without a page, which shows some of the cluster
+    assert (running.post("/ping", b"").status, running.post("/ping", b"").text) == (
+        405,
+        "Method Not Allowed\n",
+    )
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
     assert running.get("/", headers={"Authorization": "Basic =="}).status == 401
     statuses = [401]  # a busy machine may take longer to ask than the first waits last

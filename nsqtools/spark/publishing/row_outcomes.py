@@ -8,7 +8,8 @@ A line is the envelope that all of nsqtools reads, with two more keys: ``nsq pub
 publishes the file once the cause is fixed. Columns that the rows did not have are empty. A task
 writes a file at its end, and several where the rows are many; a file is whole at any moment. A task
 with a ledger writes before the ledger counts the rows as done, and when it is tried again keeps the
-dead letters of what is done. Any other begins by removing those of its earlier attempts.
+dead letters of what is done. Any other replaces those of attempts that began earlier when it ends,
+and removes its own when it fails: another attempt may run beside it (``spark.speculation``).
 
 **The ledger** is the progress of the tasks of a job, so that a retried task continues where it
 stopped.
@@ -169,11 +170,12 @@ class RowDeadLetters:
         self._storage = open_storage(str(folder))
         self._prefix = f"dead-{name}-{partition:05d}"
         self._attempt = uuid.uuid4().hex[:8]  # another one may still run, with rows in other order
-        self._is_kept = done is not None
         self._lines: list[bytes] = []
         self._size = 0
         self._first_row = 0
-        self._keep(done or 0)
+        self._replaced = self._names() if done is None else None
+        if done is not None:
+            self._keep(done)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
         """Add a row, given by its number in the partition."""
@@ -196,8 +198,18 @@ class RowDeadLetters:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._is_kept:
-            self._keep(0)
+        if self._replaced is None:
+            return
+        if kind is not None:
+            self._replaced = [name for name in self._names() if self._attempt in name]
+        with failing("write", self._folder):
+            for name in self._replaced:
+                self._storage.delete(name)
+
+    def _names(self) -> list[str]:
+        with failing("write", self._folder):
+            names = [entry.name for entry in self._storage.list()]
+        return [name for name in names if name.startswith(f"{self._prefix}-")]
 
     def _keep(self, done: int) -> None:
         """Keep what an earlier attempt wrote of rows that are done.

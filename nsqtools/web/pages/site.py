@@ -37,7 +37,13 @@ from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from nsqtools import __version__
@@ -195,6 +201,8 @@ class Site:
         else:
             statuses: dict[type, int] = {NotFoundError: 404, ConfigurationError: 400}
             status, headers = statuses.get(type(error), 502), None
+        if "nsq.user" not in request.scope:  # /ping, which asks for no login
+            return PlainTextResponse(f"{error}\n", status, headers)
         titles = {404: "Not found", 403: "Refused", 400: "Not possible"}
         title = titles.get(status, "Failed")
         values = self.frame(request, "failed.html", "", title, error=error, is_live=False)
