@@ -193,7 +193,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
         if wrong:
             problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
-            source = replace(source, damage=source.damage or problem, spans=())
+            source = replace(source, damage=source.damage or problem)
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
         for topic in topics or ([] if wrong else [None]):
             yield replace(source, topic=topic, is_timed=topic is not None)
