@@ -208,6 +208,7 @@ class Consumer(CommonConsumer):
 
     async def _take_in(self, wait_s: float | None, most: int) -> list[Batch] | None:
         """Take what is there, or what comes next in ``wait_s``: `_take` without blocking."""
+        until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
             has_stopped = self.backlog.has_stopped
             self.backlog.expect()
@@ -215,7 +216,9 @@ class Consumer(CommonConsumer):
             if taken or has_stopped or wait_s == 0:
                 return taken
             try:
-                await asyncio.wait_for(self.backlog.wait(), wait_s)
+                # no longer where another task takes what wakes this one
+                async with asyncio.timeout_at(until):
+                    await self.backlog.wait()
             except TimeoutError:
                 return None
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import heapq
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -38,7 +40,8 @@ class Producer(CommonProducer):
         """Serve an event loop; what another one waited for is forgotten."""
         self._loop = loop
         self._under_way: dict[Publication, asyncio.Future[None]] = {}
-        self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # a heap, by their place in line
+        self._places = itertools.count()
         self._let_in_now = 0  # of the waiters, and not yet under way
         self._settled: collections.deque[Publication] = collections.deque()
 
@@ -102,11 +105,13 @@ class Producer(CommonProducer):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._serve(loop)
-        is_in_turn = not self._waiters
-        while not (is_in_turn and self.has_room):  # else `_submit` would block
-            timeout_s = await self._wait_for_turn(loop, timeout_s)
-            is_in_turn = True
-        publication = self._submit(topic, bodies, defer_s, timeout_s, self._note_outcome)
+        if self._waiters or not self.has_room:  # else `_submit` would block
+            timeout_s = await self._wait_in_line(loop, timeout_s)
+        try:
+            publication = self._submit(topic, bodies, defer_s, timeout_s, self._note_outcome)
+        except BaseException:
+            self._let_in()  # another may have the room
+            raise
         outcome = loop.create_future()
         self._under_way[publication] = outcome
         await outcome
@@ -120,34 +125,38 @@ class Producer(CommonProducer):
         super()._set_aside(publications)
         self._call_soon(self._let_in)
 
-    async def _wait_for_turn(
+    async def _wait_in_line(
         self, loop: asyncio.AbstractEventLoop, timeout_s: float | None
     ) -> float | None:
-        """Wait in line; return what is left of the time."""
+        """Wait until there is room; return what is left of the time."""
         limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
         until = loop.time() + limit_s
-        turn = loop.create_future()
-        self._waiters.append(turn)
-        try:
-            async with asyncio.timeout_at(until):
-                await turn
-        except BaseException as exc:
-            if turn.done() and not turn.cancelled():  # another may have the room
-                self._let_in_now -= 1
-                self._let_in()
-            elif turn in self._waiters:
-                self._waiters.remove(turn)
-            if isinstance(exc, TimeoutError):
-                raise PublishNotSent(
-                    f"{self.nsqd}: no room for another publish in {limit_s:.3g} s"
-                ) from exc
-            raise
-        self._let_in_now -= 1
-        return None if timeout_s is None else max(0.0, until - loop.time())
+        place = next(self._places)
+        while True:
+            turn = loop.create_future()
+            heapq.heappush(self._waiters, (place, turn))
+            try:
+                async with asyncio.timeout_at(until):
+                    await turn
+            except BaseException as exc:
+                if turn.done() and not turn.cancelled():  # another may have the room
+                    self._let_in_now -= 1
+                    self._let_in()
+                elif (place, turn) in self._waiters:
+                    self._waiters.remove((place, turn))
+                    heapq.heapify(self._waiters)
+                if isinstance(exc, TimeoutError):
+                    raise PublishNotSent(
+                        f"{self.nsqd}: no room for another publish in {limit_s:.3g} s"
+                    ) from exc
+                raise
+            self._let_in_now -= 1
+            if self.has_room:  # and not filled by the bytes of one that was let in before
+                return None if timeout_s is None else max(0.0, until - loop.time())
 
     def _let_in(self) -> None:
         while self._waiters and self.has_room:
-            turn = self._waiters.popleft()
+            _, turn = heapq.heappop(self._waiters)
             if not turn.done():
                 turn.set_result(None)
                 self._let_in_now += 1

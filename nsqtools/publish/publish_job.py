@@ -87,6 +87,8 @@ class PublishJob(Generic[Record]):
         finally:
             self._publisher.finish()
             self._keep_unconfirmed()
+            if self._unsent is not None:
+                self._unsent.sync()  # while signals still wait, and before consumers are waited for
         return self._publisher.counts
 
     def is_over(self) -> bool:

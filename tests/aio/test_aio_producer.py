@@ -13,7 +13,13 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, ConfigurationError, PublishNotSent, PublishRejected
+from nsqtools import (
+    ClientOptions,
+    ConfigurationError,
+    PublishInvalid,
+    PublishNotSent,
+    PublishRejected,
+)
 from nsqtools.aio import Producer
 from nsqtools.client import producer as producer_module
 
@@ -117,20 +123,33 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
 def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that wait are let in together, and the first of them fills it."""
+    """Those that wait are let in together, the first of them fills it, and the order stays."""
     monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+    bodies = [b"%010d" % number for number in range(10)]
 
     async def main() -> None:
-        producer = Producer(scripted_nsqd.address)
-        tasks = [asyncio.create_task(producer.publish(TOPIC, b"x" * 10)) for _ in range(3)]
+        producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=4))
+        tasks = [asyncio.create_task(producer.publish(TOPIC, body)) for body in bodies]
         conn = await asyncio.to_thread(scripted_nsqd.identified)
-        for _ in tasks:
-            await asyncio.to_thread(conn.expect, f"PUB {TOPIC}")
+        for body in bodies:
+            command = await asyncio.to_thread(conn.expect, f"PUB {TOPIC}")
+            assert command.body == body
             conn.ok()
         await asyncio.gather(*tasks)
         await producer.stop(patience_s(5))
 
     asyncio.run(main())
+
+
+def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
+    async def main() -> list[BaseException | None]:
+        options = ClientOptions(max_outstanding=1, publish_timeout_s=600)
+        async with Producer(nsqd.tcp_address, options) as producer:
+            publishes = [producer.publish(topic, b"x") for topic in (TOPIC, "not a topic", TOPIC)]
+            ended = asyncio.gather(*publishes, return_exceptions=True)
+            return await asyncio.wait_for(ended, patience_s(5))
+
+    assert [type(each) for each in asyncio.run(main())] == [type(None), PublishInvalid, type(None)]
 
 
 def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(

@@ -214,6 +214,18 @@ def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> Non
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
 
 
+def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
+    async def main() -> object:
+        consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
+        taking = asyncio.create_task(consumer._take_in(0.05, 10))
+        while not taking.done():
+            consumer.backlog._filled.set()
+            await asyncio.sleep(0.005)
+        return await taking
+
+    assert asyncio.run(asyncio.wait_for(main(), patience_s(2))) is None
+
+
 def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
     fill(nsqd, 3, CHANNEL)
 

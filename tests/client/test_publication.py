@@ -13,7 +13,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s
 
 from nsqtools import PublishNotSent, PublishRejected
-from nsqtools.client.publication import MAX_JOINED, PendingPublication, PublishQueue
+from nsqtools.client.publication import MAX_JOINED, Parts, PendingPublication, PublishQueue
 from nsqtools.protocol.commands import mpub_size
 
 LINGER_S = 2.0
@@ -163,3 +163,9 @@ def test_asyncio_awaits_it(nsqd: GoNsqd, produce: Produce) -> None:
 
     asyncio.run(publish())
     assert nsqd.depth(TOPIC) == 11
+
+
+def test_what_may_be_stored_stays_so_in_both_halves() -> None:
+    whole = publication(b"0", b"1")
+    whole.may_be_stored = True
+    assert [half.may_be_stored for half in Parts(whole).split(whole, 1)] == [True, True]

@@ -201,6 +201,20 @@ def test_published_lines_reach_one_channel_when_they_are_due(
     assert not orders.seen["audit"] + orders.seen["email"]
 
 
+def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    """In one, whatever nsqd the settings name: it is for none of them."""
+    where = ["--data-path", tmp_path / "place", "--unsent-file", tmp_path / "u"]
+    options = orders.options("--wait", "0.2s", "--max-depth", 1, *where)
+    result = run_nsq(
+        ["pub", "-t", "orders", "a", "b", *options],
+        env={"NSQ_NSQD_TCP_ADDRESS": f"{orders.nsqd.tcp_address},127.0.0.1:1"},
+    )
+    assert result.status == 7, result.err
+    assert (tmp_path / "u").read_bytes() == b"b\n"
+
+
 def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
     orders: Orders, run_nsq: RunNsq, tmp_path: Path
 ) -> None:

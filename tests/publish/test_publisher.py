@@ -1,4 +1,4 @@
-"""The rate limit, on a clock that the test moves."""
+"""What the outcomes of several nsqd make of a record, and the rate limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.publish.publisher import CATCH_UP_S, RateLimit
+from nsqtools.client.outcomes import not_sent, rejected, unknown
+from nsqtools.errors import ConnectionLost, ServerError
+from nsqtools.publish.publisher import (
+    CATCH_UP_S,
+    PublishBatch,
+    PublishOutcome,
+    RateLimit,
+    outcome_of,
+)
+
+LOST = ConnectionLost("nsqd:4150: gone")
+TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
+DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
+
+
+def test_the_worst_outcome_of_a_record_counts() -> None:
+    kinds = PublishOutcome
+    assert [outcome_of(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
+    batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
+    for nsqd, place, error in (
+        ("b", 0, unknown(LOST)),
+        ("b", 1, TOO_LARGE),
+        ("c", 0, not_sent(LOST)),
+        ("c", 1, not_sent(LOST)),
+    ):
+        batch.note(nsqd, place, error)
+    assert batch.failures == {0: kinds.UNSENT, 1: kinds.REJECTED}
+    assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
+
+
+# -- the rate limit, on a clock that the test moves -----------------------------------------------
 
 
 def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:

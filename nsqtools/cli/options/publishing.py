@@ -120,7 +120,9 @@ class Publishing(OptionSet):
         with ExitStack() as stack:
             unsent = None
             if self.unsent_file is not None:
-                files = UnsentFiles(self.unsent_file, ending, publisher.counts_by_nsqd)
+                # what one channel lacks is for no nsqd of the settings
+                each = () if self.channel.name else publisher.counts_by_nsqd
+                files = UnsentFiles(self.unsent_file, ending, each)
                 unsent = stack.enter_context(files)
             if self.channel.name and not dry_run:
                 target = self.channel.open(
