@@ -271,6 +271,14 @@ def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
     assert told.deletable()[0] == []
 
 
+def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
+    write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
+    compact(tmp_path / "archive", tmp_path / "output")
+    [file] = (tmp_path / "output").rglob("*.parquet")
+
+    assert done(compact(file, tmp_path / "again")) == (2, 0)
+
+
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
