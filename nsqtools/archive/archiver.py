@@ -251,6 +251,8 @@ class Archiver:
                 if topic in self._archivers:
                     self._archivers[topic].consumer.abort()
                 self._forget(topic)
+                if topic in self._topics:  # others are found again
+                    self._absent.add(topic)
                 continue
             self._absent.discard(topic)
             self._troubles.over(topic)

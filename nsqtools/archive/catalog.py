@@ -29,7 +29,7 @@ from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import Entry, Storage, failing
+from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
@@ -193,7 +193,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
         if wrong:
             problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
-            source = replace(source, damage=source.damage or problem, spans=())
+            source = replace(source, damage=source.damage or problem)
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
         for topic in topics or ([] if wrong else [None]):
             yield replace(source, topic=topic, is_timed=topic is not None)
@@ -209,7 +209,8 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
     for place in map(str, places):
         storage = open_storage(place)
         with failing("read", place):
-            is_folder = any(storage.list())
+            is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
+            is_folder = not is_file and any(storage.list())
             found = files_of_table(storage, wanted) if is_folder else find_archives([place])
         for archive in found:
             if archive.table is not None:

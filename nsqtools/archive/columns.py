@@ -36,7 +36,6 @@ from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.parquet import mask_of
 from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text, split_lines
 from nsqtools.records.envelope import decode
 
@@ -302,7 +301,7 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
 
     None when all rows are wanted. One without a time is, as bare bodies have none.
     """
-    masks = [] if within == EVER else [mask_of(columns["ts_ns"], within)]
+    masks = [] if within == EVER else [within.mask(columns["ts_ns"])]
     for column, wanted in names.items():
         values = pyarrow.array(sorted(wanted), pyarrow.string())
         masks.append(compute.is_in(columns[column], value_set=values))

@@ -251,7 +251,9 @@ class Landings(Uploads):
             answer: Landed | Exception = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             self._process = None
-            what = f"the landing process ended with {process.wait()}"
+            process.kill()  # one that still runs said what is no answer, and waits for more
+            process.communicate()
+            what = f"the landing process ended with {process.returncode}"
             raise OSError(errno.ECHILD, what, self._table.url) from None
         if isinstance(answer, Exception):
             raise answer

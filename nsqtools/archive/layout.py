@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path, PurePath
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from nsqtools.files.opening import open_to_read
@@ -145,6 +145,17 @@ class TimeRange:
         return (self.since_ns is None or max_ns >= self.since_ns) and (
             self.until_ns is None or min_ns < self.until_ns
         )
+
+    def mask(self, times: Any) -> Any:
+        """Return which times of an Arrow column are in it, or are unknown, as of bare bodies."""
+        from pyarrow import compute
+
+        mask = compute.is_valid(times)
+        if self.since_ns is not None:
+            mask = compute.and_(mask, compute.greater_equal(times, self.since_ns))
+        if self.until_ns is not None:
+            mask = compute.and_(mask, compute.less(times, self.until_ns))
+        return compute.fill_null(mask, True)
 
 
 EVER = TimeRange()

@@ -235,7 +235,7 @@ def read(
                 BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
             ):
                 if within != EVER and TIME in names:
-                    batch = batch.filter(mask_of(batch[TIME], within))
+                    batch = batch.filter(within.mask(batch[TIME]))
                 yield batch.select(wanted) if asked is not wanted else batch
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)
@@ -290,16 +290,6 @@ def _times_of(file: Any) -> tuple[int | None, int | None, int]:
 def time_span(times: Any) -> list[int | None]:
     """Return the lowest and the highest of a column of times; None where there is none."""
     return list(compute.min_max(times).as_py().values())
-
-
-def mask_of(times: Any, within: TimeRange) -> Any:
-    """Return which times are in a range; those that are unknown are, as bare bodies have none."""
-    mask = compute.is_valid(times)
-    if within.since_ns is not None:
-        mask = compute.and_(mask, compute.greater_equal(times, within.since_ns))
-    if within.until_ns is not None:
-        mask = compute.and_(mask, compute.less(times, within.until_ns))
-    return compute.fill_null(mask, True)
 
 
 def _may_have(file: Any, number: int, within: TimeRange) -> bool:

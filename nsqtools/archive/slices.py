@@ -402,8 +402,16 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     no = pyarrow.array([False])
     run = compute.or_(pyarrow.concat_arrays([no, same]), pyarrow.concat_arrays([same, no]))
     places = compute.indices_nonzero(run)
-    some = rows.select([*KEY, "attempts"]).take(places).append_column("at", places)
-    some = some.sort_by([(name, "ascending") for name in some.column_names])
+    some = rows.select([*KEY, "attempts"]).take(places)
+    columns = {
+        "ts_ns": some["ts_ns"],
+        "nsqd": compute.fill_null(some["nsqd"], ""),
+        "id": some["id"],
+        "attempts": compute.fill_null(some["attempts"], 0),
+        "at": places,
+    }
+    some = pyarrow.table(columns)
+    some = some.sort_by([(name, "ascending") for name in columns])
     before, after = some[:-1], some[1:]
     repeats = [compute.equal(before[name], after[name]) for name in KEY]  # null for one without id
     return _dropping(rows, after["at"].filter(reduce(compute.and_kleene, repeats)))

@@ -58,7 +58,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import lock_file
+from nsqtools.files.opening import NotRegularError, lock_file, open_to_read
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
@@ -166,17 +166,26 @@ def upload(path: Path, plan: UploadPlan) -> int:
 
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
-    if uploaded_of(path).exists():
+    if _is_uploaded(path):
         _clear_up(path, plan)
         return 0
     record = lock_file(uploading_of(path))
     if record is None:
         return 0
     try:
-        is_over = not os.fstat(record).st_nlink or uploaded_of(path).exists() or not path.exists()
+        is_over = not os.fstat(record).st_nlink or _is_uploaded(path) or not path.exists()
         return 0 if is_over else _upload(path, plan, record)  # over by another process meanwhile
     finally:
         os.close(record)
+
+
+def _is_uploaded(path: Path) -> bool:
+    """Whether a whole record says so: the file may be removed then."""
+    try:
+        with open_to_read(uploaded_of(path)) as file:
+            return decode_record(file.read(1 << 16)) is not None
+    except (FileNotFoundError, NotRegularError):
+        return False
 
 
 def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:

@@ -276,7 +276,7 @@ class Size(TypedDict):
 
 
 class BenchReport(NamedTuple):
-    """What came of a measurement, as ``--json`` prints it. Times are seconds, but for latencies.
+    """What came of a measurement. Times are seconds, but for latencies.
 
     ``published`` and ``consumed`` include the warm-up; the rest does not. ``client_cpu`` is the
     processor time of the busiest of our processes over the time that passed, and ``machine_cpu``

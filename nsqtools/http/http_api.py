@@ -67,7 +67,7 @@ MAX_JSON_VALUES = 1 << 20
 """/stats of 30,000 consumers has as many. An empty list takes 3 bytes of JSON, and 64 of memory."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-JSON: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
+JSON: Mapping[str, str] = MappingProxyType({"Accept": "*/*", "Content-Type": "application/json"})
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 

@@ -20,8 +20,7 @@ reads envelopes reads as well:
 
 Messages as plain lines: the body and a delimiter, as nsq_tail prints them, and back.
 
-Bodies can be shown in another form (``--decode utf8|hex|base64``), and on a terminal nothing of
-them may steer it.
+On a terminal nothing of a body may steer it.
 
 Back, a stream of bytes is cut at the delimiter a chunk at a time. The delimiter is any bytes and
 may fall across two chunks. A chunk costs one ``bytes.split``, and of bytes that wait for their

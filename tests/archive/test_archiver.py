@@ -75,3 +75,17 @@ def test_many_topics_share_memory_and_ask_seldom_unless_the_user_chose_how_often
     chosen = replace(lookup, options={"lookupd_poll_interval": "10s", "max_in_flight_bytes": "0"})
     options = fleet(chosen, tmp_path)._options_of_each(1000)
     assert (options.lookupd_poll_interval_s, options.max_in_flight_bytes) == (10.0, 1 << 20)
+
+
+def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archiver = fleet(TWO, tmp_path)
+    archiver._topics, archiver._waiting = ["a"], ["a"]  # given, and beyond the limit until now
+
+    def fail(*_: object, **__: object) -> None:
+        raise OutputError("cannot use a (Too many open files)")
+
+    monkeypatch.setattr(archiver, "_begin", fail)
+    archiver._begin_all([])
+    assert (archiver._waiting, archiver._absent) == ([], {"a"})

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from plugins.archives import KILLING_ITSELF, Writer, write_archive
@@ -29,10 +30,11 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.slices import NOTES, Done, Job, Settings, run_job
+from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import encode_many
 
 SECOND = 10**9
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
@@ -267,6 +269,40 @@ def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == expected([0, 2], "clicks")
     assert {shown for job in told.work[0].done for shown, _ in job.damages} == {str(path)}
     assert told.deletable()[0] == []
+
+
+def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
+    write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
+    compact(tmp_path / "archive", tmp_path / "output")
+    [file] = (tmp_path / "output").rglob("*.parquet")
+
+    assert done(compact(file, tmp_path / "again")) == (2, 0)
+
+
+def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
+    archive.mkdir()
+    (archive / "x.log").write_bytes(b"".join(lines))
+
+    for _ in range(2):
+        compact(archive, output, skips_damaged=True)
+
+    assert content(output) == expected([0, 2], "t")
+
+
+def test_one_row_of_each_identity_stays_that_of_the_fewest_attempts() -> None:
+    rows = pyarrow.table(
+        {
+            "ts_ns": pyarrow.array([1, 1, 1, 1, 2, 2, 2, 2], pyarrow.int64()),
+            "nsqd": ["a", "a", None, None, "a", "a", "a", "b"],
+            "id": ["x", "x", "x", "x", None, None, "y", "y"],
+            "attempts": [2, 1, 1, None, 1, 1, 1, 1],
+            "body": list("abcdefgh"),
+        }
+    )
+
+    assert deduplicated(rows)["body"].to_pylist() == list("bdefgh")
 
 
 def test_an_index_that_promises_more_than_there_is_is_an_error(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.delta import DeltaCatalog, DeltaConflict, TableFile
 from nsqtools.archive.finding import find_archives
+from nsqtools.archive.landing import Landings
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.table import TablePlan
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -300,3 +302,14 @@ def test_a_store_without_conditional_puts_is_refused(
     monkeypatch.setattr(ObjectStorage, "put_if_absent", ObjectStorage.put)
     with pytest.raises(ConfigurationError, match="no conditional puts"):
         new_table(f"{bucket.url}/table")
+
+
+def test_a_landing_process_whose_answers_are_none_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    plan = TablePlan(str(tmp_path / "lake"), False, BodyKind.string, "web1")
+    landings = Landings(plan, tmp_path, None)
+    with pytest.raises(ChildProcessError, match="the landing process ended with"):
+        landings._ask([])

@@ -114,6 +114,19 @@ def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer:
     assert uploaded_of(path).exists()
 
 
+def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
+    path = finished(writer)
+    size = path.stat().st_size
+    uploaded_of(path).write_bytes(b"")
+
+    assert upload(path, plan(out, storage, deletes=True)) == size
+
+    assert len(data_names(storage)) == 1
+    assert upload(path, plan(out, storage, deletes=True)) == 0
+
+
 def test_prefixes_name_topic_and_date(out: Path, storage: Storage, writer: Writer) -> None:
     path = finished(writer, name="deep.log.gz")
 

@@ -299,7 +299,8 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
     assert made.status == 200
     wait_until(lambda: len(endpoint.requests) == 2, what="both are notified")
     first, second = (json.loads(request.body) for request in endpoint.requests)
-    assert endpoint.requests[0].headers["Content-Type"] == "application/json"
+    kinds = [endpoint.requests[0].headers[name] for name in ("Accept", "Content-Type")]
+    assert kinds == ["*/*", "application/json"]
     assert list(first) == ["action", "topic", "timestamp", "remote_ip", "user_agent", "url", "via"]
     assert (first["action"], second["action"]) == ("create_topic", "create_channel")
     assert (second["channel"], first["user_agent"]) == ("c", "x/1")
