@@ -282,8 +282,8 @@ class Archiver:
         return wanted[:room]
 
     def _options_of_each(self, topics: int) -> ClientOptions:
-        """Return the options of each consumer, when there are so many; a poll interval that a user
-        chose is kept."""
+        """Return the options of each consumer of ``topics``; a poll interval that a user chose is
+        kept."""
         options = self._source.options
         share = max(LEAST_BYTES, FLEET_BYTES // topics)
         options = replace(

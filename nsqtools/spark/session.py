@@ -255,7 +255,7 @@ def reason(lines: Sequence[str]) -> str:
 
 
 def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
-    """Run the jobs of a compaction, as one of Spark's: a task that is tried again makes the same
+    """Run the jobs of a compaction, as a job of Spark: a task that is tried again makes the same
     file again."""
     from nsqtools.archive.slices import run_job
 
