@@ -698,6 +698,8 @@ class _Connection(asyncio.Protocol):
         self._is_last |= call.is_old
         framing = b"" if call.is_old else b"Transfer-Encoding: chunked\r\n"
         async with aclosing(stream.pieces):
+            if self._transport.is_closing():  # the client left before there was an answer
+                return
             self._transport.write(self._head(call, stream.status, stream.fields, framing))
             async for piece in stream.pieces:
                 if piece:

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import socket
+import struct
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -129,6 +130,22 @@ def test_a_stream_ends_with_its_client(console: Callable[..., Console]) -> None:
                 stack.enter_context(stream).sendall(asked)
                 assert b"Transfer-Encoding: chunked" in stream.recv(1 << 16)
     wait_until(lambda: len(list(descriptors.iterdir())) <= before + 5, what="all are closed")
+
+
+def test_a_stream_does_not_begin_for_a_client_that_has_gone(
+    console: Callable[..., Console],
+) -> None:
+    running = console("--nsqd-http-address=127.0.0.1:1", "--refresh=100ms")
+    address = urlsplit(running.url)
+    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % address.netloc.encode()
+    assert running.get("/").status == 200
+
+    for _ in range(MAX_CONNECTIONS + 10):
+        with socket.create_connection((address.hostname or "", address.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(asked)  # and closed with a reset, before it is answered
+
+    wait_until(lambda: running.get("/").status == 200, what="there is room", timeout_s=20)
 
 
 def test_each_step_of_a_client_has_its_time() -> None:
