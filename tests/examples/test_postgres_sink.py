@@ -32,9 +32,10 @@ TOPIC, CHANNEL, MESSAGES = "orders", "copy", 5_000
 class Postgres:
     """A server in a directory of its own; it refuses to run as root."""
 
-    def __init__(self, directory: str, port: int) -> None:
-        self.dsn = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
-        self._port, self._data, self._bin = port, f"{directory}/data", FOUND[-1].parent
+    def __init__(self, directory: str) -> None:
+        self._port = ReservedPort()
+        self.dsn = f"host=127.0.0.1 port={self._port.number} user=postgres dbname=postgres"
+        self._data, self._bin = f"{directory}/data", FOUND[-1].parent
         self._user = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
         if self._user:
             shutil.chown(directory, "postgres")
@@ -43,7 +44,7 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
-        flags = ["-D", self._data, "-p", str(self._port), "-k", "", "-h", "127.0.0.1"]
+        flags = ["-D", self._data, "-p", str(self._port.number), "-k", "", "-h", "127.0.0.1"]
         self._process = subprocess.Popen(
             [self._bin / "postgres", *flags],
             stdout=subprocess.DEVNULL,
@@ -67,7 +68,7 @@ def postgres() -> Iterator[Postgres]:
     if not FOUND:
         pytest.skip("PostgreSQL is not installed")
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        server = Postgres(directory, ReservedPort().number)
+        server = Postgres(directory)
         yield server
         server.kill()
 

@@ -64,6 +64,13 @@ def _lock(number: int) -> int:
 
 
 def _is_free(number: int) -> bool:
-    with suppress(OSError), socket.create_server(("127.0.0.1", number)):
+    """Whether nobody listens there. We do not listen to find out.
+
+    A process that another thread starts has all our sockets until its exec, and one that listens
+    there in that moment would keep the daemon away.
+    """
+    with suppress(OSError), socket.socket() as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ours.bind(("127.0.0.1", number))
         return True
     return False

@@ -15,7 +15,6 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import KINDS, RunningCluster, ValidJson
 from plugins.http_api import Nsqd
-from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
@@ -91,6 +90,7 @@ def test_each_of_twenty_faults_is_named(
     run_nsq: RunNsq,
     three: tuple[RunningCluster, Callable[..., Nsqd]],
     valid_json: ValidJson,
+    dead_address: str,
     tmp_path: Path,
 ) -> None:
     cluster, start = three
@@ -112,7 +112,6 @@ def test_each_of_twenty_faults_is_named(
     b.start()
     half_known = start(registers=1)
     unreachable = start("-broadcast-address=nsqd.invalid")
-    silent = f"127.0.0.1:{ReservedPort().number}"
     # queues
     for topic in ("lonely", "grows", "deep", "stuck", "hangs", "behind", "requeued", "slow"):
         a.create_channel(topic, "c")
@@ -166,7 +165,7 @@ def test_each_of_twenty_faults_is_named(
                 [
                     "check",
                     *options,
-                    f"--lookupd-http-address={silent}",
+                    f"--lookupd-http-address={dead_address}",
                     *("--window", "5s", "--max-depth", "500", "--behind-depth", "20"),
                     *("--bundle", str(bundle), "--json"),
                 ],
@@ -181,7 +180,7 @@ def test_each_of_twenty_faults_is_named(
     node = unreachable.http_address.replace("127.0.0.1", "nsqd.invalid")
     expected = {
         ("critical", "left", None, None, killed.http_address),
-        ("critical", "no answer", None, None, silent),
+        ("critical", "no answer", None, None, dead_address),
         ("critical", "unreachable", None, None, node),
         ("critical", "stuck", "stuck", "c", None),
         ("critical", "stuck", "hangs", "c", None),
