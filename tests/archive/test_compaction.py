@@ -279,6 +279,27 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file, tmp_path / "again")) == (2, 0)
 
 
+@pytest.mark.parametrize("last_ns", [BEGIN, None])
+def test_each_topic_gets_its_own_rows_of_a_file_of_several(
+    tmp_path: Path, last_ns: int | None
+) -> None:
+    (tmp_path / "in").mkdir()
+    kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32()}
+    names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
+    some = [("a", BEGIN), ("b", BEGIN), ("a", BEGIN + 1), (None, last_ns)]
+    rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
+    pq.write_table(table, tmp_path / "in" / "x.parquet")
+
+    told = compact(tmp_path / "in", tmp_path / "out", skips_damaged=last_ns is None)
+
+    none = "__HIVE_DEFAULT_PARTITION__"
+    found = [(topic, body) for topic, _, _, _, body in content(tmp_path / "out")]
+    assert found == [(none, b"3"), ("a", b"0"), ("a", b"2"), ("b", b"1")]
+    assert done(told) == (4, 0)
+
+
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
