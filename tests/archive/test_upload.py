@@ -124,6 +124,7 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
     assert upload(path, plan(out, storage, deletes=True)) == size
 
     assert len(data_names(storage)) == 1
+    assert (path.exists(), index_of(path).exists()) == (False, True)  # for the journal
     assert upload(path, plan(out, storage, deletes=True)) == 0
 
 
@@ -135,19 +136,6 @@ def test_prefixes_name_topic_and_date(out: Path, storage: Storage, writer: Write
     assert data_names(storage) == [
         "topic=clicks/date=2026-09-21/deep.web1-5b1c2f0e8d9a4e6f-1.log.gz"
     ]
-
-
-def test_an_uploaded_file_is_removed_and_its_index_stays_for_the_journal(
-    out: Path, storage: Storage, writer: Writer
-) -> None:
-    path = finished(writer)
-
-    upload(path, plan(out, storage, deletes=True))
-
-    assert not path.exists()
-    assert index_of(path).exists()
-    assert uploaded_of(path).exists()
-    assert len(data_names(storage)) == 1
 
 
 def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(

@@ -169,26 +169,6 @@ def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
     assert "message 0d9c5a1b2c3d4001 is 1" in result.err
 
 
-def test_equal_ids_of_two_nsqd_are_two_messages(
-    orders: Orders, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    archives = [
-        archived(tmp_path / f"{name}.gz", 100, nsqd=f"{name}:4150", what=name) for name in "ab"
-    ]
-    # taken, and not answered until all are stored: equal ids would be one message in flight
-    orders.consume("billing")
-
-    result = run_nsq(["replay", *map(str, archives), *orders.options()])
-
-    assert result.status == 0, result.err
-    assert orders.counts("billing") == {
-        b"%b %d" % (w, n): 1 for w in (b"a", b"b") for n in range(100)
-    }
-    ids = Counter(message.id for message in orders.seen["billing"])
-    assert ids.total() == len(ids) == 200
-    assert "nsq: 200 messages consumed, 100 with a new id\n" in result.err
-
-
 def test_published_lines_reach_one_channel_when_they_are_due(
     orders: Orders, run_nsq: RunNsq
 ) -> None:
