@@ -94,12 +94,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def archived(path: Path, count: int, *, nsqd: str = "nsqd:4150", what: str = "old") -> Path:
+def archived(path: Path, count: int, *, what: str = "old") -> Path:
     messages = [
         WireMessage(BEGIN + n * SECOND, 6, b"%016x" % (n + 1), b"%b %d" % (what.encode(), n))
         for n in range(count)
     ]
-    return write_archive(path, messages, topic="orders", nsqd=nsqd)
+    return write_archive(path, messages, topic="orders")
 
 
 def letters(path: Path, messages: Sequence[tuple[str, str]]) -> Path:
