@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from plugins.clients import run_program
 from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
@@ -44,6 +47,29 @@ def test_two_live_side_by_side_and_one_twice() -> None:
         client.publish("t", b"body")
     a.stop()  # does nothing then
     b.kill()
+
+
+def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> None:
+    """As between fork and exec of a program that another thread starts."""
+    program = """
+        import os, sys, warnings
+        from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+        warnings.simplefilter("ignore", DeprecationWarning)
+        a, b, c, d = (f"127.0.0.1:{port}" for port in sys.argv[1:])
+        nsqd = EmbeddedNsqd(tcp_address=a, http_address=b)
+        lookupd = EmbeddedNsqlookupd(tcp_address=c, http_address=d)
+        reader, writer = os.pipe()
+        with nsqd, lookupd:
+            if not (child := os.fork()):
+                os.close(writer)
+                os._exit(len(os.read(reader, 1)))
+        with nsqd, lookupd:
+            os.close(writer)
+            os.waitpid(child, 0)
+        """
+    ports = [ReservedPort() for _ in range(4)]
+    done = run_program(program, *(str(port.number) for port in ports))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
@@ -95,6 +121,26 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
 
     assert "TOPIC(a): failed to close" in log.getvalue()
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
+
+
+def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.stop()
+    listed = {"a:b": ["c"], "a:c": [], "t": ["c:d", "ch"], "": []}
+    topics = [
+        {"name": name, "channels": [{"name": each} for each in channels]}
+        for name, channels in listed.items()
+    ]
+    (nsqd.data_path / "nsqd.dat").write_text(json.dumps({"topics": topics}))
+    nsqd.start()
+
+    [topic] = nsqd.stats()["topics"]
+    names = [topic["topic_name"], *(each["channel_name"] for each in topic["channels"])]
+    assert names == ["t", "ch"]
+    for what in ("topic a:b", "topic a:c", "channel c:d", "topic "):
+        assert f"skipping creation of invalid {what}\n" in nsqd.log
 
 
 def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
