@@ -75,6 +75,9 @@ class Exchanges:
         self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._open = 0  # requests
+        self._is_to_close = False
         self._transport = _Transport(tls)
         self._client = httpx.Client(
             transport=self._transport,
@@ -87,8 +90,18 @@ class Exchanges:
         )
 
     def close(self) -> None:
-        """Close the connections; a later request opens new ones."""
-        self._transport.close()
+        """Close the connections when the open requests have ended; a later one opens new ones.
+
+        A pool that is closed forgets a connection that is being made, which nobody then closes.
+        """
+        with self._lock:
+            self._is_to_close = True
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._is_to_close and not self._open:
+            self._is_to_close = False
+            self._transport.close()
 
     def request(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
@@ -97,6 +110,18 @@ class Exchanges:
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
+        with self._lock:
+            self._open += 1
+        try:
+            return self._request(method, url, content, headers)
+        finally:
+            with self._lock:
+                self._open -= 1
+                self._close_if_idle()
+
+    def _request(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> HTTPAnswer:
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
         connect_s = min(self._connect_timeout_s, _left_s(None))
         with self._client.stream(

@@ -42,7 +42,7 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.records.prometheus import Metric, metric_lines
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import accept, read_in_pieces, real_address
+from nsqtools.server.listen import accept, read_in_pieces, real_address, stop_listening
 from nsqtools.server.loop_meter import page_in_steps
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"
@@ -437,7 +437,7 @@ class HTTPServer:
         """Let requests that are being answered finish, for a moment, and close everything."""
         if self._server is None:
             return
-        self._server.close()
+        stop_listening(self._server)
         if self._sweeps is not None:
             self._sweeps.cancel()
         tasks = [task for each in list(self.connections) if (task := each.stop())]

@@ -15,6 +15,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from ssl import SSLContext
 
 from nsqtools.errors import ConfigurationError
@@ -112,6 +113,18 @@ async def accept(
     )
     listener.listen(_BACKLOG)
     return server
+
+
+def stop_listening(server: asyncio.Server) -> None:
+    """Close the listening sockets of what `accept` returned.
+
+    A child that another thread starts has copies until its exec, which would listen on: clients
+    would wait there, and a restart would find the address in use.
+    """
+    for listener in server.sockets:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+    server.close()
 
 
 def read_in_pieces(transport: asyncio.BaseTransport) -> None:

@@ -27,6 +27,7 @@ from nsqtools.server.listen import (
     real_address,
     real_port,
     report_errors,
+    stop_listening,
 )
 from nsqtools.server.lookup_peers import LookupRegistry
 from nsqtools.server.loop_meter import meter_of
@@ -206,7 +207,7 @@ class NsqdDaemon:
 
     async def _disconnect(self) -> None:
         if self._server is not None:
-            self._server.close()
+            stop_listening(self._server)
         for connection in list(self._connections):
             connection.abort()
         if self._statsd is not None:

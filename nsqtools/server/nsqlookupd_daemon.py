@@ -41,7 +41,14 @@ from nsqtools.server.http_server import (
     serve_api,
     valid_name,
 )
-from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
+from nsqtools.server.listen import (
+    accept,
+    listen,
+    real_address,
+    real_port,
+    report_errors,
+    stop_listening,
+)
 from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.server.options import NsqlookupdOptions
 from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
@@ -380,7 +387,7 @@ class NsqlookupdDaemon:
 
     async def stop(self) -> None:
         """Close all connections. Nothing is kept: every nsqd registers again with the next one."""
-        self._tcp_server.close()
+        stop_listening(self._tcp_server)
         for connection in list(self._connections):
             connection.abort()
         self._log.info(f"TCP: closing {self.tcp_address}")

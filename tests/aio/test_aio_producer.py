@@ -15,10 +15,8 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import (
     ClientOptions,
-    ConfigurationError,
     PublishInvalid,
     PublishNotSent,
-    PublishRejected,
 )
 from nsqtools.aio import Producer
 from nsqtools.client import producer as producer_module
@@ -74,25 +72,6 @@ def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd)
         return turns
 
     assert asyncio.run(main()) > 5  # a loop that is held turns once
-
-
-def test_errors_are_those_of_the_synchronous_producer(go_nsqd: Callable[..., GoNsqd]) -> None:
-    nsqd = go_nsqd("-max-msg-size=10")
-
-    async def main() -> None:
-        async with Producer("127.0.0.1:1") as producer:
-            with pytest.raises(PublishNotSent):
-                await producer.publish(TOPIC, b"x")
-            with pytest.raises(TypeError, match="not str"):
-                await producer.publish(TOPIC, "text")  # type: ignore[arg-type]
-            with pytest.raises(ConfigurationError):
-                await producer.publish("bad topic", b"x")
-        async with Producer(nsqd.tcp_address) as producer:
-            with pytest.raises(PublishRejected):
-                await producer.publish(TOPIC, b"eleven byte")
-            await producer.publish(TOPIC, b"x")
-
-    asyncio.run(main())
 
 
 def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd) -> None:

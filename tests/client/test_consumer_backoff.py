@@ -1,10 +1,10 @@
-"""Backoff as nsqd sees it; the state machine alone is in test_backoff.py and test_rdy.py."""
+"""Backoff as nsqd sees it; the state machine alone is in test_rdy.py."""
 
 from __future__ import annotations
 
 import queue
 
-from plugins.clients import Consume, Dialog, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -82,3 +82,26 @@ def test_giving_up_is_neither_success_nor_failure(
     is_at(consumer, 1)
     conn.message(b"good")
     conn.expect("RDY 5")
+
+
+# -- RDY; decisions on a clock that the test turns are in test_rdy.py ------------------------------
+
+
+def test_a_new_connection_waits_until_the_others_were_lowered(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    with ScriptedNsqd() as second:
+        addresses = [scripted_nsqd.address, second.address]
+        consumer = consume(addresses, max_in_flight=10, reconnect_base_s=0.3)
+        conn = scripted_nsqd.subscribed()
+        late = second.accept()
+        conn.expect("RDY 1")
+        conn.skip_to("RDY 10")
+        late.subscribe(TOPIC, CHANNEL)
+        conn.expect("RDY 5")
+        late.expect("RDY 1")
+        late.skip_to("RDY 5")
+        second.stop_listening()
+        late.close()
+        conn.expect("RDY 10")
+        assert consumer.connections == [scripted_nsqd.address]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.consumer_io import Stopping
 from nsqtools.client.message import Message
 from nsqtools.errors import ConnectionFailed
 
@@ -118,16 +120,7 @@ def test_cls_goes_out_once_and_rdy_no_more(dialog: Dialog) -> None:
     message.finish()
     conn.expect(f"FIN {late}")
     conn.close_wait()
-    conn.half_close()
-    conn.expect_closed()
-
-
-def test_a_message_after_close_wait_is_requeued_too(dialog: Dialog) -> None:
-    consumer, conn = dialog("RDY 200")
-    consumer.begin_stop()
-    conn.expect("CLS")
-    conn.close_wait()
-    straggler = conn.message(b"x")
+    straggler = conn.message(b"z")
     conn.expect(f"REQ {straggler} 0")
     conn.half_close()
     conn.expect_closed()
@@ -144,27 +137,20 @@ def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume:
         scripted_nsqd.accept(timeout_s=0.4)
 
 
-def test_a_start_that_fails_fast_says_why_and_leaves_nothing(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
+def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
+    dead_address: str, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = scripted_nsqd.address
-    scripted_nsqd.stop_listening()
-    consumer = consume(address, started=False)
-    with pytest.raises(ConnectionFailed, match=f"cannot connect to {address}") as caught:
+    consumer = consume(dead_address, started=False)
+    with pytest.raises(ConnectionFailed, match=f"cannot connect to {dead_address}") as caught:
         consumer.start(fail_fast=True)
     assert caught.value.hint
     assert consumer.stop(timeout_s=0)
     assert list(consumer) == []
 
-
-def test_a_start_with_one_of_two_nsqd_goes_on_and_says_which_failed(
-    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
-) -> None:
-    address = scripted_nsqd.address
-    scripted_nsqd.stop_listening()
-    consumer = consume([address, nsqd.tcp_address], fail_fast=True)
+    caplog.clear()
+    consumer = consume([dead_address, nsqd.tcp_address], fail_fast=True)
     assert consumer.connections == [nsqd.tcp_address]
-    assert [r for r in caplog.records if f"cannot connect to {address}" in r.getMessage()]
+    assert f"cannot connect to {dead_address}" in caplog.text
 
 
 def test_a_handler_thread_that_dies_ends_the_others(
@@ -190,3 +176,70 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
     assert in_background(run).result(patience_s(5)) == "interrupted"
     assert consumer.stop(timeout_s=patience_s(5))
+
+
+# -- the steps, on a clock that the test turns -----------------------------------------------------
+
+
+@dataclass(eq=False)
+class Connection:
+    saw_close_wait: bool = False
+    is_drained: bool = False
+
+
+@pytest.mark.parametrize(
+    ("drain", "moments"),
+    [
+        (
+            True,
+            [
+                (100, "", "wait"),
+                (101, "saw_close_wait", "wait"),
+                (102, "is_drained", "shutdown"),
+                (102.5, "", "wait"),
+                (103, "", "close"),
+            ],
+        ),
+        (False, [(100.9, "is_drained", "wait"), (101, "", "shutdown")]),
+        (
+            True,
+            [
+                (129, "saw_close_wait", "wait"),
+                (130, "", "requeue"),
+                (130.5, "", "wait"),
+                (131, "", "close"),
+            ],
+        ),
+    ],
+    ids=[
+        "all is answered",
+        "without CLOSE_WAIT a second is enough",
+        "some is not answered in time",
+    ],
+)
+def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end(
+    drain: bool, moments: list[tuple[float, str, str]]
+) -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=drain)
+    connection = Connection()
+    for now, news, step in moments:
+        if news:
+            setattr(connection, news, True)
+        assert stopping.next_step(connection, now) == step, now
+
+
+def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Connection(saw_close_wait=True, is_drained=True)
+    assert stopping.next_change(100) == 101  # without CLOSE_WAIT a second is enough
+    assert stopping.next_step(connection, 110) == "wait"  # for stragglers
+    quiet_at = stopping.next_change(110)
+    assert quiet_at is not None
+    assert 110 < quiet_at < 111
+    assert stopping.next_step(connection, quiet_at) == "shutdown"
+    closed_at = stopping.next_change(quiet_at)
+    assert closed_at is not None
+    assert stopping.next_step(connection, closed_at) == "close"
+    assert stopping.next_change(closed_at) == 130
+    assert stopping.next_change(130) == 131
+    assert stopping.next_change(131) is None

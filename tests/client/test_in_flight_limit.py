@@ -10,7 +10,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
+from plugins.clients import CHANNEL, TOPIC, InBackground
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
 
+from nsqtools import ClientOptions, Consumer
 from nsqtools.client.backlog import EXPIRED_SHARE, MAX_TICK_S
 from nsqtools.client.in_flight_limit import START, InFlightLimit
 
@@ -223,3 +227,57 @@ def test_what_is_answered_together_is_in_flight_together() -> None:
     assert limit.current == 150
     limit.maximum = 0
     assert limit.current == 0
+
+
+# -- max_in_flight_bytes: what large messages may cost, on real servers ----------------------------
+
+
+LARGE = 500_000
+
+
+def test_large_messages_are_few_at_a_time_and_small_ones_many_again(
+    any_nsqd: Callable[..., Nsqd], in_background: InBackground
+) -> None:
+    servers = [any_nsqd() for _ in range(3)]
+    for nsqd in servers:
+        nsqd.create_channel(TOPIC, CHANNEL)
+        for _ in range(6):
+            nsqd.publish(TOPIC, *[bytes(LARGE)] * 8)
+    consumer = Consumer(
+        TOPIC,
+        CHANNEL,
+        nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in servers],
+        options=ClientOptions(output_buffer_timeout_s=0.025, max_in_flight_bytes=10 * LARGE),
+    )
+    delivery, in_flight = consumer._io.delivery, list[int]()
+
+    def has_all_of_200() -> bool:
+        servers[0].publish(TOPIC, *[b"small"] * 100)
+        return delivery.limit == 200
+
+    running = in_background(
+        consumer.run, lambda message: in_flight.append(consumer._io.rdy.in_flight)
+    )
+    try:
+        wait_until(lambda: len(in_flight) == 3 * 6 * 8, what="the large ones", timeout_s=20)
+        assert max(in_flight) <= 2 * 10  # of 200
+        assert delivery.limit <= 10
+        wait_until(has_all_of_200, what="all of 200 again")
+    finally:
+        consumer.begin_stop()
+    running.result(patience_s(20))
+
+
+def test_the_size_of_messages_limits_their_number() -> None:
+    limit = InFlightLimit(200, 1000)
+    limit.adapted = 200
+    assert (limit.current, limit.is_by_bytes) == (200, False)
+    for size, count, expected in [(1000, 10, 10), (5000, 1, 1), (10, 10, 200), (0, 5, 200)]:
+        limit.weighed(size, count)
+        assert (limit.current, limit.is_by_bytes) == (expected, expected < 200)
+    limit.maximum = 0
+    assert limit.current == 0
+    unlimited = InFlightLimit(200)
+    unlimited.adapted = 200
+    unlimited.weighed(1 << 40, 1)
+    assert unlimited.current == 200

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +36,24 @@ from plugins.clients import (
 )
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
+from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client import connection
 from nsqtools.client.connection import Connection, open_connection, tls_context
 from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
 from nsqtools.errors import (
     ConfigurationError,
     NsqError,
     PublishError,
+    PublishRefused,
     RefusedError,
     ServerRefused,
     TLSError,
 )
+from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 from nsqtools.transport.stream import Stream
 
@@ -345,3 +352,134 @@ def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> 
     with pytest.raises(ConfigurationError, match=r"client\.pem") as caught:
         tls_context(options)
     assert "belong together" in caught.value.hint
+
+
+# -- whom to trust: an announcement is only a claim ------------------------------------------------
+
+
+ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
+
+WARNING = "the auth secret goes in plain text to"
+
+
+def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_given_without(
+    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_nsqd: ScriptedNsqd,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_exposed_to", [])
+    with ScriptedNsqd() as given:
+        consume(given.address, auth_secret="hush")
+        given.identified(auth_required=True).expect("AUTH")
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(scripted_nsqd.address)
+    consume(lookupd=lookupd.address, auth_secret="hush")
+    for _ in range(2):
+        conn = scripted_nsqd.identified(auth_required=True)
+        assert conn.expect("AUTH").body == b"hush"
+        conn.close()
+
+    assert [m for m in caplog.messages if WARNING in m] == [
+        f"{WARNING} {scripted_nsqd.address}, which nsqlookupd announced; use TLS, or refuse this"
+        " with auth_requires_tls"
+    ]
+
+
+def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
+    scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
+) -> None:
+    producer = produce(scripted_nsqd.address, auth_secret="hush", auth_requires_tls=True)
+    publication = in_background(producer.publish, TOPIC, b"x")
+    conn = scripted_nsqd.identified(auth_required=True)
+
+    with pytest.raises(PublishRefused, match="would get the auth secret in plain text"):
+        publication.result(patience_s(5))
+    conn.expect_closed()
+    assert all(b"hush" not in command.body for command in conn.commands)
+
+
+def test_auth_requires_tls_keeps_the_token_from_an_nsqlookupd_over_http() -> None:
+    access = HTTPAccess(bearer="hush", auth_requires_tls=True)
+
+    with pytest.raises(RefusedError, match=r"http://lookup:4161 would get the auth secret"):
+        access.nsqlookupd("http://lookup:4161")
+    access.nsqlookupd("https://lookup:4161").close()
+
+
+def test_only_nsqd_at_allowed_addresses_are_connected_to(
+    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_nsqd: ScriptedNsqd,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(scripted_nsqd.address, "evil.example.org:4150")
+    port = scripted_nsqd.address.rpartition(":")[2]
+
+    consumer = consume(lookupd=lookupd.address, allow_announced=f"*.internal 127.*:{port}")
+    scripted_nsqd.subscribed("RDY 1")
+
+    assert consumer.connections == [scripted_nsqd.address]
+    assert caplog.messages == [
+        f"http://{lookupd.address} announces an nsqd at evil.example.org:4150, which"
+        " allow_announced does not allow; left out"
+    ]
+
+
+def test_a_pinned_certificate_is_accepted_and_no_other(
+    tls_nsqd: GoNsqd, certificates: Certificates
+) -> None:
+    address, trusted = tls_nsqd.tcp_address, {"tls_root_ca_file": str(certificates.ca)}
+    der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
+    pin, other = sha256(der).hexdigest(), "0" * 64
+    colons = ":".join(pin[at : at + 2] for at in range(0, 64, 2)).upper()
+    open_to(address, tls_v1=True, tls_pin_sha256=f"{other} {pin}", **trusted).close()
+    unverified: dict[str, Any] = {"tls_v1": True, "tls_insecure_skip_verify": True}
+    open_to(address, tls_pin_sha256=colons, **unverified).close()  # it is all that is verified
+
+    with pytest.raises(TLSError, match=f"its SHA-256 is {pin}, which is not pinned"):
+        open_to(address, tls_pin_sha256=other, **unverified)
+    with pytest.raises(TLSError, match="not acceptable"):  # the pin does not replace the rest
+        open_to(address, tls_v1=True, tls_pin_sha256=pin)
+
+    def ping(pin: str) -> None:
+        options = ClientOptions(tls_v1=True, tls_pin_sha256=pin, **trusted)
+        with NsqdHTTPClient(f"https://{tls_nsqd.https_address}", tls=tls_context(options)) as nsqd:
+            nsqd.ping()
+
+    ping(pin)
+    with pytest.raises(TLSError, match="is not pinned"):
+        ping(other)
+
+
+def own_context(certificates: Certificates) -> ssl.SSLContext:
+    """One that no option can make: its authority is a text, not a file."""
+    context = ssl.create_default_context(cadata=certificates.ca.read_text())
+    context.load_cert_chain(certificates.client.cert, certificates.client.key)
+    return context
+
+
+def test_a_context_of_the_program_s_own_serves_all_clients(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce, consume: Consume
+) -> None:
+    nsqd = go_nsqd(
+        *certificates.server.nsqd_flags,
+        f"-tls-root-ca-file={certificates.ca}",
+        "-tls-client-auth-policy=require-verify",
+        "-tls-required=tcp-https",
+    )
+    context = {"ssl_context": own_context(certificates)}
+    produce(nsqd.tcp_address, **context).publish(TOPIC, b"1")
+    take(consume(nsqd.tcp_address, fail_fast=True, **context), 1)[0].finish()
+
+
+def test_a_context_means_tls_and_replaces_the_other_options(
+    nsqd: GoNsqd, certificates: Certificates, produce: Produce
+) -> None:
+    context = own_context(certificates)
+    with pytest.raises(PublishRefused, match="does not offer TLS"):
+        produce(nsqd.tcp_address, ssl_context=context).publish(TOPIC, b"never in plain text")
+    with pytest.raises(ConfigurationError, match="ssl_context replaces tls_root_ca_file"):
+        ClientOptions(ssl_context=context, tls_root_ca_file=str(certificates.ca))

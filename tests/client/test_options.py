@@ -135,6 +135,8 @@ def test_what_nsqd_would_refuse_fatally_is_refused_here(
         {"max_in_flight": "10"},
         {"msg_timeout_s": None},
         {"auth_secret": b"bytes"},
+        {"tls_pin_sha256": "abc"},
+        {"ssl_context": "ca.pem"},
     ],
     ids=str,
 )

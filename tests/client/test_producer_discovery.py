@@ -3,42 +3,39 @@ believes."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import wait
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.clients import OPTIONS, TOPIC
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.auth_server import AuthServer
+from plugins.clients import TOPIC, InBackground, Produce
+from plugins.daemons import EmbeddedNsqdProcess, GoNsqd, GoNsqlookupd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Producer, PublishError, PublishNotSent
+from nsqtools import (
+    ClientOptions,
+    Producer,
+    Publication,
+    PublishError,
+    PublishNotSent,
+    PublishRefused,
+)
+from nsqtools.client import producer_io
 from nsqtools.client.producer_io import ProducerLink
 
-Make = Callable[..., Producer]
 GoNsqdFactory = Callable[..., GoNsqd]
 LookupdFactory = Callable[..., GoNsqlookupd]
 ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
 DEAD = "127.0.0.1:1"
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """A factory of producers; keywords that are not the producer's are client options."""
-    with ExitStack() as producers:
-
-        def make(lookupd: Any, nsqd: Any = None, more: Any = None, **options: Any) -> Producer:
-            producer = Producer(
-                nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
-            )
-            producers.callback(producer.stop, 0)  # what a test leaves under way is not waited for
-            return producer
-
-        yield make
 
 
 def links(producer: Producer) -> dict[str, ProducerLink]:
@@ -50,14 +47,16 @@ def connected(producer: Producer) -> list[str]:
 
 
 def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
+    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
 ) -> None:
     lookupds = [nsqlookupd(), nsqlookupd()]
     nsqds = [go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for lookupd in lookupds]
     for nsqd in nsqds:
         nsqd.create_topic(TOPIC)
     addresses = [lookupd.http_address for lookupd in lookupds]
-    producer = make([DEAD, *addresses], more={"mode": "round-robin", "retry_timeout_s": 10})
+    producer = produce(
+        lookupd=[DEAD, *addresses], more={"mode": "round-robin", "retry_timeout_s": 10}
+    )
 
     def publish_to_all() -> bool:
         producer.publish(TOPIC, b"x")
@@ -76,34 +75,14 @@ def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
             nsqds[-1].create_topic(TOPIC)
 
 
-def test_what_is_listed_no_longer_is_let_go_for_another(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd, old, new = scripted_lookupd(), go_nsqd(), go_nsqd()
-    lookupd.list_nsqd(old.tcp_address)
-    producer = make(lookupd.address, more={"retry_timeout_s": 10})
-    producer.publish(TOPIC, b"x")
-    lookupd.list_nsqd(new.tcp_address)
-    wait_until(lambda: new.tcp_address in links(producer), what="the new one")
-
-    def has_moved() -> bool:
-        producer.publish(TOPIC, b"x")
-        return connected(producer) == [new.tcp_address]
-
-    wait_until(has_moved, what="the move")
-    before = old.depth(TOPIC)
-    producer.publish(TOPIC, b"x")
-    assert old.depth(TOPIC) == before
-
-
 @pytest.mark.parametrize("answer", ["empty", "error", "gone"])
 def test_a_connection_outlives_what_nsqlookupd_says(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make, answer: str
+    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce, answer: str
 ) -> None:
     """One that was just started knows no nsqd yet."""
     lookupd, nsqd = scripted_lookupd(), go_nsqd()
     lookupd.list_nsqd(nsqd.tcp_address)
-    producer = make(lookupd.address, more={"retry_timeout_s": 10})
+    producer = produce(lookupd=lookupd.address, more={"retry_timeout_s": 10})
     producer.publish(TOPIC, b"x")
     if answer == "empty":
         lookupd.list_nsqd()
@@ -127,7 +106,7 @@ def try_to_publish(producer: Producer) -> bool:
 
 
 def test_an_nsqd_that_is_being_emptied_gets_nothing(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
+    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
 ) -> None:
     lookupd = nsqlookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
@@ -136,18 +115,20 @@ def test_an_nsqd_that_is_being_emptied_gets_nothing(
     node = f"127.0.0.1:{leaving.http_address.rpartition(':')[2]}"
     wait_until(lambda: lookupd.producers(TOPIC), what="the topic")
     lookupd.post("/topic/tombstone", topic=TOPIC, node=node)
-    producer = make(lookupd.http_address, more={"mode": "round-robin", "retry_timeout_s": 10})
+    producer = produce(
+        lookupd=lookupd.http_address, more={"mode": "round-robin", "retry_timeout_s": 10}
+    )
     for _ in range(10):
         producer.publish(TOPIC, b"x")
     assert (leaving.depth(TOPIC), staying.depth(TOPIC)) == (0, 10)
 
 
 def test_given_nsqd_come_before_those_that_are_found(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make
+    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
 ) -> None:
     lookupd, given, found = scripted_lookupd(), go_nsqd(), go_nsqd()
     lookupd.list_nsqd(found.tcp_address, given.tcp_address)
-    producer = make(lookupd.address, [given.tcp_address], more={"retry_timeout_s": 10})
+    producer = produce([given.tcp_address], lookupd=lookupd.address, more={"retry_timeout_s": 10})
     wait_until(lambda: try_to_publish(producer) and len(links(producer)) == 2, what="both")
     given.stop()
     producer.publish(TOPIC, b"y")
@@ -158,26 +139,28 @@ def test_given_nsqd_come_before_those_that_are_found(
 
 
 def test_without_any_nsqd_or_nsqlookupd_the_error_says_so(
-    scripted_lookupd: ScriptedLookupdFactory, make: Make
+    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
 ) -> None:
     empty = "know no nsqd that messages can be published to"
     for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
         with pytest.raises(PublishNotSent, match=complaint):
-            make(lookupd).publish(TOPIC, b"x")
+            produce(lookupd=lookupd).publish(TOPIC, b"x")
 
 
 def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(
-    scripted_nsqd: ScriptedNsqd, make: Make
+    scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     """It accepts, and says nothing."""
-    producer = make(scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
+    producer = produce(lookupd=scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
     with pytest.raises(PublishNotSent, match=f"{scripted_nsqd.address}: no answer within"):
         producer.publish(TOPIC, b"x", timeout_s=0.5)
 
 
-def test_a_stop_ends_the_polling(scripted_lookupd: ScriptedLookupdFactory, make: Make) -> None:
+def test_a_stop_ends_the_polling(
+    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
+) -> None:
     lookupd = scripted_lookupd()
-    producer = make(lookupd.address)
+    producer = produce(lookupd=lookupd.address)
     producer.start()
     wait_until(lambda: lookupd.requests, what="a round")
     assert producer.stop(patience_s(5))
@@ -190,12 +173,195 @@ def test_a_stop_ends_the_polling(scripted_lookupd: ScriptedLookupdFactory, make:
 
 
 def test_no_more_nsqd_are_believed_than_allowed(
-    scripted_lookupd: ScriptedLookupdFactory, make: Make
+    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
 ) -> None:
     lookupds = [scripted_lookupd() for _ in range(3)]
     for number, lookupd in enumerate(lookupds):
         lookupd.list_nsqd(*(f"127.0.{number}.{n}:1" for n in range(1, 11)))
-    producer = make([lookupd.address for lookupd in lookupds], max_discovered_nsqd=12)
+    producer = produce(lookupd=[lookupd.address for lookupd in lookupds], max_discovered_nsqd=12)
     producer.start()
     wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="rounds")
     assert len(links(producer)) <= 12
+
+
+# -- publishes go on while one nsqd works ----------------------------------------------------------
+
+
+def used_of(nsqds: list[Any]) -> Any:
+    """The one that has taken the most."""
+    return max(nsqds, key=lambda nsqd: nsqd.depth(TOPIC) if nsqd.stats()["topics"] else 0)
+
+
+def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
+    go_nsqd: GoNsqdFactory, in_background: InBackground, produce: Produce
+) -> None:
+    nsqds = [go_nsqd() for _ in range(3)]
+    addresses = [nsqd.tcp_address for nsqd in nsqds]
+    producer = produce(addresses, publish_timeout_s=600, more={"mode": "round-robin"})
+    confirmed: list[int] = []
+
+    def publish() -> None:
+        with suppress(PublishError):
+            while True:
+                producer.publish(TOPIC, b"x")
+                confirmed.append(1)
+
+    for _ in range(8):
+        in_background(publish)
+    for count in (100, 300, 500, 700):
+        wait_until(lambda: len(confirmed) > count, what="publishes", timeout_s=20)  # noqa: B023
+        nsqds[0].pause()
+    producer.stop(0)
+    nsqds[0].resume()
+
+
+def test_a_failover_producer_leaves_one_that_hangs_and_comes_back(
+    go_nsqd: GoNsqdFactory, produce: Produce
+) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    addresses = [first.tcp_address, second.tcp_address]
+    producer = produce(addresses, publish_timeout_s=600, max_outstanding=4)
+    producer.publish(TOPIC, b"x")
+    first.pause()
+    stuck = [producer.submit(TOPIC, [b"stuck"]) for _ in range(4)]  # the window is full
+
+    def goes_on() -> bool:
+        return not wait([producer.submit(TOPIC, [b"x"])], patience_s(0.2)).not_done
+
+    wait_until(goes_on, what="the second to be used", timeout_s=20)
+    assert not any(each.is_settled for each in stuck)
+    first.resume()
+    assert producer.flush(patience_s(20))
+    assert all(each.error is None for each in stuck)
+    before = second.depth(TOPIC)
+    producer.publish(TOPIC, b"back")
+    assert second.depth(TOPIC) == before
+
+
+def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
+    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
+) -> None:
+    """All nsqlookupd have restarted and know none, and the nsqd in use stops."""
+    lookupd, nsqds = scripted_lookupd(), [go_nsqd() for _ in range(3)]
+    lookupd.list_nsqd(*(nsqd.tcp_address for nsqd in nsqds))
+    producer = produce(lookupd=lookupd.address, publish_timeout_s=600)
+    producer.publish(TOPIC, b"x")
+    lookupd.list_nsqd()
+    asked = len(lookupd.requests)
+    wait_until(lambda: len(lookupd.requests) > asked + 2, what="empty answers")
+    used = used_of(nsqds)
+    used.kill()
+    wait_until(lambda: used.tcp_address not in connected(producer), what="the loss")
+    for _ in range(10):
+        producer.publish(TOPIC, b"y")
+    lookupd.list_nsqd(used.tcp_address)
+    used.start()
+
+    def is_back() -> bool:  # what is listed goes first
+        producer.publish(TOPIC, b"z")
+        return connected(producer) == [used.tcp_address]
+
+    wait_until(is_back, what="what is listed to be used again", timeout_s=20)
+
+
+def test_what_is_listed_no_longer_is_forgotten_in_time(
+    scripted_lookupd: ScriptedLookupdFactory,
+    produce: Produce,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_io, "LATELY_S", 0.5)
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd("127.0.0.1:1")
+    producer = produce(lookupd=lookupd.address)
+    producer.start()
+    wait_until(lambda: len(producer._io.links) == 1, what="the one that is listed")
+    lookupd.list_nsqd()
+    wait_until(lambda: len(producer._io.links) == 0, what="it to be forgotten")
+
+
+def test_the_retry_time_covers_the_auth_server(
+    go_nsqd: GoNsqdFactory, auth_server: AuthServer, produce: Produce
+) -> None:
+    """nsqd asks again when an identity has expired, and refuses what it cannot ask about."""
+    auth_server.allow("sesame", ttl_s=1)
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    options: dict[str, Any] = {"auth_secret": "sesame", "more": {"retry_timeout_s": 600}}
+    producer = produce(nsqd.tcp_address, **options)
+    producer.publish(TOPIC, b"x")
+    auth_server.answer("sesame", 500, b"")
+    waiting: list[Publication] = []
+
+    def is_refused() -> bool:
+        waiting.append(producer.submit(TOPIC, [b"y"]))
+        return nsqd.log.count("AUTH failed") > 2
+
+    wait_until(is_refused, what="refusals of PUB and of AUTH", timeout_s=20)
+    auth_server.allow("sesame", ttl_s=3600)
+    for publication in waiting:
+        publication.wait(patience_s(20))
+    assert nsqd.depth(TOPIC) == 1 + len(waiting)
+    auth_server.answer("sesame", 500, b"")
+    with pytest.raises(PublishRefused, match="E_AUTH_FAILED"):  # it never worked: not an outage
+        produce(nsqd.tcp_address, **options).publish(TOPIC, b"x")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        (GoNsqd, "failover"),
+        pytest.param(GoNsqd, "round-robin", marks=pytest.mark.slow),
+        pytest.param(EmbeddedNsqdProcess, "failover", marks=pytest.mark.slow),
+        pytest.param(EmbeddedNsqdProcess, "round-robin", marks=pytest.mark.slow),
+    ],
+)
+def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
+    kind: type[GoNsqd],
+    mode: str,
+    nsqlookupd: LookupdFactory,
+    serve: Serve,
+    data_path: Callable[[], Path],
+) -> None:
+    lookupd = nsqlookupd()
+    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    nsqds = [serve(kind(data_path(), flag)) for _ in range(3)]
+    options = ClientOptions(publish_timeout_s=2, lookupd_poll_interval_s=0.5)
+    at: list[float] = []
+
+    def note(publication: Publication) -> None:
+        if publication.error is None:
+            at.append(time.monotonic())
+
+    is_over = threading.Event()
+    with Producer(
+        None, options, lookupd_http_addresses=lookupd.http_address, mode=mode
+    ) as producer:
+
+        def publish() -> None:  # as requests come, whatever became of those before
+            while not is_over.wait(0.01):
+                producer.submit(TOPIC, [b"x"], on_settled=note)
+
+        wait_until(lambda: len(producer._io.links) == 3, what="all nsqd")
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            wait_until(lambda: len(at) > 50, what="publishes")
+            for fault in ("hang", "kill", "forget"):
+                used = used_of(nsqds)
+                if fault == "forget":
+                    lookupd.kill()
+                    lookupd.start()  # nsqd come back to it after 15 s
+                    time.sleep(1)  # twice what passes between two lookups
+                if fault == "hang":
+                    used.pause()
+                else:
+                    used.kill()
+                time.sleep(1.2)
+                if fault == "hang":
+                    used.resume()
+                else:
+                    used.start()
+        finally:
+            is_over.set()
+            thread.join()
+    assert max(late - early for early, late in pairwise(at)) < 1

@@ -2,7 +2,8 @@
 
 What checksums can show is shown: of a file that is cut off, and of one with an index whose bytes
 were changed, only messages are read that were archived. (A member that is both cut off and changed
-has no checksum to show it.)
+has no checksum to show it.) ``nsq-archive`` of Spark reads what the archive's own reader reads, and
+tells what that one tells of.
 """
 
 from __future__ import annotations
@@ -22,22 +23,32 @@ from nsqtools.archive.layout import index_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.spark.archives.damage import read_damage
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.partitions import plan_batch
+from nsqtools.spark.archives.read_settings import ReadSettings
 
-MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]
+MESSAGES = [
+    WireMessage(1000 * (1 + n // 30) + n % 30, 1, b"%016x" % (n % 30), b"body %d \xff" % n)
+    for n in range(60)
+]
 BODIES = {message.body for message in MESSAGES}
 
-changes = st.lists(CHANGE, min_size=1, max_size=4)
 
-
-@given(what=changes, has_index=st.booleans(), is_compressed=st.booleans())
-@settings(max_examples=examples(75))
-def test_a_damaged_archive_is_read_without_inventing_messages(
-    what: list[Change], has_index: bool, is_compressed: bool
+@given(
+    what=st.lists(CHANGE, max_size=4),
+    has_index=st.booleans(),
+    is_compressed=st.booleans(),
+    partition_bytes=st.integers(1, 5000),
+)
+@settings(max_examples=examples(100))
+def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
+    what: list[Change], has_index: bool, is_compressed: bool, partition_bytes: int
 ) -> None:
     with TemporaryDirectory() as directory:
-        path = write_archive(
-            Path(directory) / "a.gz", MESSAGES[:20], MESSAGES[20:40], MESSAGES[40:]
-        )
+        folder, reports = Path(directory, "archive"), Path(directory, "reports")
+        folder.mkdir()
+        path = write_archive(folder / "a.gz", MESSAGES[:20], MESSAGES[20:40], MESSAGES[40:])
         data = path.read_bytes()
         if not is_compressed:
             data = gzip.decompress(data)
@@ -52,6 +63,19 @@ def test_a_damaged_archive_is_read_without_inventing_messages(
         found = list(read_messages(archive, lambda path, problem: problems.append(problem)))
 
         scan_members(path)
+        reading = ReadSettings((str(folder),), damage_path=reports, partition_bytes=partition_bytes)
+        rows = [
+            (row["topic"], row["nsqd"], row["id"], row["ts_ns"], row["attempts"], row["body"])
+            for partition in plan_batch(reading)
+            for batch in read_partition(partition, reading)
+            for row in batch.to_pylist()
+        ]
+        if all(message.topic for message in found):
+            assert rows == [
+                (m.topic, m.nsqd, m.id.decode("latin-1"), m.timestamp_ns, m.attempts, m.body)
+                for m in found
+            ]
+            assert bool(read_damage(reports)) >= bool(problems)
         if changed[:2] != data[:2] or not is_compressed:
             return  # its bytes are taken for bare bodies
         cuts = [kind for kind, _, _ in what if kind == "cut"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
+from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import (
     ConnectionFailed,
@@ -90,6 +93,36 @@ def test_a_certificate_that_is_not_trusted_is_named(
     trusting = ssl.create_default_context(cafile=certificates.ca)
     with HTTPAPI(url, tls=trusting) as api:
         assert api.get("/info")["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
+    go_nsqd: Callable[..., GoNsqd],
+    certificates: Certificates,
+    in_background: InBackground,
+    scheme: str,
+) -> None:
+    """Over TLS it is closed while the connection is being made."""
+    nsqd = go_nsqd(*certificates.server.nsqd_flags)
+    address = nsqd.http_address if scheme == "http" else nsqd.https_address
+    trusting = ssl.create_default_context(cafile=certificates.ca)
+    api = HTTPAPI(f"{scheme}://{address}", tls=trusting, timeout_s=patience_s(10))
+    nsqd.pause()
+    asked = in_background(api.get, "/info")
+    wait_until(lambda: connections_to(address), what="a connection")
+    api.close()
+    nsqd.resume()
+    assert asked.result(patience_s(10))["version"]
+    assert connections_to(address) == []
+
+
+def connections_to(address: str) -> list[str]:
+    """The lines of the kernel about connections that are established to a port of ours."""
+    port, is_established = f":{int(address.rpartition(':')[2]):04X}", "01"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return [
+        line for line in lines if line.split()[2][-5:] == port and line.split()[3] == is_established
+    ]
 
 
 def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(

@@ -4,9 +4,9 @@
         consumer = consume(scripted_nsqd.address, max_in_flight=10)
         conn = scripted_nsqd.accept()
 
-`consume` and `produce` take fields of ClientOptions as keywords. What they make is aborted at the
-end of the test, and the test fails when that takes long. `handle` runs a handler on threads of its
-own, `in_background` any call.
+`consume` and `produce` take fields of ClientOptions as keywords, and other arguments in ``more``.
+What they make is aborted at the end of the test, and the test fails when that takes long. `handle`
+runs a handler on threads of its own, `in_background` any call.
 """
 
 from __future__ import annotations
@@ -174,8 +174,16 @@ def produce() -> Iterator[Produce]:
     """A factory of producers."""
     with ExitStack() as producers:
 
-        def make(nsqd: str, **options: Any) -> Producer:
-            producer = Producer(nsqd, replace(OPTIONS, **options))
+        def make(
+            nsqd: str | Sequence[str] | None = None,
+            *,
+            lookupd: str | Sequence[str] = (),
+            more: dict[str, Any] | None = None,
+            **options: Any,
+        ) -> Producer:
+            producer = Producer(
+                nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
+            )
             producers.callback(producer.stop, 0.1)  # what a test leaves is not waited for
             return producer
 

@@ -58,6 +58,9 @@ def test_what_is_written_in_small_pieces_is_read(stats: NsqdStats) -> None:
     assert read_stats(json.loads(b"".join(pieces))) == stats
 
 
+HUGE, NO_PERCENTILES = 10**400, LatencyStats(percentiles=())
+
+
 def test_what_is_of_another_type_counts_as_none() -> None:
     [client] = (
         read_stats({"producers": [{"client_id": 3, "state": 3, "deflate": 3}]}).producers or ()
@@ -70,7 +73,7 @@ def test_what_is_of_another_type_counts_as_none() -> None:
     [
         ([], None),
         ({"count": 1.5, "percentiles": None}, LatencyStats()),
-        ({"count": 1 << 63, "percentiles": [None, {}]}, LatencyStats(percentiles=())),
+        ({"count": 1 << 63, "percentiles": [None, {}]}, NO_PERCENTILES),
         (
             {
                 "count": 2,
@@ -78,13 +81,15 @@ def test_what_is_of_another_type_counts_as_none() -> None:
             },
             LatencyStats(count=2, percentiles=((1.0, 2.0),)),
         ),
-        ({"percentiles": [{"quantile": 1, "value": 1 << 63}]}, LatencyStats(percentiles=())),
+        ({"percentiles": [{"quantile": 1, "value": 1 << 63}]}, NO_PERCENTILES),
+        ({"count": HUGE, "percentiles": [{"quantile": HUGE, "value": 1}]}, NO_PERCENTILES),
+        ({"percentiles": [{"quantile": 0.5, "value": float("inf")}]}, NO_PERCENTILES),
     ],
 )
 def test_a_latency_that_is_none_is_passed_over(
     document: object, expected: LatencyStats | None
 ) -> None:
-    topic = read_topic({"topic_name": "t", "e2e_processing_latency": document})
+    topic = read_topic({"topic_name": "t", "depth": HUGE, "e2e_processing_latency": document})
     assert topic.e2e_processing_latency == (expected or LatencyStats())
     assert (topic.topic_name, topic.depth, topic.channels) == ("t", 0, ())
 

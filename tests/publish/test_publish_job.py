@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,27 +12,18 @@ import pytest
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
-from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
+from nsqtools.errors import OutputError
 from nsqtools.publish.input import RecordSource
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
 HASTY = ClientOptions(dial_timeout_s=0.2)  # where nobody is there
-
-
-@pytest.fixture
-def write_input(tmp_path: Path) -> Callable[[bytes], str]:
-    def write(text: bytes) -> str:
-        path = tmp_path / "input"
-        path.write_bytes(text)
-        return str(path)
-
-    return write
 
 
 RETRYING = PublishOptions(retry_timeout_s=5)
@@ -46,40 +38,31 @@ def publisher_to(
     return Publisher(addresses, client_options, options, rate)
 
 
-def run_job(path: str, publisher: Publisher, **more: Any) -> PublishCounts:
+def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> PublishCounts:
+    path = tmp_path / "input"
+    path.write_bytes(text)
     job = PublishJob[bytes](publisher, "events", **more)
-    return job.run(RecordSource([path], b"\n", job.is_over).batches())
+    return job.run(RecordSource([str(path)], b"\n", job.is_over).batches())
 
 
-def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
+def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
+    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
+    text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
 
-    counts = run_job(write_input(b"\n".join(records)), publisher_to(nsqd.tcp_address))
+    counts = run_job(text, publisher_to(nsqd.tcp_address), tmp_path)
 
-    assert counts == PublishCounts(confirmed=6)
+    assert counts == PublishCounts(confirmed=6, rejected=1)
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
-def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_along(
-    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
-) -> None:
-    nsqd = go_nsqd("-max-msg-size=100")
-    records = [b"%d" % n for n in range(40)]
-    records[17] = b"x" * 101
-
-    counts = run_job(write_input(b"\n".join(records)), publisher_to(nsqd.tcp_address))
-
-    assert counts == PublishCounts(confirmed=39, rejected=1)
-    assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
-
-
-def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
+def test_deferred_messages_come_later(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("events", "check")
 
-    counts = run_job(
-        write_input(b"a\nb\n"),
-        publisher_to(nsqd.tcp_address, options=PublishOptions(defer_s=3600)),
-    )
+    publisher = publisher_to(nsqd.tcp_address, options=PublishOptions(defer_s=3600))
+    counts = run_job(b"a\nb\n", publisher, tmp_path)
 
     assert counts == PublishCounts(confirmed=2)
     wait_until(
@@ -89,59 +72,32 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes
 
 
 def test_each_of_more_nsqd_than_batches_gets_its_share(
-    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
 ) -> None:
     three = [go_nsqd() for _ in range(3)]
     addresses = [nsqd.tcp_address for nsqd in three]
 
     spread = publisher_to(*addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
-    run_job(write_input(b"1\n2\n3\n"), spread)
+    run_job(b"1\n2\n3\n", spread, tmp_path)
 
     assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("retry_unknown", "expected"),
-    [(False, PublishCounts(unknown=1)), (True, PublishCounts(confirmed=1))],
-)
-def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
-    retry_unknown: bool,
-    expected: PublishCounts,
-    scripted_nsqd: ScriptedNsqd,
-    write_input: Callable[[bytes], str],
-) -> None:
-    options = PublishOptions(retry_timeout_s=5, retry_unknown=retry_unknown)
-    publisher = publisher_to(scripted_nsqd.address, options=options)
-    worker = threading.Thread(target=run_job, args=(write_input(b"lonely"), publisher))
-    worker.start()
-    for answers in (False, True) if retry_unknown else (False,):
-        connection = scripted_nsqd.accept()
-        connection.expect("IDENTIFY")
-        connection.reply_identify()
-        connection.expect("PUB events")
-        if answers:
-            connection.ok()
-        else:
-            connection.close()
-    worker.join(patience_s(10))
-
-    assert publisher.counts == expected
-
-
 def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
-    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
+    unreachable_address: str, tmp_path: Path
 ) -> None:
     count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
     lines = [b"x" * 2_000_000 if n % 30_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
-            write_input(text),
+            text,
             publisher_to(
                 unreachable_address,
                 options=PublishOptions(retry_timeout_s=0.2),
                 client_options=HASTY,
             ),
+            tmp_path,
             unsent=unsent,
         )
 
@@ -150,16 +106,13 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
 
 
 def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
-    nsqd: GoNsqd,
-    write_input: Callable[[bytes], str],
-    unreachable_address: str,
-    tmp_path: Path,
+    nsqd: GoNsqd, unreachable_address: str, tmp_path: Path
 ) -> None:
     lines = [b"1", b"2", b"x" * 2_000_000, b"3"]
     addresses = [nsqd.tcp_address, unreachable_address]
     with UnsentFiles(tmp_path / "unsent", b"\n", addresses) as unsent:
         publisher = publisher_to(*addresses, options=PublishOptions(retry_timeout_s=0.3))
-        run_job(write_input(b"\n".join(lines)), publisher, unsent=unsent)
+        run_job(b"\n".join(lines), publisher, tmp_path, unsent=unsent)
 
     assert publisher.counts == PublishCounts(rejected=1, unsent=3)
     assert publisher.counts_by_nsqd == {
@@ -174,13 +127,13 @@ def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
 
 
 def test_a_cut_connection_loses_no_count(
-    proxy_to: Callable[[str], Proxy], nsqd: GoNsqd, write_input: Callable[[bytes], str]
+    proxy_to: Callable[[str], Proxy], nsqd: GoNsqd, tmp_path: Path
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
     lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
     options = PublishOptions(retry_timeout_s=10, retry_unknown=True)
     publisher = publisher_to(proxy.address, options=options, rate=30_000)
-    worker = threading.Thread(target=run_job, args=(write_input(b"\n".join(lines)), publisher))
+    worker = threading.Thread(target=run_job, args=(b"\n".join(lines), publisher, tmp_path))
     worker.start()
     for goal in (3_000, 9_000, 15_000):
         wait_until(
@@ -194,11 +147,11 @@ def test_a_cut_connection_loses_no_count(
 
 
 def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
-    nsqd: GoNsqd, write_input: Callable[[bytes], str]
+    nsqd: GoNsqd, tmp_path: Path
 ) -> None:
-    path = write_input(b"\n".join(b"%d" % n for n in range(100_000)))
+    text = b"\n".join(b"%d" % n for n in range(100_000))
     publisher = publisher_to(nsqd.tcp_address, rate=5_000)
-    worker = threading.Thread(target=run_job, args=(path, publisher))
+    worker = threading.Thread(target=run_job, args=(text, publisher, tmp_path))
     worker.start()
     wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
     publisher.stop()
@@ -207,3 +160,52 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     assert not worker.is_alive()
     assert publisher.counts.confirmed == nsqd.depth("events")
     assert publisher.counts.unknown == 0
+
+
+# -- what was not published is kept ----------------------------------------------------------------
+
+
+RECORDS = [b"record %d" % number for number in range(10)]
+
+
+def test_what_was_kept_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PowerCut(tmp_path, monkeypatch) as record:
+        with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
+            for number, each in enumerate(RECORDS):
+                unsent.write(each)
+                if number == 4:
+                    unsent.sync()
+                    record.note(*RECORDS[:5])
+        record.note(*RECORDS[5:])
+
+    cuts = list(record.cuts())
+    assert [promised for promised, _ in cuts][-1] == RECORDS
+    for promised, cut in cuts:
+        assert set(promised) <= set(cut.files.get("unsent", b"").splitlines())
+
+
+def test_a_link_and_a_pipe_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    for name in ("link", "pipe"):
+        with UnsentFiles(tmp_path / name, b"\n") as unsent:
+            unsent.write(b"record")
+    reader.join(patience_s(10))
+
+    assert (tmp_path / "file").read_bytes() == b"record\n"
+    assert read == [b"record\n"]
+
+
+def test_a_full_disk_is_one_clear_error() -> None:
+    unsent = UnsentFiles(Path("/dev/full"), b"\n")
+    unsent.write(b"record")
+    with (
+        pytest.raises(OutputError, match=r"cannot write /dev/full \(No space left on device\)"),
+        unsent,
+    ):
+        pass

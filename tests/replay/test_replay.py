@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import Writer, write_archive
+from plugins.daemons import GoNsqd
+from plugins.power_cut import PowerCut
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import patience_s
 
+from nsqtools import ClientOptions
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.publish.publish_job import UnsentFiles
+from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.replay import replay
-from nsqtools.replay.replay import Checkpoint, merge
+from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay, merge
 
 
 def messages(*times: int) -> list[WireMessage]:
@@ -75,3 +85,117 @@ def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str
 
     with pytest.raises(ConfigurationError, match="not the checkpoint"):
         Checkpoint(tmp_path / "c.json")
+
+
+# -- a checkpoint never passes a message that may not have arrived ---------------------------------
+
+
+FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
+LIMIT = 20
+MESSAGES = [WireMessage(n * 10**9, 1, b"%016x" % n, b"body %d" % n) for n in range(1, 4)]
+
+
+def replay_of(
+    archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None
+) -> tuple[Replay, Publisher]:
+    options = replace(FAST, publish_max_msg_size=LIMIT)
+    publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
+    job = Replay(
+        find_archives([archive]),
+        MessageSelection(),
+        publisher,
+        checkpoint=Checkpoint(checkpoint),
+        on_damage=lambda path, problem: None,
+        unsent=unsent,
+    )
+    return job, publisher
+
+
+def test_messages_of_unknown_fate_are_not_noted_and_come_again(
+    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    archive = write_archive(tmp_path / "a.gz", MESSAGES)
+    checkpoint = tmp_path / "checkpoint.json"
+    first, publisher = replay_of(archive, scripted_nsqd.address, checkpoint)
+    worker = threading.Thread(target=first.run)
+    worker.start()
+    connection = scripted_nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect("MPUB clicks")
+    connection.close()
+    worker.join(patience_s(10))
+
+    assert publisher.counts == PublishCounts(unknown=3)
+    assert not checkpoint.exists() or json.loads(checkpoint.read_bytes())["done"] == {}
+
+    assert counts_of(archive, nsqd, checkpoint) == PublishCounts(confirmed=3)
+    assert nsqd.depth("clicks") == 3
+    assert list(json.loads(checkpoint.read_bytes())["done"].values()) == [3]
+
+
+def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_moment(
+    nsqd: GoNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rejected message that the next run skips must be in the unsent file."""
+    rejected = {number: b"%03d" % number * LIMIT for number in (2, 3, 5, 9)}
+    bodies = [rejected.get(number, b"%03d" % number) for number in range(1, 11)]
+    archive = write_archive(
+        tmp_path / "a.gz", [WireMessage(n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 2)
+    with PowerCut(disk, monkeypatch) as record, UnsentFiles(disk / "unsent", b"") as unsent:
+        replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent)[0].run()
+
+    assert nsqd.depth("clicks") == 6
+    passed = set()
+    for _, cut in record.cuts():
+        if content := cut.files.get("checkpoint"):
+            [done] = json.loads(content)["done"].values()
+            passed.add(done)
+            for number, body in rejected.items():
+                assert number > done or body in cut.files["unsent"], (done, cut.files)
+    assert passed == {2, 4, 6, 8, 10}
+
+
+def counts_of(archive: Path, nsqd: GoNsqd, checkpoint: Path) -> PublishCounts:
+    job, publisher = replay_of(archive, nsqd.tcp_address, checkpoint)
+    job.run()
+    return publisher.counts
+
+
+def test_a_file_that_was_moved_goes_on_and_another_in_its_place_begins(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint.json"
+    before, moved = tmp_path / "a", tmp_path / "b"
+    before.mkdir()
+    writer = Writer(before)
+    path = writer.write(MESSAGES[:2], name="a.log.gz")
+    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2)
+    writer.write(MESSAGES[2:])
+    writer.finish()
+    before.rename(moved)
+
+    assert counts_of(moved, nsqd, checkpoint) == PublishCounts(confirmed=1)
+    before.mkdir()
+    clone = Writer(before, writer=writer.writer)  # an image with its lock file, say
+    clone.write(MESSAGES[1:], name=path.name)
+    clone.finish()
+    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2)
+    assert counts_of(moved, nsqd, checkpoint) == counts_of(before, nsqd, checkpoint)
+
+
+def test_a_checkpoint_by_path_of_an_earlier_version_goes_on(nsqd: GoNsqd, tmp_path: Path) -> None:
+    directory, checkpoint = tmp_path / "a", tmp_path / "checkpoint.json"
+    directory.mkdir()
+    writer = Writer(directory)
+    writer.write(MESSAGES, name="a.log.gz")
+    path = writer.finish()
+    checkpoint.write_text(json.dumps({"version": 1, "done": {str(path): 2}}))
+
+    assert counts_of(directory, nsqd, checkpoint) == PublishCounts(confirmed=1)
+    assert counts_of(directory, nsqd, checkpoint) == PublishCounts()
+    assert str(path) not in checkpoint.read_text()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from plugins.clients import run_program
 from plugins.embedded import EmbeddedServer
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
@@ -44,6 +45,29 @@ def test_two_live_side_by_side_and_one_twice() -> None:
         client.publish("t", b"body")
     a.stop()  # does nothing then
     b.kill()
+
+
+def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> None:
+    """As between fork and exec of a program that another thread starts."""
+    program = """
+        import os, sys, warnings
+        from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+        warnings.simplefilter("ignore", DeprecationWarning)
+        a, b, c, d = (f"127.0.0.1:{port}" for port in sys.argv[1:])
+        nsqd = EmbeddedNsqd(tcp_address=a, http_address=b)
+        lookupd = EmbeddedNsqlookupd(tcp_address=c, http_address=d)
+        reader, writer = os.pipe()
+        with nsqd, lookupd:
+            if not (child := os.fork()):
+                os.close(writer)
+                os._exit(len(os.read(reader, 1)))
+        with nsqd, lookupd:
+            os.close(writer)
+            os.waitpid(child, 0)
+        """
+    ports = [ReservedPort() for _ in range(4)]
+    done = run_program(program, *(str(port.number) for port in ports))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_lines
-from nsqtools.tail.tail import End, RunLimits, Tail
+from nsqtools.tail.tail import End, LimitWatch, RunLimits, Tail
 
 MakeTail = Callable[..., Tail]
 
@@ -69,27 +69,16 @@ def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
     assert is_drained(nsqd, "views")
 
 
-def test_lines_of_several_topics_are_never_torn(
-    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
-) -> None:
-    topics = ("clicks", "views", "sales")
-    expected = [line for topic in topics for line in publish_lines(nsqd, topic, 5000)]
-
-    make_tail(topics, limits=RunLimits(count=len(expected))).run()
-
-    assert sorted(b"".join(written).splitlines()) == sorted(expected)
-
-
 def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
-    publish_lines(nsqd, "clicks", 500)
-    publish_lines(nsqd, "views", 500)
+    lines = publish_lines(nsqd, "clicks", 500) + publish_lines(nsqd, "views", 500)
 
     tail = make_tail(("clicks", "views"), limits=RunLimits(count=123))
 
     assert tail.run() is End.COUNT
     assert tail.count == len(b"".join(written).splitlines()) == 123
+    assert set(b"".join(written).splitlines()) <= set(lines)  # none is torn
     assert not tail.falls_short
 
     def waiting() -> int:
@@ -138,3 +127,24 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
     wait_until(
         lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest waits", timeout_s=3
     )
+
+
+# -- when a stream ends by itself ------------------------------------------------------------------
+
+
+def test_a_stream_ends_by_count_silence_or_time_whichever_comes_first() -> None:
+    watch = LimitWatch(RunLimits(), 0.0)
+    assert (watch.room_for(1000), watch.end(1e9), watch.wait_s(1e9)) == (1000, None, None)
+    assert not watch.falls_short
+
+    watch = LimitWatch(RunLimits(count=5), 0.0)
+    assert (watch.room_for(3), watch.end(0.0), watch.falls_short) == (3, None, True)
+    assert (watch.room_for(3), watch.end(0.0), watch.falls_short) == (2, End.COUNT, False)
+
+    watch = LimitWatch(RunLimits(idle_s=5), 100.0)
+    assert watch.wait_s(102.0) == 3.0
+    watch.saw_message(104.0)  # idle is counted from the last one
+    assert (watch.end(108.9), watch.wait_s(108.0), watch.end(109.0)) == (None, 1.0, End.IDLE)
+
+    watch = LimitWatch(RunLimits(idle_s=5, for_s=3), 0.0)
+    assert (watch.wait_s(0.0), watch.end(3.0), watch.wait_s(10.0)) == (3.0, End.TIME, 0.0)
