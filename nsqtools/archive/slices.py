@@ -240,7 +240,7 @@ class _Reading:
             return batch
         topics = batch["topic"]
         mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
-        if compute.all(mask).as_py():
+        if compute.all(mask, min_count=0).as_py():
             return batch
         if not source.is_shared:
             self._on_damage(source, "it has topics that its first and last messages do not have")
