@@ -14,7 +14,7 @@ from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Batch, ClientOptions, ConfigurationError, Consumer
+from nsqtools import Batch, ClientOptions, Consumer
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
 
@@ -129,18 +129,3 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
             consumer.begin_stop(drain=True)
     assert sizes == [500, 200]
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
-
-
-@pytest.mark.parametrize(
-    ("size", "within_s"), [(0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))]
-)
-def test_impossible_batches_are_refused(size: int, within_s: float) -> None:
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", options=LIMIT)
-    with pytest.raises(ConfigurationError):
-        consumer.batches(size=size, within_s=within_s)
-
-
-def test_impossible_numbers_of_workers_are_refused() -> None:
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
-        consumer.run(lambda message: None, workers=0)

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.clients import OPTIONS, TOPIC, Produce
+from plugins.clients import OPTIONS, TOPIC, InBackground, Produce
 from plugins.daemons import GoNsqd
 from plugins.examples import examples
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
@@ -32,8 +31,8 @@ from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 
-SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
-HASTY = replace(SMALL, publish_timeout_s=0.3)  # what is answered later is unknown, which is true
+# what is answered later is unknown, which is true
+HASTY = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=0.3)
 
 # -- a peer that does all that an nsqd and a network may do ---------------------------------------
 
@@ -283,29 +282,24 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
 # -- what may be stored ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ends_by", ["retry_timeout_s", "timeout_s", "stop"])
 def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
-    scripted_nsqd: ScriptedNsqd,
+    scripted_nsqd: ScriptedNsqd, produce: Produce, ends_by: str
 ) -> None:
     """The answer is lost, and then nothing listens: until the time is over, or a stop."""
-    for ends_by in ("retry_timeout_s", "timeout_s", "stop"):
-        with ScriptedNsqd() as nsqd:
-            producer = Producer(
-                nsqd.address,
-                retry_unknown=True,
-                retry_timeout_s=0.3 if ends_by == "retry_timeout_s" else 60,
-            )
-            sent = producer.submit(
-                TOPIC, [b"pay"], timeout_s=patience_s(0.3) if ends_by == "timeout_s" else None
-            )
-            connection = nsqd.accept()
-            connection.expect("IDENTIFY")
-            connection.reply_identify()
-            connection.expect(f"PUB {TOPIC}")
-            nsqd.stop_listening()
-            connection.close()
-            producer.stop(0.3 if ends_by == "stop" else patience_s(10))
-            with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
-                sent.wait()
+    retry_timeout_s = 0.3 if ends_by == "retry_timeout_s" else 60
+    producer = produce(
+        scripted_nsqd.address, more={"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
+    )
+    timeout_s = patience_s(0.3) if ends_by == "timeout_s" else None
+    sent = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
+    connection = scripted_nsqd.identified()
+    connection.expect(f"PUB {TOPIC}")
+    scripted_nsqd.stop_listening()
+    connection.close()
+    producer.stop(0.3 if ends_by == "stop" else patience_s(10))
+    with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
+        sent.wait()
 
 
 def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
@@ -326,20 +320,18 @@ def test_what_is_sent_again_after_a_batch_was_stored_in_part_goes_one_by_one(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     """Else each try stores the first of them again, while the disk has room for a few."""
-    with Producer(
-        scripted_nsqd.address, SMALL, retry_timeout_s=600, retry_unknown=True
-    ) as producer:
-        sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
-        connection = scripted_nsqd.identified()
-        connection.expect(f"MPUB {TOPIC}")
-        connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
-        connection.close()
-        connection = scripted_nsqd.identified()
-        for body in (b"a", b"b", b"c"):
-            assert connection.expect(f"PUB {TOPIC}").body == body
-            connection.ok()
-        sent.wait(patience_s(10))
-        assert producer.repeated == 3
+    producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
+    sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
+    connection = scripted_nsqd.identified()
+    connection.expect(f"MPUB {TOPIC}")
+    connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
+    connection.close()
+    connection = scripted_nsqd.identified()
+    for body in (b"a", b"b", b"c"):
+        assert connection.expect(f"PUB {TOPIC}").body == body
+        connection.ok()
+    sent.wait(patience_s(10))
+    assert producer.repeated == 3
 
 
 def error_of(code: str, text: str = "") -> ServerError:
@@ -372,18 +364,17 @@ BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
 
 
 def test_an_error_of_many_in_parts_says_what_became_of_each(
-    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Any]]
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
-    options = replace(SMALL, max_outstanding=1)
-    with Producer(scripted_nsqd.address, options) as producer:
-        done = in_background(producer.publish_many, TOPIC, BODIES)
-        connection = scripted_nsqd.identified()
-        connection.expect(f"MPUB {TOPIC}")
-        connection.ok()
-        connection.expect(f"MPUB {TOPIC}")
-        scripted_nsqd.stop_listening()
-        connection.close()
-        error = done.exception(patience_s(10))
+    producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
+    done = in_background(producer.publish_many, TOPIC, BODIES)
+    connection = scripted_nsqd.identified()
+    connection.expect(f"MPUB {TOPIC}")
+    connection.ok()
+    connection.expect(f"MPUB {TOPIC}")
+    scripted_nsqd.stop_listening()
+    connection.close()
+    error = done.exception(patience_s(10))
     assert isinstance(error, PublishUnknown)
     kinds = [type(each) for each in error.outcomes]
     assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5

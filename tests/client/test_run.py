@@ -53,15 +53,6 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(
     assert done.returncode == 0
 
 
-def test_signals_are_refused_outside_the_main_thread(
-    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
-) -> None:
-    consumer = consume(nsqd.tcp_address)
-    running = in_background(consumer.run, lambda message: None, signals=True)
-    with pytest.raises(ConfigurationError, match="main thread"):
-        running.result(patience_s(5))  # type: ignore[attr-defined]
-
-
 async def handle_async(message: Message) -> None:
     await asyncio.sleep(0)
 
@@ -106,12 +97,6 @@ def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
         consumer.run(lambda message: handle_async(message), workers=workers)
     assert consumer.stop(timeout_s=patience_s(10))
     assert unfinished(nsqd, TOPIC, CHANNEL) == 20
-
-
-def test_a_negative_delay_is_refused_where_it_is_written() -> None:
-    for delay_s in (-1, float("nan")):
-        with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
-            RequeueWithoutBackoff(delay_s)
 
 
 def test_a_long_handler_keeps_its_message_with_auto_touch(
