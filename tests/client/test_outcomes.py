@@ -24,12 +24,12 @@ from plugins.waiting import patience_s
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
 from nsqtools.client import outcomes, producer_io
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ServerError
 from nsqtools.forward.courier import Courier
 from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
+from nsqtools.testing import fake_batch
 
 # what is answered later is unknown, which is true
 HASTY = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=0.3)
@@ -234,25 +234,6 @@ def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **po
             assert_true(stored, body, error)
 
 
-class Origin:
-    """The nsqd that messages came from: knows what was finished."""
-
-    topic, nsqd, msg_timeout_s, received_at = TOPIC, "127.0.0.1:4150", 1e9, 0.0
-
-    def __init__(self, count: int) -> None:
-        source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % n, b"%d" % n) for n in range(count)]
-        self.in_flight = {message.id: message for message in messages}  # each leaves when answered
-        self._bodies = {message.id: message.body for message in messages}
-        self.finished: list[bytes] = []
-        self.batch = Batch(source, messages)
-
-    def finish_many(self, ids: list[bytes]) -> None:
-        self.finished += [self._bodies[each] for each in ids]
-
-    def requeue(self, *more: object) -> None: ...
-
-
 @settings(max_examples=examples(15))
 @given(steps=STEPS, then_gone=st.booleans())
 def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
@@ -264,9 +245,9 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
         courier = Courier(
             sink, Counters(), max_attempts=1, dead_letters=None, on_circuit=lambda is_open: None
         )
-        origin = Origin(12)
-        bodies = [message.body for message in origin.batch]
-        courier.send(Parcel(origin.batch, bodies, TOPIC, 0.0))
+        bodies = [b"%d" % number for number in range(12)]
+        batch: Any = fake_batch(bodies, topic=TOPIC, msg_timeout_s=1e9)
+        courier.send(Parcel(batch, bodies, TOPIC, 0.0))
         until = time.monotonic() + (0.3 if then_gone else patience_s(20))
         now = 0.0
         while not courier.is_idle and time.monotonic() < until:
@@ -275,8 +256,8 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
             courier.act(now)
             courier.tick(now)
         courier.drain(0.1, lambda: None)
-    assert stored.issuperset(origin.finished)
-    assert not origin.in_flight
+    assert stored.issuperset(each.body for each in batch if each.answers == ["finish"])
+    assert all(message.is_answered for message in batch)
 
 
 # -- what may be stored ---------------------------------------------------------------------------
