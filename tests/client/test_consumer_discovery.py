@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import unfinished
@@ -26,7 +27,6 @@ from nsqtools import Consumer
 from nsqtools.client import discovery as discovery_module
 from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
-from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ConnectionFailed, ProtocolError
 from nsqtools.http.http_api import decode_lookup
@@ -203,33 +203,19 @@ def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
         Discovery(["localhost"], "t", ClientOptions(), {"a:1": "b:x"})
 
 
-class Loop:
-    """The clock of an I/O thread that makes no calls."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def call_later(
-        self, delay_s: float, call: Callable[[], object], instead_of: object = None
-    ) -> Timer:
-        return Timer(self, self.time + delay_s, call, 0.0)  # type: ignore[arg-type]
-
-
 def test_early_rounds_are_spaced_however_often_connections_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
     monkeypatch.setattr(discovery_module, "run_in_background", lambda peer, work, threads: None)
-    loop = Loop()
+    loop = Mock()
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
-    polls.begin(loop, lambda *_: None)  # type: ignore[arg-type]
+    loop.now.return_value = 1000.0
+    polls.begin(loop, lambda *_: None)
 
     def lost(at_s: float) -> float:
         """A connection is lost; the time of the next round."""
-        loop.time, polls._next_at = at_s, 5000.0
+        loop.now.return_value, polls._next_at = at_s, 5000.0
         polls.ask_soon()
         return polls._next_at
 

@@ -115,22 +115,6 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
         opening.result(patience_s(5)).close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=names)
-def test_one_byte_at_a_time(
-    tls_nsqd: GoNsqd,
-    certificates: Certificates,
-    proxy_to: Callable[[str], Proxy],
-    consume: Consume,
-    mode: dict[str, bool],
-) -> None:
-    tls_nsqd.create_channel(TOPIC, CHANNEL)
-    tls_nsqd.publish(TOPIC, b"x" * 200, b"y")
-    proxy = proxy_to(tls_nsqd.tcp_address)
-    proxy.piece_size = 1
-    consumer = consume(proxy.address, tls_root_ca_file=str(certificates.ca), **mode)
-    assert sorted(message.body for message in take(consumer, 2)) == [b"x" * 200, b"y"]
-
-
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("mode", MODES, ids=names)
 def test_large_publishes_in_little_pieces(
@@ -161,21 +145,25 @@ def test_large_publishes_in_little_pieces(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", MODES, ids=names)
-def test_a_lone_message_does_not_wait_for_a_buffer(
+def test_a_lone_message_that_comes_byte_by_byte_does_not_wait_for_a_buffer(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
+    proxy_to: Callable[[str], Proxy],
     produce: Produce,
     consume: Consume,
     mode: dict[str, bool],
 ) -> None:
     """Without a flush in some layer it would come with the next heartbeat, in half a minute."""
     options: dict[str, Any] = {"tls_root_ca_file": str(certificates.ca), **mode}
-    consumer = consume(tls_nsqd.tcp_address, fail_fast=True, **options)
+    proxy = proxy_to(tls_nsqd.tcp_address)
+    proxy.piece_size = 1
+    consumer = consume(proxy.address, fail_fast=True, **options)
     producer = produce(tls_nsqd.tcp_address, **options)
-    for _ in range(3):
+    for size in (200, 1, 100):
         began = time.monotonic()
-        producer.publish(TOPIC, b"x")
-        take(consumer, 1)[0].finish()
+        producer.publish(TOPIC, b"x" * size)
+        [message] = take(consumer, 1)
+        assert (message.body, bool(message.finish())) == (b"x" * size, True)
         assert time.monotonic() - began < patience_s(1)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, run_program
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
@@ -41,16 +39,9 @@ consumer.run(print, signals=True)
 """
 
 
-def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(
-    nsqd: GoNsqd, tmp_path: Path
-) -> None:
+def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    program = tmp_path / "worker.py"
-    program.write_text(IDLE_WORKER)
-    done = subprocess.run(
-        [sys.executable, str(program), nsqd.tcp_address], timeout=patience_s(10), check=False
-    )
-    assert done.returncode == 0
+    assert run_program(IDLE_WORKER, nsqd.tcp_address).returncode == 0
 
 
 async def handle_async(message: Message) -> None:
