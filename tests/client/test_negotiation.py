@@ -73,6 +73,12 @@ def open_to(address: str, **options: Any) -> Connection:
 
 
 @pytest.fixture
+def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
+    """An nsqd that offers TLS."""
+    return go_nsqd(*certificates.server.nsqd_flags)
+
+
+@pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every socket take little at a time."""
     plain = socket.socket.connect
