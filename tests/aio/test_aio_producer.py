@@ -37,21 +37,6 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
 
 
-@pytest.mark.parametrize("linger_s", [0, 0.005])
-def test_many_tasks_publish_at_the_same_time(nsqd: GoNsqd, linger_s: float) -> None:
-    bodies = [b"%04d" % number for number in range(1000)]
-
-    async def main() -> None:
-        options = ClientOptions(max_outstanding=16)
-        producer = Producer(nsqd.tcp_address, options, linger_s=linger_s)
-        async with producer, asyncio.TaskGroup() as group:
-            for body in bodies:
-                group.create_task(producer.publish(TOPIC, body))
-
-    asyncio.run(main())
-    assert bodies_in(nsqd, TOPIC, 1000) == bodies
-
-
 def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd) -> None:
     async def main() -> int:
         options = ClientOptions(max_outstanding=1)

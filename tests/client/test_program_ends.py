@@ -242,14 +242,13 @@ def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsq
             os._exit(0)
         os.waitpid(child, 0)
         """
-    done = run_program(program, nsqd.tcp_address)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(program, nsqd.tcp_address) == ""
     expected = [b"%03d" % number for number in range(40)] + [b"parent", b"parent again"]
     assert bodies_in(nsqd, "orders", len(expected)) == expected
 
 
-def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNsqd) -> None:
-    done = run_program(
+def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child() -> None:
+    run_program(
         """
         import os, signal, sys, warnings
         from nsqtools import Producer, PublishUnknown
@@ -269,11 +268,10 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNs
         """,
         "127.0.0.1:1",
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
-    done = run_program(
+    said = run_program(
         """
         from nsqtools import ClientOptions, Producer
         options = ClientOptions(publish_timeout_s=0.5)
@@ -282,9 +280,8 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
             producer.submit("end", [b"x"])
         """
     )
-    assert done.returncode == 0
-    assert done.stderr.count("the program ended with 2 messages unconfirmed") == 10
-    assert "127.0.0.1:1" in done.stderr
+    assert said.count("the program ended with 2 messages unconfirmed") == 10
+    assert "127.0.0.1:1" in said
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
