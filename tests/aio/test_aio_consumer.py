@@ -16,6 +16,7 @@ from plugins.archives import unfinished
 from plugins.clients import fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, ConnectionFailed, RequeueWithoutBackoff
@@ -262,7 +263,7 @@ def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handl
     assert (stats["depth"] + stats["deferred_count"], stats["in_flight_count"]) == (100, 0)
 
 
-def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> None:
+def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
     servers = [go_nsqd(), go_nsqd()]
     for nsqd in servers:
         fill(nsqd, 525, CHANNEL)

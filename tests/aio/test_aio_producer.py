@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import (
-    ClientOptions,
-    PublishInvalid,
-    PublishNotSent,
-)
+from nsqtools import ClientOptions, PublishInvalid, PublishNotSent
 from nsqtools.aio import Producer
 from nsqtools.client import producer as producer_module
 
@@ -116,9 +112,7 @@ def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
     assert [type(each) for each in asyncio.run(main())] == [type(None), PublishInvalid, type(None)]
 
 
-def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Batch, ClientOptions, Consumer
@@ -28,7 +28,7 @@ def consumer_of(*servers: Nsqd) -> Consumer:
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
 def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
-    go_nsqd: Callable[..., GoNsqd], msg_timeout: str
+    go_nsqd: MakeNsqd, msg_timeout: str
 ) -> None:
     """Also with an insert that takes longer than its message's share of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
@@ -65,7 +65,7 @@ def test_a_batch_is_whole_however_late_the_io_thread_is(
         assert len(batch) == batch.finish() == 500
 
 
-def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: Callable[..., GoNsqd]) -> None:
+def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: MakeNsqd) -> None:
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
@@ -84,9 +84,7 @@ def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: Callable[..., GoNsqd])
         assert batches[0].finish() == 500
 
 
-def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd) -> None:
     """Their shares are raised until they add up to its size: a third of 500 is 166."""
     servers = [go_nsqd(), go_nsqd(), go_nsqd()]
     for nsqd in servers:

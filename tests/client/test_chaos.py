@@ -9,11 +9,10 @@ import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.embedded import EmbeddedServer
-from plugins.network import Proxy
+from plugins.network import ProxyTo
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.message import Message
@@ -22,7 +21,7 @@ from nsqtools.errors import PublishError, PublishUnknown
 
 def test_connections_cut_at_any_moment_lose_nothing(
     quick_nsqd: EmbeddedServer,
-    proxy_to: Callable[[str], Proxy],
+    proxy_to: ProxyTo,
     consume: Consume,
     handle: Handle,
     produce: Produce,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -13,7 +13,7 @@ import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.network import TO_CLIENT, TO_SERVER, Proxy
+from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -146,9 +146,7 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     )
 
 
-def test_a_silent_peer_is_given_up(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume
-) -> None:
+def test_a_silent_peer_is_given_up(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
     errors: list[NsqError] = []
     proxy = proxy_to(nsqd.tcp_address)
     consumer = consume(
@@ -163,7 +161,7 @@ def test_a_silent_peer_is_given_up(
 
 
 def test_an_idle_producer_is_not_timed_out_and_one_whose_peer_takes_no_bytes_is(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
+    nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce
 ) -> None:
     """Without heartbeats, and however long ago the last write was."""
     proxy = proxy_to(nsqd.tcp_address)
@@ -220,7 +218,7 @@ def test_nothing_to_do_takes_no_cpu(
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
 @pytest.mark.alone
 def test_an_ended_compressed_stream_takes_no_cpu(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume, compression: str
+    nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume, compression: str
 ) -> None:
     """The end of the stream is not taken for a decoder that wants more."""
     proxy = proxy_to(nsqd.tcp_address)

@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -35,9 +34,10 @@ from plugins.clients import (
     take,
 )
 from plugins.daemons import GoNsqd
-from plugins.network import Proxy
-from plugins.scripted_lookupd import ScriptedLookupd
+from plugins.network import ProxyTo
+from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import connection
@@ -73,7 +73,7 @@ def open_to(address: str, **options: Any) -> Connection:
 
 
 @pytest.fixture
-def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
+def tls_nsqd(go_nsqd: MakeNsqd, certificates: Certificates) -> GoNsqd:
     """An nsqd that offers TLS."""
     return go_nsqd(*certificates.server.nsqd_flags)
 
@@ -154,7 +154,7 @@ def test_large_publishes_in_little_pieces(
 def test_a_lone_message_that_comes_byte_by_byte_does_not_wait_for_a_buffer(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
-    proxy_to: Callable[[str], Proxy],
+    proxy_to: ProxyTo,
     produce: Produce,
     consume: Consume,
     mode: dict[str, bool],
@@ -208,7 +208,7 @@ def test_sockets_are_read_and_written_by_one_thread(
 
 
 def test_a_missing_client_certificate_is_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+    go_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     nsqd = go_nsqd(
         *certificates.server.nsqd_flags,
@@ -229,7 +229,7 @@ def test_a_missing_client_certificate_is_named(
 
 
 def test_an_nsqd_that_requires_tls_is_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce
+    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     producer = produce(nsqd.tcp_address)
@@ -240,7 +240,7 @@ def test_an_nsqd_that_requires_tls_is_named(
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
 def test_a_certificate_that_is_not_right_is_refused_and_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, wrong: str
+    go_nsqd: MakeNsqd, certificates: Certificates, wrong: str
 ) -> None:
     servers = {"host": certificates.wrong_host_server, "expired": certificates.expired_server}
     nsqd = go_nsqd(*servers.get(wrong, certificates.server).nsqd_flags)
@@ -296,10 +296,7 @@ def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(dialog: Dialo
 
 
 def test_a_real_nsqd_with_auth(
-    go_nsqd: Callable[..., GoNsqd],
-    auth_server: AuthServer,
-    certificates: Certificates,
-    produce: Produce,
+    go_nsqd: MakeNsqd, auth_server: AuthServer, certificates: Certificates, produce: Produce
 ) -> None:
     auth_server.allow("s3cret", topic=TOPIC)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
@@ -351,13 +348,11 @@ def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> 
 # -- whom to trust: an announcement is only a claim ------------------------------------------------
 
 
-ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
-
 WARNING = "the auth secret goes in plain text to"
 
 
 def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_given_without(
-    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_lookupd: MakeScripted,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
     caplog: pytest.LogCaptureFixture,
@@ -403,7 +398,7 @@ def test_auth_requires_tls_keeps_the_token_from_an_nsqlookupd_over_http() -> Non
 
 
 def test_only_nsqd_at_allowed_addresses_are_connected_to(
-    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_lookupd: MakeScripted,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
     caplog: pytest.LogCaptureFixture,
@@ -456,7 +451,7 @@ def own_context(certificates: Certificates) -> ssl.SSLContext:
 
 
 def test_a_context_of_the_program_s_own_serves_all_clients(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce, consume: Consume
+    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
 ) -> None:
     nsqd = go_nsqd(
         *certificates.server.nsqd_flags,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from plugins.clients import OPTIONS, TOPIC, InBackground, Produce
 from plugins.daemons import GoNsqd
 from plugins.examples import examples
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
@@ -284,7 +285,7 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
 
 
 def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
-    go_nsqd: Callable[..., GoNsqd], small_disk: Path, produce: Produce
+    go_nsqd: MakeNsqd, small_disk: Path, produce: Produce
 ) -> None:
     nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
     producer = produce(nsqd.tcp_address)

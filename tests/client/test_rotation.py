@@ -13,14 +13,13 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
-from plugins.daemons import GoNsqd
 from plugins.http_server import HttpServer
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.transport.stream import RenewedContext, TLSOptions, make_context
 
-GoNsqdFactory = Callable[..., GoNsqd]
 NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 
 
@@ -79,7 +78,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
     place: Place,
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     consume: Consume,
     produce: Produce,
@@ -108,7 +107,7 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
 
 
 def test_the_secret_from_before_is_used_while_its_file_is_missing(
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     produce: Produce,
     tmp_path: Path,
@@ -163,7 +162,7 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     place: Place,
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     http_server: Callable[..., HttpServer],
     spawn_nsq: SpawnNsq,
     tmp_path: Path,

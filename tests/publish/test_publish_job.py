@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
-from plugins.network import Proxy
+from plugins.network import ProxyTo
 from plugins.power_cut import PowerCut
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
@@ -46,7 +46,7 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
 
 
 def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
@@ -71,9 +71,7 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, tmp_path: Path) -> None:
     )
 
 
-def test_each_of_more_nsqd_than_batches_gets_its_share(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
-) -> None:
+def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     three = [go_nsqd() for _ in range(3)]
     addresses = [nsqd.tcp_address for nsqd in three]
 
@@ -126,9 +124,7 @@ def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
     assert not (tmp_path / "unsent").exists()
 
 
-def test_a_cut_connection_loses_no_count(
-    proxy_to: Callable[[str], Proxy], nsqd: GoNsqd, tmp_path: Path
-) -> None:
+def test_a_cut_connection_loses_no_count(proxy_to: ProxyTo, nsqd: GoNsqd, tmp_path: Path) -> None:
     proxy = proxy_to(nsqd.tcp_address)
     lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
     options = PublishOptions(retry_timeout_s=10, retry_unknown=True)
