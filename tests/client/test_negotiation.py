@@ -333,18 +333,6 @@ def test_a_file_that_cannot_be_used_is_named_before_connecting(
     assert caught.value.hint
 
 
-def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> None:
-    options = replace(
-        OPTIONS,
-        tls_v1=True,
-        tls_cert=str(certificates.client.cert),
-        tls_key=str(certificates.server.key),
-    )
-    with pytest.raises(ConfigurationError, match=r"client\.pem") as caught:
-        tls_context(options)
-    assert "belong together" in caught.value.hint
-
-
 # -- whom to trust: an announcement is only a claim ------------------------------------------------
 
 

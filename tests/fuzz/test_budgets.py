@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
 import socket
-import socketserver
 import struct
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
-from plugins.http_server import serving
+from plugins.http_server import Serves, http
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.waiting import patience_s
 from plugins.wire import RESPONSE, frame, message_frame
@@ -28,8 +26,6 @@ pytestmark = pytest.mark.alone
 MOST_MB = 150
 TRIES = 3
 MB = 1 << 20
-
-Serves = Callable[[Callable[[socket.socket], None]], str]
 
 
 COST = "cost: "
@@ -111,39 +107,6 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
         return Cost(out=done.stdout, err="\n".join(lines), **json.loads(cost.removeprefix(COST)))
 
     return run
-
-
-@pytest.fixture
-def serves() -> Iterator[Serves]:
-    """``serves(talk)``: the address of a server that calls ``talk`` with each connection."""
-    with contextlib.ExitStack() as stack:
-
-        def serve(talk: Callable[[socket.socket], None]) -> str:
-            class Talk(socketserver.BaseRequestHandler):
-                def handle(self) -> None:
-                    with contextlib.suppress(OSError):  # the client has had enough
-                        talk(self.request)
-
-            server = stack.enter_context(serving(Server(("127.0.0.1", 0), Talk)))
-            return "{}:{}".format(*server.server_address)
-
-        yield serve
-
-
-class Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 100
-
-
-def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
-    """Send the pieces whatever is asked."""
-
-    def talk(accepted: socket.socket) -> None:
-        accepted.recv(10_000)
-        for piece in pieces:
-            accepted.sendall(piece)
-
-    return talk
 
 
 OK_FRAME = frame(RESPONSE, b"OK")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from nsqtools.errors import ConfigurationError
@@ -139,13 +136,6 @@ def test_a_wrong_program_is_refused_in_a_line(compile: object, program: str) -> 
     with pytest.raises(ConfigurationError, match="is not a program of jq: ") as refused:
         compile(program)
     assert "\n" not in str(refused.value)
-
-
-def test_jq_is_imported_only_for_a_program() -> None:
-    modules = "nsqtools.records.filters, nsqtools.records.template"
-    code = f"import sys, {modules}; print('jq' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", 'x"y'])
