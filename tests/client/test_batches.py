@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, fill
+from plugins.clients import CHANNEL, TOPIC, InBackground, fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Batch, ClientOptions, Consumer
+from nsqtools import ClientOptions, Consumer
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
 
@@ -65,23 +64,19 @@ def test_a_batch_is_whole_however_late_the_io_thread_is(
         assert len(batch) == batch.finish() == 500
 
 
-def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: MakeNsqd) -> None:
+def test_a_batch_waits_for_an_nsqd_that_has_room(
+    go_nsqd: MakeNsqd, in_background: InBackground
+) -> None:
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
-    batches: list[Batch] = []
     with consumer_of(full, late) as consumer:
         wait_until(lambda: len(consumer.connections) == 2, what="both connections")
-        thread = threading.Thread(
-            target=lambda: batches.append(next(iter(consumer.batches(size=500, within_s=3600))))
-        )
-        thread.start()
+        gathering = in_background(next, iter(consumer.batches(size=500, within_s=3600)))
         wait_until(lambda: consumer.stats.received == 250, what="the messages of one")
         time.sleep(5 * GATHER_LOOK_S)
         late.publish(TOPIC, *[b"late"] * 250)
-        thread.join(patience_s(10))
-        assert list(map(len, batches)) == [500]
-        assert batches[0].finish() == 500
+        assert gathering.result(patience_s(10)).finish() == 500
 
 
 def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd) -> None:
@@ -99,21 +94,17 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
 
 
-def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: GoNsqd) -> None:
+def test_a_batch_does_not_wait_for_what_cannot_come(
+    nsqd: GoNsqd, in_background: InBackground
+) -> None:
     """Another batch is in the hands of another thread, and no more may be in flight."""
     fill(nsqd, 2000)
     options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
     with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options) as consumer:
         first = next(iter(consumer.batches(size=400, within_s=3600)))
-        second: list[Batch] = []
-        other = threading.Thread(
-            target=lambda: second.append(next(iter(consumer.batches(size=400, within_s=3600))))
-        )
-        other.start()
-        other.join(patience_s(10))
-        assert list(map(len, second)) == [100]
-        first.finish()
-        second[0].finish()
+        gathering = in_background(next, iter(consumer.batches(size=400, within_s=3600)))
+        second = gathering.result(patience_s(10))
+        assert (second.finish(), first.finish()) == (100, 400)
 
 
 def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:

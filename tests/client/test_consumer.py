@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -102,24 +101,21 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
 
 
 def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
-    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a second for each these would take minutes."""
     monkeypatch.setattr(consumer_io, "GATHER_S", 1.0)
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x"] * 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
-    finished = threading.Event()
 
     def answer_all() -> None:
         for _ in range(200):
             batch = consumer.next_batch(timeout_s=patience_s(5))
             assert batch
             batch[0].finish()
-        finished.set()
 
-    threading.Thread(target=answer_all).start()
-    assert finished.wait(patience_s(10))
+    in_background(answer_all).result(patience_s(10))
 
 
 # -- health, as a probe of Kubernetes reads it -----------------------------------------------------

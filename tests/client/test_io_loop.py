@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plugins.clients import TOPIC, Consume, Produce, run_program, take
+from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -242,7 +242,7 @@ def test_only_members_with_work_have_turns(member: Callable[..., LoopMember]) ->
     assert turns[1] == before
 
 
-def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
+def test_joins_and_ends_meet(in_background: InBackground) -> None:
     """A member that joins while the last one leaves gets a thread that serves it."""
 
     def come_and_go() -> None:
@@ -252,12 +252,8 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
             one.call_soon(one.stop)
             assert one.join(patience_s(10))
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience_s(60))
-        assert not thread.is_alive()
+    for each in [in_background(come_and_go) for _ in range(4)]:
+        each.result(patience_s(60))
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
 
