@@ -125,7 +125,6 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_READER, nsqd.tcp_address], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         ids = [process.stdout.readline()]
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(

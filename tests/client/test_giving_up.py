@@ -57,7 +57,6 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
         producer.error = PublishNotSent("nsqd is away")
     if fate == "refused":
         producer.stop()
-    assert dead_letters._dead_letters is not None
     dead_letters._dead_letters._producers[batch[0].nsqd] = producer
     dead_letters.messages(batch)
     assert [message.answers for message in batch] == [[answer]] * 2
