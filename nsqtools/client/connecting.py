@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from nsqtools.client.connection import Connection, client_tls, open_connection
+from nsqtools.client.connection import Connection, client_tls, longest_try_s, open_connection
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
@@ -42,6 +42,7 @@ log = logging.getLogger("nsqtools")
 
 DISCOVERED_BASE_S = 1.0
 QUICK_S = 0.1
+PAUSE_S = 1.0  # what a busy machine holds nobody up for
 JITTER = 0.1  # the largest share taken off a delay
 
 
@@ -435,13 +436,21 @@ def open_in_background(
 
     Certificates and secret are those that their files hold now. Where no thread can be started
     ``done`` is called at once.
+
+    A try that took longer than it may says that this process stood still, perhaps with its machine,
+    and nothing about nsqd: there is one more.
     """
 
-    def connect() -> bool:
+    def connect(is_first: bool = True) -> bool:
         result: Connection | NsqError
+        too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
         try:
             tls = client_tls(options).get() if options.tls_v1 else None
             result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
+        except DeadlineExceeded as exc:
+            if is_first and time.monotonic() > too_late:
+                return connect(is_first=False)
+            result = exc
         except NsqError as exc:
             result = exc
         except Exception as exc:  # a defect must not leave the address connecting for ever

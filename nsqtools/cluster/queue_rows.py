@@ -208,7 +208,7 @@ class RateMeter:
     """Turns the successive statistics of one nsqd into rows with rates.
 
     Between statistics less than ``least_s`` apart the rates stay as they were: the moment of an
-    answer is not known exactly enough. A topic that did not change, which is the same object
+    answer is not known exactly enough. A topic that did not change, mostly the same object
     (`StatsReader`), has the rows of the last time again once their rates are 0: most queues of a
     large cluster rest at any moment.
     """
@@ -238,7 +238,8 @@ class RateMeter:
             rows = [*rows_of_topic(report.address, topic)]
             return _Measured(topic, rows, rows, at_s)
         elapsed_s = at_s - before.base_s
-        if before.topic is topic and before.base is before.rows and elapsed_s > 0:
+        is_same = before.topic is topic or before.topic == topic
+        if is_same and before.base is before.rows and elapsed_s > 0:
             if before.rows[0].rates is not RESTING:
                 before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
             before.base_s = at_s

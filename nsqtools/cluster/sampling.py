@@ -375,7 +375,7 @@ class Sampler:
         scoped = client.stats(question.topic, question.channel, clients=True) if is_scoped else None
         with self._reading:
             entries = self._check_budget(node, answer)
-            stats = node.reader.read_json(bytes(answer), client.decode_stats)
+            stats = node.reader.read(bytes(answer), client.decode_stats)
             del answer
             report = NodeReport(node.nsqd.address, at_s, stats)
             measured = node.meter.measure(report)

@@ -182,7 +182,16 @@ LEAST, MOST = INT64.start, INT64.stop - 1
 
 def read_stats(document: Any) -> NsqdStats:
     """Return the statistics in a decoded answer. Raises `ProtocolError` if it is not an object."""
-    return StatsReader().read(document)
+    if not isinstance(document, dict):
+        raise ProtocolError("the statistics are not a JSON object")
+    producers = document.get("producers")
+    return _fill(
+        NsqdStats,
+        document,
+        topics=tuple(map(read_topic, _objects(document.get("topics")))),
+        memory=_memory(document.get("memory")),
+        producers=None if producers is None else tuple(map(_client, _objects(producers))),
+    )
 
 
 _BEGIN = b'{"topic_name":'
@@ -192,60 +201,33 @@ class StatsReader:
     """Reads one answer of an nsqd after the other.
 
     For a topic that did not change, as most do not between two answers, it returns the object of
-    the last answer, which costs little. For one thread at a time.
+    the last answer, which costs little; the last topic of an answer is always read. For one thread
+    at a time.
     """
 
     def __init__(self) -> None:
-        self._before: dict[object, tuple[dict[str, Any], TopicStats]] = {}
         self._pieces: dict[bytes, TopicStats] = {}
 
-    def read_json(self, body: bytes, decode: Callable[[bytes], Any]) -> NsqdStats:
-        """Return what `read` does of a decoded answer, but decode what changed only.
+    def read(self, body: bytes, decode: Callable[[bytes], Any]) -> NsqdStats:
+        """Return what `read_stats` does of a decoded answer, but decode what changed only.
 
         The beginning of a topic is nowhere else in JSON, for in a text its quotes are escaped. So
         the answer is cut there; pieces that were in the last one are known, and what is left is a
-        smaller answer. Raises what ``decode`` raises, and as `read`.
+        smaller answer. Raises what ``decode`` and `read_stats` raise.
         """
         head, *pieces = body.split(_BEGIN)
         known, self._pieces = self._pieces, {}
         if not pieces or not head.endswith(b'"topics":['):
-            return self.read(decode(body))
+            return read_stats(decode(body))
         *pieces, last = pieces
         changed = [piece for piece in pieces if piece not in known]
-        stats = self.read(decode(_BEGIN.join((head, *changed, last))))
+        stats = read_stats(decode(_BEGIN.join((head, *changed, last))))
         topics = stats.topics or ()
         if len(topics) != len(changed) + 1:  # not one topic in each piece
-            return self.read(decode(body))
+            return read_stats(decode(body))
         known |= zip(changed, topics, strict=False)
         self._pieces = {piece: known[piece] for piece in pieces}
         return replace(stats, topics=(*self._pieces.values(), topics[-1]))
-
-    def read(self, document: Any) -> NsqdStats:
-        """Return what `read_stats` does, with the same error."""
-        if not isinstance(document, dict):
-            raise ProtocolError("the statistics are not a JSON object")
-        topics = []
-        now: dict[object, tuple[dict[str, Any], TopicStats]] = {}
-        for topic in _objects(document.get("topics")):
-            stats = self._topic(topic)
-            topics.append(stats)
-            now[stats.topic_name] = topic, stats
-        self._before = now
-        producers = document.get("producers")
-        return _fill(
-            NsqdStats,
-            document,
-            topics=tuple(topics),
-            memory=_memory(document.get("memory")),
-            producers=None if producers is None else tuple(map(_client, _objects(producers))),
-        )
-
-    def _topic(self, document: dict[str, Any]) -> TopicStats:
-        name = document.get("topic_name")
-        before = self._before.get(name) if isinstance(name, str) else None
-        if before is not None and before[0] == document:
-            return before[1]
-        return read_topic(document)
 
 
 def read_topic(document: dict[str, Any]) -> TopicStats:

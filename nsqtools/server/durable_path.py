@@ -245,7 +245,7 @@ class DurablePath:
 
     def _listed(self) -> Queues:
         try:
-            return decode_metadata((self._path / FILE_NAME).read_bytes())
+            return decode_metadata((self._path / FILE_NAME).read_bytes(), self._log.warn)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as exc:

@@ -321,7 +321,7 @@ _BODY_S = 30.0
 _SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
 _READ_S = 60.0  # for an answer that fills the buffers of the system
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
-_HOST = re.compile(r"[^\s/@\\]+")
+_HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {int(each): each.phrase.encode() for each in HTTPStatus}
 _REASONS[413] = b"Request Entity Too Large"  # Python has other names for it
@@ -331,9 +331,9 @@ _WITHOUT_BODY = (204, 304)
 class _Refused(Exception):
     """Read no more of this connection, and answer with this status."""
 
-    def __init__(self, status: int, text: bytes = b"") -> None:
+    def __init__(self, status: int, why: bytes = b"", *, text: bytes = b"") -> None:
         super().__init__(status)
-        reason = b"%d %b" % (status, _REASONS[status])
+        reason = b"%d %b%b" % (status, _REASONS[status], why and b": " + why)
         self.answer = (
             b"HTTP/1.1 %b\r\nContent-Type: text/plain; charset=utf-8\r\n"
             b"Connection: close\r\n\r\n%b" % (reason, text or reason)
@@ -557,6 +557,12 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
+        version = parser.get_http_version()
+        is_old = version == "1.0"
+        if version == "0.9":
+            raise _Refused(400)
+        if "host" not in headers and not is_old:
+            raise _Refused(400, b"missing required Host header")
         target = self._target.decode("latin-1")
         path, _, query_string = target.partition("?")
         if not path.startswith("/"):  # to a proxy
@@ -574,15 +580,15 @@ class _Connection(asyncio.Protocol):
             path,
             query_string,
             headers,
-            is_old=parser.get_http_version() == "1.0",
+            is_old=is_old,
             closes=not parser.should_keep_alive() or parser.should_upgrade(),
             client=self._client,
         )
-        if not call.is_old and not _HOST.fullmatch(headers.get("host", "")):
-            raise _Refused(400)
+        if not _HOST.fullmatch(headers.get("host", "")):
+            raise _Refused(400, b"malformed Host header")
         is_chunked = "transfer-encoding" in headers
         if is_chunked and headers["transfer-encoding"].lower() != "chunked":
-            raise _Refused(501, b"Unsupported transfer encoding")
+            raise _Refused(501, text=b"Unsupported transfer encoding")
         self._call = call
         self._api.find(call)
         length = call.declared_length

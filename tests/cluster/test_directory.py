@@ -1,4 +1,7 @@
-"""The cluster as one thing: who is asked, at which address, and what a dead one costs."""
+"""The cluster as one thing: who is asked, at which address, and what a silent one costs.
+
+Samples are taken of dead ones (test_sampling), and addresses mapped (test_ways_to_ask).
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,11 @@ import pytest
 from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.sampling import SampleFilter, Sampler
 from nsqtools.errors import ProtocolError
 from nsqtools.http.http_api import HTTPAccess
-
-
-def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningCluster) -> None:
-    for nsqd in cluster.nsqds:
-        nsqd.create_channel("clicks", "arch")
-        nsqd.publish("clicks", b"a", b"b")
-    places = ClusterAddresses(lookupd_http=[lookupd.http_address for lookupd in cluster.lookupds])
-
-    with Cluster(places) as asked:
-        sample = wait_until(lambda: Sampler(asked, SampleFilter()).sample(), what="a sample")
-
-    assert sample.failures == ()
-    assert {row.node for row in sample.rows} == {nsqd.http_address for nsqd in cluster.nsqds}
-    queue = {(row.topic, row.channel): row for row in sample.totals}
-    assert queue["clicks", "arch"].messages == 4
-
-
-def test_dead_ones_are_named_and_the_rest_is_seen(cluster: RunningCluster) -> None:
-    first, second = cluster.nsqds
-    first.create_topic("clicks")
-    second.kill()
-    cluster.lookupds[0].kill()
-    places = ClusterAddresses(lookupd_http=[lookupd.http_address for lookupd in cluster.lookupds])
-
-    def survey() -> set[str]:
-        with Cluster(places) as asked:
-            found = asked.stats()
-        assert [node.address for node in found.nodes] == [first.http_address]
-        return {failure.address for failure in found.failures}
-
-    dead = {cluster.lookupds[0].http_address, second.http_address}
-    # the living nsqlookupd forgets the dead nsqd when its connection ends
-    assert survey() in (dead, dead - {second.http_address})
 
 
 def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster) -> None:
@@ -64,17 +33,6 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
 
     addresses = [node.address for node in survey.nodes]
     assert sorted(addresses) == sorted([given, cluster.nsqds[1].http_address])
-
-
-def test_an_announced_address_is_mapped(cluster: RunningCluster, dead_address: str) -> None:
-    first, second = (nsqd.http_address for nsqd in cluster.nsqds)
-    addresses = ClusterAddresses(lookupd_http=[cluster.lookupds[0].http_address])
-
-    with Cluster(addresses, HTTPAccess(address_map={first: dead_address})) as asked:
-        survey = asked.stats()
-
-    assert [node.address for node in survey.nodes] == [second]
-    assert [failure.address for failure in survey.failures] == [dead_address]
 
 
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(

@@ -114,6 +114,10 @@ def answer(start_time: int = 1, **topics: Any) -> dict[str, Any]:
     }
 
 
+def as_sent(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
 COUNTS = st.integers(0, 3).map(lambda count: count * 10)
 ANSWERS = st.lists(
     st.tuples(st.integers(1, 2), st.dictionaries(st.sampled_from("abc"), COUNTS)), max_size=6
@@ -128,7 +132,7 @@ def test_answers_that_are_read_only_where_they_changed_have_the_same_rows_and_ra
     for at_s, (start_time, topics) in enumerate(sequence):
         document = answer(start_time, **topics)
         whole = NodeReport("a:1", float(at_s), read_stats(document))
-        quick = NodeReport("a:1", float(at_s), reader.read(document))
+        quick = NodeReport("a:1", float(at_s), reader.read(as_sent(document), json.loads))
         assert meter.measure(quick) == other.measure(whole)
 
 
@@ -140,19 +144,20 @@ class Reading:
         self._reader, self._meter = StatsReader(), RateMeter(0.5)
 
     def read(self, document: dict[str, Any], at_s: float) -> list[QueueRow]:
-        return self._meter.measure(NodeReport(self._address, at_s, self._reader.read(document)))
+        stats = self._reader.read(as_sent(document), json.loads)
+        return self._meter.measure(NodeReport(self._address, at_s, stats))
 
     def rate(self, document: dict[str, Any], at_s: float) -> float | None:
         [row] = [row for row in self.read(document, at_s) if row.channel]
         return row.rates and row.rates.ingress
 
 
-def test_a_topic_that_does_not_change_is_not_read_again() -> None:
+def test_a_topic_that_does_not_change_has_its_rows_again() -> None:
     reading = Reading()
     for at_s in (0.0, 1.0):
-        rows = reading.read(answer(a=10), at_s)
+        rows = reading.read(answer(a=10, last=0), at_s)  # the last is always read
     assert all(row.rates is not None and row.rates.ingress == 0 for row in rows)
-    again = reading.read(answer(a=10), 2.0)
+    again = reading.read(answer(a=10, last=0), 2.0)
     assert all(one is other for one, other in zip(rows, again, strict=True))
     assert reading.rate(answer(a=40), 4.0) == 15
 

@@ -1,4 +1,7 @@
-"""Looking a topic up before subscribing: what a SUB would create, and what it would destroy."""
+"""Looking a topic up before subscribing: who is asked, and who is not believed.
+
+What is refused then is in the transcript of tail.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
+from nsqtools.cluster.topics import TopicReport, inspect_topic
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -33,20 +35,6 @@ def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
     assert "is not the HTTP port of" in str(report.failed[0])
 
 
-def test_the_backlog_is_what_waits_in_a_topic_without_channels(nsqd: GoNsqd) -> None:
-    nsqd.publish("clicks", b"a", b"b")
-    nsqd.create_topic("views")
-    nsqd.create_channel("views", "archive")
-    nsqd.publish("views", b"a")
-    ask = ClusterAddresses([nsqd.http_address])
-
-    clicks, views = inspect("clicks", ask), inspect("views", ask)
-
-    assert (clicks.exists, clicks.asked, clicks.failed) == (True, [nsqd.http_address], [])
-    assert (clicks.backlog, clicks.channels) == (2, set())
-    assert (views.backlog, views.channels) == (0, {"archive"})
-
-
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     go_nsqd: Callable[..., GoNsqd],
     nsqlookupd: Callable[..., GoNsqlookupd],
@@ -63,26 +51,3 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     assert report.backlog == 3
     assert len(report.failed) == 1
     assert unreachable_address in str(report.failed[0])
-
-
-def test_a_misspelt_topic_is_refused_with_a_suggestion_unless_nobody_can_be_asked() -> None:
-    unasked = TopicReport("clicks", failed=[ConnectionFailed("connection refused")])
-    warning = check_subscription(unasked, "c")
-    assert "cannot check whether topic clicks exists (connection refused)" in warning
-    report = TopicReport("click", asked=["http://n"], known_topics={"clicks", "views"})
-
-    with pytest.raises(NotFoundError, match="topic click does not exist") as caught:
-        check_subscription(report, "c")
-    assert caught.value.hint.startswith("Did you mean clicks?")
-    assert check_subscription(report, "c", create=True) == ""
-
-
-def test_a_backlog_is_not_given_to_an_ephemeral_channel() -> None:
-    report = TopicReport("clicks", exists=True, backlog=1000, asked=["http://n"])
-
-    with pytest.raises(ConfigurationError, match="no channel and 1000 messages waiting"):
-        check_subscription(report, "tail1#ephemeral")
-    assert check_subscription(report, "tail1#ephemeral", force=True) == ""
-    assert check_subscription(report, "archive") == ""
-    report.channels.add("archive")
-    assert check_subscription(report, "tail1#ephemeral") == ""

@@ -1,7 +1,8 @@
 """Fleets of workers whose handlers take a good part of msg_timeout: nothing unseen, little twice.
 
 Each worker is a process with default options, and writes a line for each message it has handled.
-That handlers are busy all the time is in tests/client/test_in_flight_limit.py.
+That handlers are busy all the time is in tests/client/test_in_flight_limit.py, and workers that
+are killed are in test_crash_loop.py there and in test_forwarders_killed.py.
 `pytest -rP -m "slow or not slow" tests/faults/test_fleet.py` prints the table.
 """
 
@@ -12,7 +13,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,10 +22,9 @@ from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 MSG_TIMEOUT_S = 2.0
-KILL_EACH_S = 3.0
 
 WORKER = """
 import asyncio, os, sys, time
@@ -72,31 +71,20 @@ class Fleet:
         handler_s: float,
         messages: int,
     ) -> None:
-        self.nsqds = nsqds
-        self.messages = messages
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self._nsqds = nsqds
+        self._messages = messages
         self._path = path
-        addresses = [nsqd.tcp_address for nsqd in nsqds]
-        self._command = [
-            *(sys.executable, "-c", WORKER, way, str(count), str(handler_s)),
-            *addresses,
-        ]
         for number, nsqd in enumerate(nsqds):
             nsqd.create_channel(TOPIC, CHANNEL)
             bodies = [b"%d" % n for n in range(number, messages, len(nsqds))]
             if bodies:
                 nsqd.publish(TOPIC, *bodies)
-        for _ in range(processes):
-            self.start_worker()
-
-    def start_worker(self) -> None:
+        addresses = [nsqd.tcp_address for nsqd in nsqds]
+        command = [sys.executable, "-c", WORKER, way, str(count), str(handler_s), *addresses]
         environment = os.environ | {"PYTHONPATH": os.getcwd()}
-        self.workers.append(subprocess.Popen(self._command, cwd=self._path, env=environment))
-
-    def kill(self, worker: subprocess.Popen[bytes]) -> None:
-        self.workers.remove(worker)
-        worker.kill()
-        worker.wait()
+        self._workers = [
+            subprocess.Popen(command, cwd=path, env=environment) for _ in range(processes)
+        ]
 
     @property
     def handled(self) -> collections.Counter[bytes]:
@@ -106,15 +94,13 @@ class Fleet:
 
     @property
     def is_done(self) -> bool:
-        return len(self.handled) == self.messages or self.is_empty
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in self.nsqds)
+        is_empty = not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in self._nsqds)
+        return len(self.handled) == self._messages or is_empty
 
     def end(self) -> None:
-        for worker in list(self.workers):
-            self.kill(worker)
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
 
 
 MakeFleet = Callable[..., Fleet]
@@ -182,37 +168,3 @@ def test_a_healthy_fleet_handles_everything_once(
     assert len(seen) == messages
     if way != "pool" or share < 0.5:  # only a pool's answers tell how many it can take: a few late
         assert seen.total() - len(seen) <= 0.01 * messages + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["threads", "pool", "asyncio"])
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.35, 0.7])
-@pytest.mark.parametrize("nsqds", [1, 12])
-def test_workers_that_are_killed_lose_nothing_and_double_what_was_in_flight(
-    fleet: MakeFleet, way: str, share: float, nsqds: int
-) -> None:
-    handler_s = share * MSG_TIMEOUT_S
-    messages = int(12 * 8 / handler_s)  # 12 s of 2 x 4 handlers, without kills
-    made = fleet(nsqds, way=way, processes=2, count=4, handler_s=handler_s, messages=messages)
-    in_flight = kills = 0
-    kill_at = time.monotonic() + KILL_EACH_S
-    until = time.monotonic() + patience_s(60)
-    while not made.is_done:
-        assert time.monotonic() < until, "not all is handled"
-        time.sleep(0.1)
-        if time.monotonic() >= kill_at:
-            kill_at += KILL_EACH_S
-            worker = made.workers[0]
-            in_flight += sum(
-                nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] for nsqd in made.nsqds
-            )
-            made.kill(worker)
-            made.start_worker()
-            kills += 1
-    seen = made.handled
-    print(
-        f"{way:8} {nsqds:3} nsqd 2 x  4 at {share:4.2f}: {messages - len(seen)} lost, "
-        f"{seen.total() - len(seen)} of {messages} twice, {in_flight} in flight at {kills} kills"
-    )
-    assert len(seen) == messages
-    assert seen.total() - len(seen) <= in_flight

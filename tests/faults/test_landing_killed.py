@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,14 @@ from plugins.archives import (
     Writer,
     assert_each_once,
     ended,
+    killed_again_and_again,
     to_file,
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, Selection, in_processes
@@ -181,64 +181,50 @@ def test_killed_and_compacted_before_it_goes_on_every_message_is_there_once(
     pytest.fail("it never came to its end")
 
 
-def archive_with_kills(
+@pytest.mark.parametrize(
+    ("store", "where", "kills", "count"),
+    [
+        ("delta", "directory", 2, 3000),
+        *(
+            pytest.param(store, where, 10, 40_000, marks=pytest.mark.slow)
+            for store in ("parquet", "delta")
+            for where in ("directory", "bucket")
+        ),
+    ],
+)
+def test_killed_while_it_lands_every_message_is_in_the_table_once(
     go_nsqd: Callable[..., GoNsqd],
     spawn_nsq: SpawnNsq,
-    out: Path,
-    place: str,
-    *,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
     store: str,
+    where: str,
     kills: int,
     count: int,
 ) -> None:
-    nsqd = go_nsqd("-msg-timeout=2s")
+    nsqd, out = go_nsqd("-msg-timeout=2s"), tmp_path / "out"
     nsqd.create_channel(TOPIC, CHANNEL)
-    published = [json.dumps({"n": n, "text": "x" * 100}).encode() for n in range(count)]
+    bodies = (json.dumps({"n": n, "text": "x" * 100}).encode() for n in range(count))
     args = to_file(nsqd.tcp_address, out, "--store", store, "--body", "json")
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
-    args += [] if place == str(out) else ["--upload", place]
-    logs = out if place != str(out) else out / ".nsq-log"
-    state = logs / DRAFTS / "state.json"
-
-    def landed() -> bytes:
-        return state.read_bytes() if state.exists() else b""
-
-    rng = random.Random(kills)
+    place, logs = str(out), out / ".nsq-log"
+    if where == "bucket":
+        place, logs = f"{request.getfixturevalue('bucket').url}/lake", out
+        args += ["--upload", place]
+    landed = logs / DRAFTS / "state.json"
     share = -(-count // (kills + 1))
-    for begin in range(0, count, share):
-        nsqd.publish(TOPIC, *published[begin : begin + share])
-        process = spawn_nsq(args)
-        if begin + share >= count:
-            break
-        before = landed()
-        wait_until(lambda before=before: landed() != before, what="a landing", timeout_s=DEADLINE_S)
-        threading.Event().wait(rng.uniform(0, 0.3))  # the random point
-        process.kill()
-        process.wait(DEADLINE_S)
+    published: list[bytes] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        more = list(islice(bodies, share))
+        nsqd.publish(TOPIC, *more)
+        published.extend(more)
+        return spawn_nsq(args)
+
+    process = killed_again_and_again(
+        start, lambda: landed.read_bytes() if landed.exists() else b"", kills
+    )
     wait_until_archived(nsqd)
     assert "not uploaded" not in ended(process)
     assert_each_once(bodies_at(place), published)
     assert list(logs.rglob("*.log")) == []
-
-
-def test_killed_while_it_lands_every_message_is_in_the_table_once(
-    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    archive_with_kills(go_nsqd, spawn_nsq, out, str(out), store="delta", kills=2, count=3000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["parquet", "delta"])
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_killed_ten_times_while_it_lands_every_message_is_in_the_table_once(
-    go_nsqd: Callable[..., GoNsqd],
-    spawn_nsq: SpawnNsq,
-    bucket: Bucket,
-    tmp_path: Path,
-    store: str,
-    where: str,
-) -> None:
-    out = tmp_path / "out"
-    place = str(out) if where == "directory" else f"{bucket.url}/lake"
-    archive_with_kills(go_nsqd, spawn_nsq, out, place, store=store, kills=10, count=40_000)

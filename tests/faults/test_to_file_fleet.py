@@ -17,7 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.archives import assert_each_once, ended, lines_of, messages_of, parts
+from plugins.archives import (
+    assert_each_once,
+    ended,
+    killed_again_and_again,
+    lines_of,
+    messages_of,
+    parts,
+)
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
@@ -170,24 +177,12 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
     messages: int,
     kills: int,
 ) -> None:
-    rng = random.Random(f"fleet {topics}")
     published = filled(nsqd, lookupd, topics, messages)
     flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
     args = fleet(lookupd, out, "--gzip", *flags)
-    for _ in range(kills):
-        before = left(nsqd)
-        process = spawn_nsq(args)
-        wait_until(
-            lambda before=before: left(nsqd) < before or not before,  # type: ignore[misc]
-            what="progress",
-            timeout_s=DEADLINE_S,
-        )
-        threading.Event().wait(rng.uniform(0, 0.3))  # the random point
-        process.kill()
-        process.wait(DEADLINE_S)
+    process = killed_again_and_again(lambda: spawn_nsq(args), lambda: left(nsqd), kills)
     nsqd.publish("orders0000", b"the last one")  # which shows that the last run has begun
     published.append(b"the last one")
-    process = spawn_nsq(args)
     wait_until_archived(nsqd, process)
     ended(process)
 

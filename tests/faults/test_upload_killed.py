@@ -6,10 +6,7 @@ The long form, with 10 kills, runs with ``-m slow``.
 from __future__ import annotations
 
 import random
-import subprocess
-import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,23 +17,20 @@ from plugins.archives import (
     ended,
     filled,
     finished_files,
+    killed_again_and_again,
     to_file,
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.object_store import Bucket
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.upload import uploaded_of
 from nsqtools.protocol.frames import WireMessage
-
-DEADLINE_S = patience_s(90.0)
 
 
 def left_by_an_earlier_run(directory: Path, *, small: int, large: int) -> list[bytes]:
@@ -57,34 +51,26 @@ def state(directory: Path) -> tuple[int, int]:
     return len(list(directory.rglob(".*.uploading"))), len(list(directory.rglob(".*.uploaded")))
 
 
-def kill_in_the_middle(
-    start: Callable[[], subprocess.Popen[bytes]], directory: Path, rng: random.Random
-) -> None:
-    before = state(directory)
-    process = start()
-
-    def moved() -> bool:
-        assert process.poll() is None, "it ended by itself"
-        return state(directory) != before
-
-    wait_until(moved, what="progress", timeout_s=DEADLINE_S)
-    threading.Event().wait(rng.uniform(0, 0.3))  # the random point
-    process.kill()
-    process.wait(DEADLINE_S)
-
-
-def upload_with_kills(
-    nsqd: Nsqd,
+@pytest.mark.parametrize(
+    ("kills", "small", "large", "live", "deletes"),
+    [
+        (1, 8, 1, 2000, True),
+        pytest.param(10, 60, 6, 20_000, False, marks=pytest.mark.slow, id="kept"),
+        pytest.param(10, 60, 6, 20_000, True, marks=pytest.mark.slow, id="deleted"),
+    ],
+)
+def test_killed_while_it_uploads_every_file_is_stored_once(
+    quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
     bucket: Bucket,
-    out: Path,
-    *,
+    tmp_path: Path,
     kills: int,
     small: int,
     large: int,
     live: int,
     deletes: bool,
 ) -> None:
+    nsqd, out = quick_nsqd, tmp_path / "out"
     out.mkdir()
     expected = left_by_an_earlier_run(out, small=small, large=large)
     published = filled(nsqd, [b"live %06d %s" % (n, b"x" * 300) for n in range(live)])
@@ -92,17 +78,14 @@ def upload_with_kills(
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     args += ["--delete-uploaded"] if deletes else []
 
-    rng = random.Random(kills)
-    for _ in range(kills):
-        kill_in_the_middle(lambda: spawn_nsq(args), out, rng)
+    process = killed_again_and_again(lambda: spawn_nsq(args), lambda: state(out), kills)
     nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
     published.append(b"the last one")
-    process = spawn_nsq(args)
     wait_until_archived(nsqd)
     wait_until(
         lambda: all(uploaded_of(path).exists() for path in finished_files(out)),
         what="all uploads",
-        timeout_s=DEADLINE_S,
+        timeout_s=90,
     )
     assert "not uploaded" not in ended(process)
 
@@ -123,27 +106,3 @@ def upload_with_kills(
         return
     contents = Counter(path.read_bytes() for path in finished_files(out))
     assert contents == Counter(bucket.storage.read(each.name) for each in stored)
-
-
-def test_killed_while_it_uploads_and_deletes_every_file_is_stored_once(
-    quick_nsqd: EmbeddedServer, spawn_nsq: SpawnNsq, bucket: Bucket, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    upload_with_kills(
-        quick_nsqd, spawn_nsq, bucket, out, kills=1, small=8, large=1, live=2000, deletes=True
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
-def test_killed_ten_times_while_it_uploads_every_file_is_stored_once(
-    go_nsqd: Callable[..., GoNsqd],
-    spawn_nsq: SpawnNsq,
-    bucket: Bucket,
-    tmp_path: Path,
-    deletes: bool,
-) -> None:
-    nsqd, out = go_nsqd("-msg-timeout=2s"), tmp_path / "out"
-    upload_with_kills(
-        nsqd, spawn_nsq, bucket, out, kills=10, small=60, large=6, live=20_000, deletes=deletes
-    )

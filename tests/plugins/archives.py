@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import random
 import shutil
 import signal
 import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,28 @@ def ended(process: subprocess.Popen[bytes]) -> str:
     _, stderr = process.communicate(timeout=patience_s(90))
     assert process.returncode == 143, stderr.decode()
     return stderr.decode()
+
+
+def killed_again_and_again(
+    start: Callable[[], subprocess.Popen[bytes]], state: Callable[[], object], kills: int
+) -> subprocess.Popen[bytes]:
+    """Kill an archiver at random points after its ``state`` has changed; return its successor.
+
+    A state of 0 is that of one with nothing left to do.
+    """
+    chance = random.Random(kills)
+    for _ in range(kills):
+        before, process = state(), start()
+
+        def has_moved() -> bool:
+            assert process.poll() is None, "it ended by itself"  # noqa: B023
+            return before == 0 or state() != before  # noqa: B023
+
+        wait_until(has_moved, what="progress", timeout_s=90)
+        time.sleep(chance.uniform(0, 0.3))  # the random point
+        process.kill()
+        process.wait(patience_s(90))
+    return start()
 
 
 def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from plugins.clients import run_program
 from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
@@ -119,6 +121,26 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
 
     assert "TOPIC(a): failed to close" in log.getvalue()
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
+
+
+def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.stop()
+    listed = {"a:b": ["c"], "a:c": [], "t": ["c:d", "ch"], "": []}
+    topics = [
+        {"name": name, "channels": [{"name": each} for each in channels]}
+        for name, channels in listed.items()
+    ]
+    (nsqd.data_path / "nsqd.dat").write_text(json.dumps({"topics": topics}))
+    nsqd.start()
+
+    [topic] = nsqd.stats()["topics"]
+    names = [topic["topic_name"], *(each["channel_name"] for each in topic["channels"])]
+    assert names == ["t", "ch"]
+    for what in ("topic a:b", "topic a:c", "channel c:d", "topic "):
+        assert f"skipping creation of invalid {what}\n" in nsqd.log
 
 
 def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(

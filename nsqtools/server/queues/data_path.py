@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import try_lock
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.server.daemon_log import NSQ_VERSION
 
@@ -67,16 +68,23 @@ def encode_metadata(topics: Iterable[bytes]) -> bytes:
     return b'{"topics":%b,"version":%b}' % (topics_json, go_json(NSQ_VERSION))
 
 
-def decode_metadata(content: bytes) -> Queues:
-    """Read the content of the file. Raises ``ValueError`` when it is not what nsqd writes."""
+def decode_metadata(content: bytes, warn: Callable[[str], None] = lambda text: None) -> Queues:
+    """Read the content of the file. Raises ``ValueError`` when it is not what nsqd writes.
+
+    Topics with a name that is invalid are skipped: that of ``a:b`` would be a channel's.
+    """
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("not an object")
     found: Queues = {}
     for topic in _objects(document, "topics"):
-        found[_name(topic)] = topic.get("paused") is True
+        name = _name(topic)
+        if not is_valid_name(name):
+            warn(f"skipping creation of invalid topic {name}")
+            continue
+        found[name] = topic.get("paused") is True
         for channel in _objects(topic, "channels"):
-            found[f"{_name(topic)}:{_name(channel)}"] = channel.get("paused") is True
+            found[f"{name}:{_name(channel)}"] = channel.get("paused") is True
     return found
 
 

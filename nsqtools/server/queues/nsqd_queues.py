@@ -88,7 +88,7 @@ class TopicList:
         Raises `ConfigurationError` when there are none.
         """
         try:
-            return decode_metadata(self._path.read_bytes())
+            return decode_metadata(self._path.read_bytes(), self._log.warn)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as exc:
