@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -137,34 +136,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed(sample: Sample) -> set[str]:
     return {failure.address for failure in sample.failures}
-
-
-@pytest.mark.usefixtures("often")
-def test_an_nsqd_that_died_stays_and_is_gone_until_it_comes_back(cluster: RunningCluster) -> None:
-    dead, living = cluster.nsqds
-    for nsqd in cluster.nsqds:
-        nsqd.publish("clicks", b"a")
-    with watching(cluster) as sampler:
-        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
-
-        dead.kill()
-        wait_until(lambda: failed(sampler.sample()) == {dead.http_address}, what="it is missed")
-        wait_until(
-            lambda: all(len(each.json("/nodes")["producers"]) == 1 for each in cluster.lookupds),
-            what="nsqlookupd has forgotten it",
-        )
-        for _ in range(5):
-            sample = sampler.sample()
-            assert failed(sample) == {dead.http_address}
-        states = {node.address: node for node in sample.nodes}
-        assert states[dead.http_address].is_gone
-        assert states[dead.http_address].seen_s == pytest.approx(time.time(), abs=patience_s(60))
-        assert not states[living.http_address].is_silent
-        assert [(row.topic, row.depth) for row in sample.totals] == [("clicks", 1)]
-
-        dead.start()
-        wait_until(lambda: not failed(sampler.sample()), what="it is back")
-        assert not any(node.is_gone for node in sampler.sample().nodes)
 
 
 @pytest.mark.usefixtures("often")
