@@ -134,6 +134,8 @@ class Source:
     others: tuple[tuple[str, str | None], ...] = ()
     """The columns of partitions beside topic and date, with their values."""
     is_timed: bool = True
+    is_shared: bool = False
+    """Whether its file has messages of other topics, too, for which there is another source."""
     archive: ArchiveFile | None = None
     damage: str = ""
 
@@ -195,8 +197,9 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
             source = replace(source, damage=source.damage or problem)
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
+        is_shared = len(scan.topics) > 1
         for topic in topics or ([] if wrong else [None]):
-            yield replace(source, topic=topic, is_timed=topic is not None)
+            yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
 
 
 def _topic_of(name: str) -> Partition:
@@ -244,7 +247,8 @@ def _table_source(archive: ArchiveFile) -> Iterator[Source]:
     topics = [topic] if topic is not None else found.topics or [None]
     for each in topics if found.rows else ():
         is_timed = not found.untimed and each is not None
-        yield replace(source, topic=each, spans=(span,), is_timed=is_timed, damage=damage)
+        of_topic = replace(source, topic=each, spans=(span,), is_timed=is_timed, damage=damage)
+        yield replace(of_topic, is_shared=len(topics) > 1)
 
 
 def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:

@@ -360,7 +360,7 @@ class Compaction:
 
     def _is_small(self, slot: Slot, source: Source) -> bool:
         """Whether a file of a table is to be replaced: it is all of one partition, and small."""
-        is_whole = source.days == {slot.day} and not source.damage
+        is_whole = source.days == {slot.day} and not source.damage and not source.is_shared
         return is_whole and source.size < self.settings.target_bytes // 2
 
     @property

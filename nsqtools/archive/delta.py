@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 COMMIT_TRIES = 100
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 FILES = 10_000
 """Of a log, that are rows of Python at a time."""
 
@@ -65,13 +67,19 @@ def is_table(storage: Storage) -> bool:
 class DeltaCatalog:
     """The table at ``uri``. ``options`` are settings of the object store, by obstore's names.
 
-    All methods raise `NsqError` for what the store or the log does not allow.
+    It and all methods raise `NsqError` for what the store or the log does not allow.
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         import deltalake  # noqa: F401 - who needs it only later learns it before the work
 
         self.storage = open_storage(uri, options)
+        place = self._place
+        if escape := _ESCAPE.search(place):  # delta-rs looks below a decoded name
+            raise ConfigurationError(
+                f"{place} cannot be a Delta table: {escape[0]} is in its name",
+                hint="Give another place, or have Parquet there.",
+            )
         self._is_checked = False
 
     # -- what is there --------------------------------------------------------------------------
@@ -208,11 +216,18 @@ class DeltaCatalog:
     # -- how it is reached ----------------------------------------------------------------------
 
     @property
-    def _uri(self) -> str:
+    def _place(self) -> str:
         storage = self.storage
         if isinstance(storage, LocalStorage):
             return str(storage.root.absolute())
         return storage.url.replace("s3a://", "s3://", 1)
+
+    @property
+    def _uri(self) -> str:
+        place = self._place
+        if isinstance(self.storage, LocalStorage):
+            return place
+        return place.replace("#", "%23").replace("?", "%3F")
 
     def _options(self) -> dict[str, str]:
         """Return the settings of the store as delta-rs names them."""

@@ -208,21 +208,20 @@ class _Reading:
             if source.archive is None:
                 try:
                     with source.storage.open(source.name) as file:
-                        found: Iterator[Any] = read(file, within=within)
-                        yield from map(self._counted, map(self._fitted, found))
+                        for batch in read(file, within=within):
+                            yield self._counted(self._fitted(self._of_topic(batch, source)))
                 except CorruptError as exc:
                     self._on_damage(source, str(exc))
                 continue
             counted: list[int] = []
-            found = read_batches(
+            for batch in read_batches(
                 source.archive,
                 lambda _, problem, source=source: self._on_damage(source, problem),  # type: ignore[misc]
                 kind=self._job.settings.body,
                 delimiter=self._job.settings.delimiter,
                 within=within,
                 on_rows=counted.append,
-            )
-            for batch in found:
+            ):
                 chosen = self._of_topic(batch, source)
                 typed = self._columns.add(chosen) if self._columns else chosen
                 yield self._counted(self._fitted(typed))
@@ -237,10 +236,12 @@ class _Reading:
         return batch
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-        if source.topic is None:
+        if not source.is_shared:
             return batch
-        mask = compute.equal(batch["topic"], source.topic)
-        return batch if compute.all(mask).as_py() else batch.filter(mask)
+        topics = batch["topic"]
+        return batch.filter(
+            topics.is_null() if source.topic is None else compute.equal(topics, source.topic)
+        )
 
     def _on_damage(self, source: Source, problem: str) -> None:
         if not self._job.settings.skips_damaged:

@@ -20,6 +20,7 @@ import errno
 import hashlib
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,10 +40,11 @@ from nsqtools.files.durable import (
     TEMPORARY,
     blaming,
     copy_file,
-    copy_of,
     make_folders,
+    remove_temporaries,
     replace_file,
     sync_folder,
+    temporary_beside,
     written_beside,
 )
 from nsqtools.files.opening import open_to_read
@@ -52,6 +54,7 @@ HDFS_SCHEMES = ("hdfs", "webhdfs")
 LOCAL_HOSTS = ("", "localhost")
 COMPARED_SIZE = 8 << 20
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
+LEFT_AFTER_S = 86_400.0  # since it was written to: its writer was killed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -240,12 +243,14 @@ class LocalStorage(Storage):
     """The directory ``root``, made when something is first written.
 
     What is written appears whole under its name and is durable: it is put together under a hidden
-    temporary name, which `list` leaves out.
+    temporary name, which `list` leaves out. Those of killed writers go when something is written
+    beside them a day later.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self._cleared: set[Path] = set()
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
         return LocalStorage, (self.root,)
@@ -320,7 +325,7 @@ class LocalStorage(Storage):
 
     def put_file(self, name: str, path: Path) -> str:
         target = self._make_room(name)
-        beside = copy_of(target)  # what a killed writer left there goes
+        beside = temporary_beside(target)
         try:
             with blaming(target):
                 copy_file(path, beside, FILE_MODE)
@@ -354,6 +359,9 @@ class LocalStorage(Storage):
         target = self._path(name)
         self.root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         make_folders(self.root, target.parent, FOLDER_MODE)
+        if target.parent not in self._cleared:
+            self._cleared.add(target.parent)
+            remove_temporaries(target.parent, time.time() - LEFT_AFTER_S)
         return target
 
 

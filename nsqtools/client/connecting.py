@@ -438,18 +438,18 @@ def open_in_background(
     ``done`` is called at once.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
-    and nothing about nsqd: there is another one.
+    and nothing about nsqd: there is one more.
     """
 
-    def connect() -> bool:
+    def connect(is_first: bool = True) -> bool:
         result: Connection | NsqError
         too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
         try:
             tls = client_tls(options).get() if options.tls_v1 else None
             result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
         except DeadlineExceeded as exc:
-            if time.monotonic() > too_late:
-                return connect()
+            if is_first and time.monotonic() > too_late:
+                return connect(is_first=False)
             result = exc
         except NsqError as exc:
             result = exc

@@ -7,6 +7,7 @@ power failure.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,8 @@ from nsqtools.files.opening import open_to_read
 
 COPY = ".copy"
 
-TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}\.tmp|copy)")
+_TEMPORARY = r"\..+\.[0-9a-f]{16}\.tmp"
+TEMPORARY = re.compile(rf"{_TEMPORARY}|\..+\{COPY}")
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that make a file, and never open one that is there, a link included."""
@@ -156,14 +158,16 @@ def _overwrite(path: Path, content: bytes, mode: int = 0o600) -> None:
         os.close(descriptor)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove what a kill during `replace_file` left. No process may be replacing files there now.
+def remove_temporaries(folder: Path, before_s: float = math.inf) -> None:
+    """Remove what a kill during `replace_file` left, if it was last written to before a time.
 
-    Raises ``OSError``.
+    Without one no process may be replacing files there now. Raises ``OSError``.
     """
     for name in os.listdir(folder):
-        if TEMPORARY.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
+        path = folder / name
+        with suppress(FileNotFoundError):  # another process removed it
+            if re.fullmatch(_TEMPORARY, name) and path.lstat().st_mtime < before_s:
+                path.unlink()
 
 
 def make_folders(root: Path, folder: Path, mode: int) -> None:

@@ -17,7 +17,7 @@ from plugins.archives import KILLING_ITSELF, Writer, write_archive
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
-from nsqtools.archive.catalog import DAY_NS, find_inputs, sources_of, table_files
+from nsqtools.archive.catalog import DAY_NS, find_inputs, table_files
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
@@ -225,21 +225,6 @@ def test_a_table_is_killed_at_any_step_while_its_files_are_replaced(
     assert done(compact(table, None)) == (0, 0)
 
 
-def test_rows_that_are_there_twice_in_a_table_are_there_once_after_it(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a" / "clicks.gz", [message(n) for n in range(50)])
-    for name in ("one", "two"):
-        compact(tmp_path / "a", tmp_path / name)
-    files = [path for name in ("one", "two") for path in (tmp_path / name).rglob("*.parquet")]
-    both = tmp_path / "both" / "topic=clicks" / f"date={day_of(BEGIN)}"
-    both.mkdir(parents=True)
-    for number, path in enumerate(files):
-        path.rename(both / f"{number}.parquet")
-
-    compact(tmp_path / "both", tmp_path / "out", delta=True)
-
-    assert content(tmp_path / "out") == expected(range(50), "clicks")
-
-
 def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "bare.log").write_bytes(b"one\ntwo\none\n\xff\n")
@@ -279,6 +264,27 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file, tmp_path / "again")) == (2, 0)
 
 
+@pytest.mark.parametrize("last_ns", [BEGIN, None])
+def test_each_topic_gets_its_own_rows_of_a_file_of_several(
+    tmp_path: Path, last_ns: int | None
+) -> None:
+    (tmp_path / "in").mkdir()
+    kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32()}
+    names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
+    some = [("a", BEGIN), ("b", BEGIN), ("a", BEGIN + 1), (None, last_ns)]
+    rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
+    pq.write_table(table, tmp_path / "in" / "x.parquet")
+
+    told = compact(tmp_path / "in", tmp_path / "out", skips_damaged=last_ns is None)
+
+    none = "__HIVE_DEFAULT_PARTITION__"
+    found = [(topic, body) for topic, _, _, _, body in content(tmp_path / "out")]
+    assert found == [(none, b"3"), ("a", b"0"), ("a", b"2"), ("b", b"1")]
+    assert done(told) == (4, 0)
+
+
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
@@ -311,21 +317,6 @@ def test_an_index_that_promises_more_than_there_is_is_an_error(tmp_path: Path) -
     index_of(path).write_bytes(b" ".join([*line[:2], b"3", *line[3:]]) + b"\n")
 
     with pytest.raises(NsqError, match="it has 2 messages, and 3 in its index"):
-        compact(tmp_path / "a", tmp_path / "out")
-
-    assert content(tmp_path / "out") == []
-
-
-def test_a_file_that_reads_back_otherwise_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from nsqtools.archive import parquet
-
-    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
-    numbers = iter(range(100))
-    monkeypatch.setattr(parquet, "checksum", lambda column: next(numbers))
-
-    with pytest.raises(OutputError, match="is not what was written"):
         compact(tmp_path / "a", tmp_path / "out")
 
     assert content(tmp_path / "out") == []
@@ -437,19 +428,6 @@ def test_a_run_that_lost_the_output_to_another_commits_nothing(
             compaction.run(while_it_slept)
 
     assert content(output) == []
-
-
-def test_the_log_of_a_sink_says_which_files_count(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
-    compact(tmp_path / "a", tmp_path / "out")
-    [path] = (tmp_path / "out").rglob("*.parquet")
-    left = path.with_name("left.parquet")
-    left.write_bytes(path.read_bytes())
-    (tmp_path / "out" / "_spark_metadata").mkdir()
-    log = f'v1\n{{"path":"file://{path}","size":1}}\n'
-    (tmp_path / "out" / "_spark_metadata" / "0").write_text(log)
-
-    assert [each.shown for each in sources_of(find_inputs([tmp_path / "out"]))] == [str(path)]
 
 
 def test_a_job_that_runs_twice_makes_one_file(tmp_path: Path) -> None:

@@ -184,15 +184,3 @@ def test_the_model_drops_what_was_not_synced(
         {"b": b"one\0\0\0"},
         {},
     ]
-
-
-def test_the_model_keeps_only_names_that_were_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PowerCut(tmp_path, monkeypatch) as record:
-        replace_file(tmp_path / "a", b"old", is_durable=False)
-        record.note("the model")
-        replace_file(tmp_path / "a", b"new")
-
-    left = [cut.files.get("a") for promised, cut in record.cuts() if promised]
-    assert set(left) == {None, b"", b"\0\0\0", b"new"}

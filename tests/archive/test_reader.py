@@ -97,15 +97,6 @@ def test_a_plain_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
     assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"
 
 
-def test_a_file_that_vanishes_is_damage(tmp_path: Path) -> None:
-    [archive] = find_archives([written(tmp_path / "x", PIECES)])
-    (tmp_path / "x").unlink()
-    damage: list[tuple[str, str]] = []
-    assert look_at(archive).damage
-    assert list(read_messages(archive, lambda *each: damage.append(each))) == []
-    assert [file for file, _ in damage] == [archive.shown]
-
-
 def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
     path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
     path.parent.mkdir()

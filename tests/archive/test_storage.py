@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,12 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
 def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Path) -> None:
     storage, big = open_storage(str(tmp_path)), tmp_path / "big"
     big.write_bytes(b"whole")
-    storage.put("d/x", b"whole")
-    for name in (f".x.{os.urandom(8).hex()}.tmp", ".x.copy"):
-        (tmp_path / "d" / name).write_bytes(b"half of what was written before")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/x").write_bytes(b"old")
+    left = [tmp_path / "d" / f".x.{number}.tmp" for number in ("0" * 16, "1" * 16)]
+    for path in (*left, tmp_path / "d/.x.copy"):
+        path.write_bytes(b"half of what was written before")
+    os.utime(left[0], (0, 0))
     assert names(storage, "d") == ["d/x"]
 
     before = os.umask(0o077)
@@ -66,7 +70,17 @@ def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Pat
 
     assert storage.read("d/x") == b"whole"
     assert (tmp_path / "d/x").stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / "d/.x.copy").exists()
+    assert [path.exists() for path in left] == [False, True]  # this one may be written to now
+
+
+def test_of_writers_of_one_object_none_is_in_the_way_of_another(tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(1 << 20))
+    storage = open_storage(str(tmp_path / "lake"))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: storage.put_file("x", big), range(20)))
+    assert storage.read("x") == big.read_bytes()
+    assert len(list((tmp_path / "lake").iterdir())) == 1
 
 
 def test_an_object_is_put_once_whoever_is_first(storage: Storage) -> None:

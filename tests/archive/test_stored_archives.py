@@ -15,7 +15,7 @@ from plugins.servers import Serve
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of
-from nsqtools.archive.reader import read_messages
+from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
@@ -212,6 +212,7 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
     ]
 
     expected = {"vanishes": "removed before it was read", "changes": "changed while it was read"}
+    assert expected[fault] in look_at(archives[0]).damage
     [(shown, problem)] = problems
     assert shown == storage.where("a.log.gz")
     assert expected[fault] in problem

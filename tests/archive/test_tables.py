@@ -296,6 +296,20 @@ def test_commits_of_many_writers_are_all_kept(tmp_path: Path, bucket: Bucket, wh
     assert (set(found), len(found)) == (wanted, len(wanted))
 
 
+def test_a_table_has_its_log_beside_its_files_whatever_its_name_is(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    for place in (str(tmp_path), bucket.url):
+        catalog = new_table(f"{place}/a #?%x")
+        catalog.storage.put("file", b"")
+        catalog.commit([table_file("a")], app_id="w", number=1)
+
+        assert len(list(catalog.storage.list("_delta_log"))) == 2
+        assert catalog.files() == [table_file("a")]
+        with pytest.raises(ConfigurationError, match=r"cannot be a Delta table: %2f is in"):
+            new_table(f"{place}/a%2fb")
+
+
 def test_a_store_without_conditional_puts_is_refused(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from obstore.store import S3Store
 from plugins.archives import Writer
 from plugins.object_store import Bucket
-from plugins.waiting import wait_until
 
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.finding import find_archives
@@ -124,6 +122,7 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
     assert upload(path, plan(out, storage, deletes=True)) == size
 
     assert len(data_names(storage)) == 1
+    assert (path.exists(), index_of(path).exists()) == (False, True)  # for the journal
     assert upload(path, plan(out, storage, deletes=True)) == 0
 
 
@@ -135,19 +134,6 @@ def test_prefixes_name_topic_and_date(out: Path, storage: Storage, writer: Write
     assert data_names(storage) == [
         "topic=clicks/date=2026-09-21/deep.web1-5b1c2f0e8d9a4e6f-1.log.gz"
     ]
-
-
-def test_an_uploaded_file_is_removed_and_its_index_stays_for_the_journal(
-    out: Path, storage: Storage, writer: Writer
-) -> None:
-    path = finished(writer)
-
-    upload(path, plan(out, storage, deletes=True))
-
-    assert not path.exists()
-    assert index_of(path).exists()
-    assert uploaded_of(path).exists()
-    assert len(data_names(storage)) == 1
 
 
 def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
@@ -307,19 +293,6 @@ def test_where_the_etag_is_no_checksum_the_content_is_read_back(
     assert read == data_names(bucket.storage)
 
 
-class Archiver:
-    """Counts pauses."""
-
-    def __init__(self) -> None:
-        self.states: list[str] = []
-
-    def pause(self) -> None:
-        self.states.append("paused")
-
-    def resume(self) -> None:
-        self.states.append("running")
-
-
 def test_what_earlier_runs_left_is_uploaded_first(
     out: Path, storage: Storage, writer: Writer
 ) -> None:
@@ -337,46 +310,3 @@ def test_what_earlier_runs_left_is_uploaded_first(
     assert (uploads.totals.files, uploads.totals.waiting_bytes) == (4, 0)
     assert [path for path in (*left, late) if path.exists()] == []
     assert (out / "README").exists()
-
-
-def test_a_store_that_is_away_stops_nothing_until_the_limit_and_then_consumption_pauses(
-    out: Path,
-    storage: Storage,
-    writer: Writer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("nsqtools.archive.upload.FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr("nsqtools.archive.upload.LONGEST_RETRY_S", 0.05)
-    real, away = type(storage).put_if_absent, threading.Event()
-    away.set()
-
-    def put(self: Storage, name: str, data: bytes) -> str:
-        if away.is_set():
-            raise ConnectionRefusedError(111, "cannot connect to the store", self.url)
-        return real(self, name, data)
-
-    monkeypatch.setattr(type(storage), "put_if_absent", put)
-    archiver = Archiver()
-    first = finished(writer)
-    uploads = Uploads(plan(out, storage), max_local_bytes=first.stat().st_size + 1)
-    uploads.start()
-    wait_until(lambda: uploads.totals.failures > 2, what="failures")
-    uploads.regulate(archiver)
-    assert archiver.states == []
-
-    uploads.put(finished(writer))
-    uploads.regulate(archiver)
-    uploads.regulate(archiver)
-    assert archiver.states == ["paused"]
-    assert not uploads.health[0]
-    assert "consumption pauses" in caplog.text
-
-    away.clear()
-    wait_until(
-        lambda: (uploads.totals.files, uploads.totals.waiting_bytes) == (2, 0), what="both uploads"
-    )
-    uploads.regulate(archiver)
-    assert archiver.states == ["paused", "running"]
-    assert caplog.text.count("cannot upload") == 1
-    assert len(data_names(storage)) == 2

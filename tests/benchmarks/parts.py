@@ -213,9 +213,7 @@ def spark(seconds: float, rounds: int) -> Iterator[Row]:
     yield from errors_as_rows("queries", beside_spark(messages, rounds))
     yield from errors_as_rows("landing", lake.landing(messages // 4, rounds))
     yield from errors_as_rows("to-file", lake.sustained(messages, rounds))
-    yield from errors_as_rows("planning", planning.indexes())
-    yield from errors_as_rows("a bucket", planning.buckets())
-    yield from errors_as_rows("a million files", planning.a_million())
+    yield from errors_as_rows("planning", planning.planning())
 
 
 def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
@@ -233,11 +231,9 @@ def spark_publishing(seconds: float, rounds: int) -> Iterator[Row]:
 
 
 def spark_queries(seconds: float, rounds: int) -> Iterator[Row]:
-    from benchmarks import planning
     from benchmarks.spark import sql_queries
 
-    yield from errors_as_rows("queries", sql_queries(int(seconds * 400_000), 5))
-    yield from errors_as_rows("planning", planning.small_files())
+    return errors_as_rows("queries", sql_queries(int(seconds * 400_000), 5))
 
 
 # by seconds of a sample, and rounds

@@ -39,7 +39,7 @@ def test_landing_is_measured() -> None:
     pytest.importorskip("pyspark")
     from benchmarks import lake, planning, spark
 
-    assert planning.small_files
+    assert planning.planning
     assert spark.beside_spark
     assert all(row.figures["row_bytes"] > 0 for row in lake.landing(500, 1))
 

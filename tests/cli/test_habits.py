@@ -22,18 +22,6 @@ def test_every_connection_option_has_a_variable_of_its_name() -> None:
     assert without == {"--no-profile"}
 
 
-def test_color_follows_the_flag_then_the_environment(run_nsq: RunNsq) -> None:
-    def is_colored(*options: str, **env: str) -> bool:
-        out = run_nsq(["schema", "-o", "table", *options], env=env).out
-        return b"\x1b[" in out
-
-    assert not is_colored()
-    assert is_colored("--color", "always")
-    assert is_colored("--color", "always", NO_COLOR="1")
-    assert is_colored(FORCE_COLOR="1")
-    assert not is_colored("--color", "never", FORCE_COLOR="1")
-
-
 @pytest.mark.parametrize("command", ["topic list", "stat --once", "pub -t clicks hello"])
 def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: str) -> None:
     result = run_nsq([*command.split(), *(["--retry-timeout", "0s"] * command.startswith("pub"))])

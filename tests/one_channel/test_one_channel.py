@@ -94,12 +94,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def archived(path: Path, count: int, *, nsqd: str = "nsqd:4150", what: str = "old") -> Path:
+def archived(path: Path, count: int, *, what: str = "old") -> Path:
     messages = [
         WireMessage(BEGIN + n * SECOND, 6, b"%016x" % (n + 1), b"%b %d" % (what.encode(), n))
         for n in range(count)
     ]
-    return write_archive(path, messages, topic="orders", nsqd=nsqd)
+    return write_archive(path, messages, topic="orders")
 
 
 def letters(path: Path, messages: Sequence[tuple[str, str]]) -> Path:
@@ -167,26 +167,6 @@ def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
     assert sorted(printed.split()) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert "nsq: 6 messages consumed, 4 with a new id\n" in result.err
     assert "message 0d9c5a1b2c3d4001 is 1" in result.err
-
-
-def test_equal_ids_of_two_nsqd_are_two_messages(
-    orders: Orders, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    archives = [
-        archived(tmp_path / f"{name}.gz", 100, nsqd=f"{name}:4150", what=name) for name in "ab"
-    ]
-    # taken, and not answered until all are stored: equal ids would be one message in flight
-    orders.consume("billing")
-
-    result = run_nsq(["replay", *map(str, archives), *orders.options()])
-
-    assert result.status == 0, result.err
-    assert orders.counts("billing") == {
-        b"%b %d" % (w, n): 1 for w in (b"a", b"b") for n in range(100)
-    }
-    ids = Counter(message.id for message in orders.seen["billing"])
-    assert ids.total() == len(ids) == 200
-    assert "nsq: 200 messages consumed, 100 with a new id\n" in result.err
 
 
 def test_published_lines_reach_one_channel_when_they_are_due(

@@ -145,8 +145,7 @@ from nsqtools.archive.location import parse_place
 from nsqtools.spark.spark_settings import SparkSettings
 
 timeout_s, given = json.loads(sys.argv[1])
-for name in ("places", "python_places"):
-    given[name] = tuple(map(parse_place, given[name]))
+given["places"] = tuple(map(parse_place, given["places"]))
 settings = SparkSettings(**given | {"log_file": Path(given["log_file"])})
 with session.spark_session(settings) as spark:
 
@@ -173,7 +172,6 @@ class SparkDriver:
         directory: Path,
         *,
         places: tuple[str, ...] = (),
-        python_places: tuple[str, ...] = (),
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.log = directory / "spark.log"
@@ -185,7 +183,6 @@ class SparkDriver:
             "conf": SMALL | dict(conf or {}),
             "log_file": str(self.log),
             "places": places,
-            "python_places": python_places,
         }
         path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
         self._complaints = (directory / "driver.err").open("w+")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import MagicMock
 
 import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.spark import session
 from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
 
@@ -108,8 +106,15 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
     settings = SparkSettings(log_file=log)
     gone = ConnectionRefusedError(111, "Connection refused")
 
+    class OnlyTheJVMKnew(Exception):
+        __module__ = "pyspark.errors"
+
+        def __str__(self) -> str:
+            raise gone
+
     log.write_text(f"java.lang.OutOfMemoryError: of another session\n{SESSION} at noon\nall well\n")
-    assert str(explain(gone, settings)) == "Spark's JVM ended unexpectedly"
+    for error in (gone, OnlyTheJVMKnew()):
+        assert str(explain(error, settings)) == "Spark's JVM ended unexpectedly"
 
     with log.open("a") as file:
         file.write("ERROR Backend: Application has been killed. Reason: Master removed it!\n")
@@ -117,42 +122,11 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
 
     with log.open("a") as file:
         file.write("java.lang.OutOfMemoryError: Java heap space\n")
-    error = explain(gone, settings)
-    assert str(error) == "Spark ran out of memory"
-    assert "--driver-memory" in error.hint
+    explained = explain(gone, settings)
+    assert str(explained) == "Spark ran out of memory"
+    assert "--driver-memory" in explained.hint
 
 
 def test_errors_of_others_pass_untouched(spark_settings: SparkSettings) -> None:
     with pytest.raises(ZeroDivisionError), spark_errors(spark_settings):
         _ = 1 / 0
-
-
-class OnlyTheJVMKnows(Exception):
-    """As pyspark's errors are: their text is in the JVM."""
-
-    __module__ = "pyspark.errors"
-
-    def __init__(self, jvm: list[str]) -> None:
-        self._jvm = jvm
-
-    def __str__(self) -> str:
-        assert self._jvm
-        return self._jvm[0]
-
-
-def test_an_error_is_explained_before_the_session_forgets_its_jvm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jvm = ["[BAD] the real reason"]
-    monkeypatch.setattr("pyspark.SparkContext", MagicMock())
-    session_class = MagicMock(getActiveSession=lambda: None)
-    monkeypatch.setattr("pyspark.sql.SparkSession", session_class)
-    for name in ("find_java", "java_home", "spark_environ", "environment", "start_jvm", "end_jvm"):
-        monkeypatch.setattr(session, name, MagicMock())
-    monkeypatch.setattr(session, "register", MagicMock())
-    monkeypatch.setattr(session, "disconnect", lambda *_: jvm.clear())
-    settings = SparkSettings(log_file=tmp_path / "spark.log")
-
-    with pytest.raises(NsqError, match="the real reason"), session.spark_session(settings):
-        raise OnlyTheJVMKnows(jvm)
-    assert str(explain(OnlyTheJVMKnows([]), settings)) == "Spark's JVM ended unexpectedly"

@@ -6,11 +6,9 @@ places them.
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import MagicMock, PropertyMock
@@ -26,12 +24,6 @@ from nsqtools.spark.java import find_java, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-TOP_LEVEL = {
-    "pyspark_nsq": "nsq",
-    "pyspark_nsq_archive": "nsq-archive",
-    "pyspark_nsq_archive_sql": "nsq_archive",
-}
 
 
 def test_registering_twice_does_no_harm_and_sql_knows_the_archive(
@@ -87,19 +79,6 @@ def directory_of_modules() -> Path:
     beside = Path(nsqtools.__file__).parents[1]
     below = Path(nsqtools.__file__).parent / "spark" / "top_level"
     return below if below.exists() else beside
-
-
-def test_the_modules_name_what_pyspark_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyspark.sql.datasource import DataSource
-
-    monkeypatch.syspath_prepend(directory_of_modules())
-    for name, format in TOP_LEVEL.items():
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        source = importlib.import_module(name).DefaultSource
-        assert (issubclass(source, DataSource), source.name()) == (True, format)
-    files = {str(path) for path in metadata.files("nsqtools") or ()}
-    if any(path.startswith("nsqtools/") for path in files):  # installed, and not linked
-        assert {f"{name}.py" for name in TOP_LEVEL} <= files
 
 
 PLAIN_PYSPARK = """

@@ -234,12 +234,13 @@ def test_no_java_is_one_line_with_the_remedy(
         (["--master", "spark://127.0.0.1:1"], "cannot connect to 127.0.0.1:1 (connection refused)"),
         (["--driver-memory", "9999999g"], "Spark's JVM did not start (Error occurred during"),
         (["--conf", "spark.driver.bindAddress=192.0.2.99"], "Cannot assign requested address"),
+        ([], "Spark failed: SparkRuntimeException: [USER_RAISED_EXCEPTION] so"),  # its JVM knew
     ],
 )
-def test_what_cannot_start_is_one_line_and_leaves_nothing(
+def test_what_fails_is_one_line_and_leaves_nothing(
     run_sql: RunSql, tmp_path: Path, arguments: list[str], text: str
 ) -> None:
-    result = run_sql("SELECT 1", *arguments)
+    result = run_sql("SELECT raise_error('so')", *arguments)
 
     assert result.status in (1, 2, 4)
     assert text in result.err.splitlines()[0]

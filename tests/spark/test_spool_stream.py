@@ -15,7 +15,7 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.topic_stream import (
@@ -228,35 +228,12 @@ def test_two_queries_cannot_have_one_spool(
         second.latest(start, BatchLimits())
 
 
-def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> None:
-    stream = stream_of(settings, ConnectionSettings(("127.0.0.1:1",)))
-
-    with pytest.raises(ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
-        stream.latest(stream.initial(), BatchLimits())
-    stream.stop()
-
-
 def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
     with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
         new_stream().latest({"version": 1, "writers": {}}, BatchLimits())
 
 
 GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"spooldir": ""}, "needs the option 'spoolDir'"),
-        ({"channel": "c#ephemeral"}, "would be deleted, with its messages"),
-        ({"topic": "a b"}, "a b"),
-        ({"maxspoolbytes": "0"}, "maxSpoolBytes=0 must be >= 1"),
-        ({"spoolrows": "1"}, "has no option 'spoolrows'"),
-    ],
-)
-def test_options_that_cannot_be_meant(changed: dict[str, str], complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        topic_settings({**GIVEN, **changed}, {})
 
 
 def test_no_secret_travels_to_executors() -> None:

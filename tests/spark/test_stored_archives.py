@@ -184,18 +184,6 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     assert len(StoredListing([place]).files(lambda damage: None)) == 4
 
 
-def test_an_object_deleted_unread_fails_the_stream(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
-    stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
-    first = stream.latest(stream.initial(), BatchLimits(files=1))
-    for name in bucket.names():
-        if "old/" in name:
-            bucket.storage.delete(name)
-
-    with pytest.raises(NsqError, match="was deleted before it was read"):
-        stream.latest(first, BatchLimits())
-
-
 def requests_of(
     monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
 ) -> tuple[list[str], list[str]]:

@@ -16,6 +16,8 @@ cannot be restored. `tests/faults/test_upload_killed.py` has it for the present 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -60,13 +62,17 @@ class Scene:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Its directory, always the same one, and nobody else's."""
+        """Its directory, always the same one. Another run waits until this one has done with it."""
         directory = Path("/tmp", f"nsqtools-left-by-{self}")
-        directory.mkdir(mode=0o700)
+        lock = os.open(f"{directory}.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.rmtree(directory, ignore_errors=True)  # of a run that was killed
+            directory.mkdir(mode=0o700)
             yield directory
-        finally:
             shutil.rmtree(directory)
+        finally:
+            os.close(lock)
 
 
 def kept_of(version: str) -> Path:

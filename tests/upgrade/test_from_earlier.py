@@ -113,7 +113,8 @@ def test_an_upload_stores_every_file_once(
     left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
 ) -> None:
     archive, store = left / "archive", left / "store"
-    assert [path for path in store.iterdir() if path.suffix == ".tmp"]
+    killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
+    assert killed
 
     topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
     where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
@@ -122,6 +123,7 @@ def test_an_upload_stores_every_file_once(
     assert done.status == 0, done.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
     assert len(finished_files(store)) == len(finished_files(archive))
+    assert not any(path.exists() for path in killed)  # they are older than a day
 
 
 @of_each_version("nsqd")

@@ -27,11 +27,11 @@ from enum import Enum
 from threading import Timer
 from typing import Annotated, Any, NamedTuple
 
-from typer import Argument
+from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import UsageError, opt
 from nsqtools.cli.parsing.help import choices, metavar, raw_parts
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -149,14 +149,12 @@ def offer_for(words: Sequence[str], current: str) -> tuple[Offer, str]:
 
 def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer, str]:
     """What can follow in a command whose arguments typer reads."""
-    from typer import Context
-
-    context = Context(command, resilient_parsing=True, help_option_names=HELP_NAMES)
+    context = Context(command, help_option_names=HELP_NAMES)
     prefix, typed, line = "", current, [*words, CURSOR]
     name, equals, value = current.partition("=")
     if name.startswith("--") and equals:
         prefix, typed, line = f"{name}=", value, [*words, f"{name}={CURSOR}"]
-    given, _, order = command.make_parser(context).parse_args(line)
+    given, order = read_line(command, context, line)
     parameters = command.get_params(context)
     options = [each for each in parameters if each.param_type_name == "option"]
     at_cursor = [each for each in parameters if CURSOR in texts_of(given.get(each.name))]
@@ -172,6 +170,24 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
             return Offer(names), prefix + old + sign
         return offer_of(kind, known, typed), prefix
     return Offer(), ""
+
+
+def read_line(
+    command: Any, context: Context, line: Sequence[str]
+) -> tuple[Mapping[str, Any], Sequence[Any]]:
+    """What a line gives to parameters, and these in their order; without the options in it that
+    the command has not, or that have a value and take none."""
+    words = list(line)
+    while True:
+        try:
+            given, _, order = command.make_parser(context).parse_args(list(words))
+            return given, order
+        except UsageError as wrong:
+            option = getattr(wrong, "option_name", None)
+            wrong_words = [each for each in words if option and each.startswith(option)]
+            if not wrong_words:
+                return {}, ()
+            words.remove(wrong_words[0])
 
 
 def texts_of(value: Any) -> list[Any]:

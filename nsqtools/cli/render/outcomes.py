@@ -18,6 +18,7 @@ and every command that publishes ends with one line of counts. The exit status f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.archives.damage import ArchiveDamage
 
 INTERVAL_S = 0.1
+PROBLEMS_KEPT = 1000  # of a file, for ``--json``: each line of it may be damaged
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -105,12 +107,17 @@ class DamageReporter:
     def __init__(self, runtime: Runtime, progress: Progress | None = None) -> None:
         self.count = 0
         self.files: dict[str, list[str]] = {}
+        self._more: Counter[str] = Counter()
         self._runtime = runtime
         self._progress = progress
 
     def __call__(self, path: Path | str, problem: str) -> None:
         self.count += 1
-        self.files.setdefault(str(path), []).append(problem)
+        found = self.files.setdefault(str(path), [])
+        if len(found) < PROBLEMS_KEPT:
+            found.append(problem)
+        else:
+            self._more[str(path)] += 1
         if self._progress is not None:
             self._progress.clear()
         self._runtime.tell(f"nsq: {path}: {problem}")
@@ -123,7 +130,11 @@ class DamageReporter:
     @property
     def documents(self) -> list[DamagedFile]:
         """What ``--json`` says of it."""
-        return [{"file": path, "problems": found} for path, found in self.files.items()]
+        more = {path: [f"and {count} more"] for path, count in self._more.items()}
+        return [
+            {"file": path, "problems": found + more.get(path, [])}
+            for path, found in self.files.items()
+        ]
 
     @property
     def status(self) -> ExitStatus:

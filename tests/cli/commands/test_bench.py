@@ -102,21 +102,6 @@ def test_messages_of_others_do_not_count(
     assert document["published"] == document["consumed"]
 
 
-def test_a_topic_that_is_not_there_or_would_lose_messages_is_left_alone(
-    nsqd: GoNsqd, run_nsq: RunNsq
-) -> None:
-    nsqd.publish("waiting", b"one")
-
-    missing = run_nsq(at(nsqd, "e2e", "-t", "wating", "-n", "1"))
-    backlog = run_nsq(at(nsqd, "sub", "-t", "waiting", "-n", "1"))
-
-    assert (missing.status, backlog.status) == (3, 2)
-    assert "Did you mean waiting?" in missing.err
-    assert "nsq channel create waiting CHANNEL" in backlog.err
-    assert topics(nsqd) == ["waiting"]
-    assert nsqd.depth("waiting") == 1
-
-
 @pytest.mark.alone
 def test_a_rate_is_kept_and_latency_counts_from_when_a_message_was_due(measure: Measure) -> None:
     document = measure("e2e", "--rate=500", "--for=1s", QUICK)

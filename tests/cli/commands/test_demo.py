@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.cli import NSQ, RunNsq, SpawnNsq
+from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.demo.story import DemoFailed, DemoStage
-
-COMMANDS = [
-    "nsq nsqlookupd &",
-    "nsq nsqd --lookupd-tcp-address 127.0.0.1:4160 &",
-    "nsq topic create clicks",
-    "nsq channel create clicks live archive",
-    "nsq pub -t clicks @clicks.log",
-    "nsq tail -t clicks -c live -n 3",
-    "nsq to-file -t clicks -c archive --lookupd-http-address 127.0.0.1:4161 "
-    "--output-dir archive --gzip --until-empty",
-    "nsq archive cat archive --bodies",
-    "nsq stat --once -o table",
-    'nsq replay archive --topic carts --grep \'"page": "/cart"\'',
-    "nsq tail -t carts -c live --until-empty",
-]
 
 
 @pytest.fixture
@@ -37,30 +21,6 @@ def temporary(tmp_path: Path) -> Path:
     path = tmp_path / "tmp"
     path.mkdir()
     return path
-
-
-def test_every_step_shows_its_command_and_its_counts(
-    run_nsq: RunNsq, temporary: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / ".config/nsqtools/config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text("what the user has set does not matter")
-    theirs = {"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:1", "NSQ_PROFILE": "none", "FORCE_COLOR": "1"}
-
-    result = run_nsq(["demo"], env={**theirs, "TMPDIR": str(temporary)})
-
-    assert (result.status, result.err) == (0, "")
-    text = result.out.decode()
-    assert [line[4:] for line in text.splitlines() if line.startswith("  $ ")] == COMMANDS
-    assert "    nsq: 5000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
-    assert '    {"n": 0, "page": "/", "user": 391, "ms": 108, "agent": "curl/8.16.0"}\n' in text
-    assert re.search(r"    nsq: 5000 messages, \d+ bytes, 1 file finished\n", text)
-    assert "    5000 lines: every click, once and unchanged\n" in text
-    assert re.search(r"    clicks  live +4997 +0 ", text)
-    assert "    nsq: 306 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
-    assert "    ... 306 messages\n" in text
-    assert text.endswith("Everything was there. Next: nsq --help\n")
-    assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize(

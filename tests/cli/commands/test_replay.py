@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from plugins.archives import finished_files, write_archive
+from plugins.archives import write_archive
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
@@ -15,7 +15,6 @@ from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
-KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 
 
 def messages(first: int, last: int, step_ns: int = SECOND) -> list[WireMessage]:
@@ -35,49 +34,6 @@ def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[byt
     limits = ["-n", str(count), "--for", f"{patience_s(20):g}s"]
     result = run_nsq([*arguments, *limits, "-d", "\\x1e<end>", "--create"])
     return result.out.split(b"\x1e<end>")[:-1]
-
-
-def test_every_kind_of_body_comes_through_pub_to_file_replay_and_tail(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    nsqd.create_channel("clicks", "archive")
-    nsqd.publish("clicks", *KINDS)
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)]
-    run_nsq(
-        [
-            "to-file",
-            "-t",
-            "clicks",
-            "-c",
-            "archive",
-            *place,
-            "-n",
-            str(len(KINDS)),
-            "--gzip-level",
-            "9",
-        ]
-    )
-    [path] = finished_files(tmp_path)
-    assert path.read_bytes()[8] == 2  # RFC 1952, extra flags: slowest
-
-    result = run_nsq(replay(nsqd, tmp_path, "--topic", "clicks=again"))
-
-    assert result.status == 0, result.err
-    assert f"{len(KINDS)} confirmed" in result.err
-    assert sorted(bodies_of(nsqd, run_nsq, "again", len(KINDS))) == sorted(KINDS)
-
-
-def test_dedupe_knows_a_message_by_topic_nsqd_and_id(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-    write_archive(tmp_path / "b.gz", messages(5, 10))
-    write_archive(tmp_path / "c.gz", messages(0, 3), nsqd="other:4150")
-
-    result = run_nsq(replay(nsqd, tmp_path, "--dedupe"))
-
-    assert "13 confirmed" in result.err
-    assert "5 repeated" in result.err
 
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:

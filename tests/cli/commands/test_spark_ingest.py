@@ -67,6 +67,7 @@ def command(tmp_path: Path) -> list[object]:
 def test_an_archive_that_grows_is_taken_once_by_each_run(
     spark: SparkSession,
     run_spark: RunSpark,
+    run_nsq: RunNsq,
     valid_json: ValidJson,
     command: list[object],
     tmp_path: Path,
@@ -99,6 +100,12 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     found = [counts[name] for name in ("rows", "batches", "rows_behind", "damages")]
     assert found == [200, 2, 0, 0]
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
+    [kept, *_] = (tmp_path / "out").rglob("*.parquet")
+    (kept.parent / "of-no-batch.parquet").write_bytes(kept.read_bytes())
+    few = ["-o", str(tmp_path / "few"), "--processes", "1"]
+    compacted = run_nsq(["archive", "compact", str(tmp_path / "out"), *few])
+    assert "nsq: 800 messages read, 0 duplicates removed" in compacted.err
+    assert ingested(spark, tmp_path / "few") == expected(0, 800)
 
 
 def test_damage_fails_or_is_left_out_and_told(

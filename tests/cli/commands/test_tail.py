@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import re
 import signal
 import subprocess
@@ -39,24 +38,6 @@ def addresses(nsqd: GoNsqd) -> list[str]:
 def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
     channels = nsqd.topic_stats("clicks")["channels"]
     return sum(channel["client_count"] for channel in channels) == clients
-
-
-def test_json_is_the_envelope_that_pub_reads(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "-n", "3", "--json"])
-
-    messages = [json.loads(line) for line in result.out.splitlines()]
-    assert {message["topic"] for message in messages} == {"clicks"}
-    assert {message["nsqd"] for message in messages} == {clicks.tcp_address}
-    assert {message["attempts"] for message in messages} == {1}
-    assert all(re.fullmatch("[0-9a-f]{16}", message["id"]) for message in messages)
-    assert all(abs(message["ts"] - time.time_ns()) < 60e9 for message in messages)
-
-    copied = run_nsq(
-        ["pub", "-t", "copy", "--format", "jsonl", "--nsqd-tcp-address", clicks.tcp_address],
-        stdin=result.out,
-    )
-    assert copied.status == 0, copied.err
-    assert clicks.depth("copy") == 3
 
 
 def test_sample_shows_a_share_and_finishes_the_rest(run_nsq: RunNsq, nsqd: GoNsqd) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.publish.input import RecordSource, filled
+from nsqtools.publish.input import RecordSource
 
 
 def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
@@ -29,27 +28,6 @@ def published(run_nsq: RunNsq, nsqd: GoNsqd) -> list[bytes]:
 
 
 # pub
-
-
-def test_repeated_texts_are_templates_and_keep_their_interval(
-    run_nsq: RunNsq, nsqd: GoNsqd
-) -> None:
-    nsqd.create_channel("events", "c")
-    text = '{"n": {n}, "id": "{uuid}", "at": "{now}", "day": "{now:%Y}"}'
-
-    result = run_nsq([*to(nsqd), text, "--repeat", "4", "--interval", "50ms", "--json"])
-    events = [json.loads(line) for line in published(run_nsq, nsqd)]
-
-    assert json.loads(result.out)["confirmed"] == 4
-    assert sorted(event["n"] for event in events) == [1, 2, 3, 4]
-    assert len({event["id"] for event in events}) == 4
-    times = sorted(event["at"] for event in events)
-    assert len(set(times)) == 4
-    assert all(event["day"] == event["at"][:4] for event in events)
-
-
-def test_what_is_no_field_stays_as_it_is() -> None:
-    assert filled(b'{"a": {n:05d}, "b": {x}, "c": {}}', 7) == b'{"a": 00007, "b": {x}, "c": {}}'
 
 
 def test_a_checkpoint_continues_where_an_interrupted_run_stopped(

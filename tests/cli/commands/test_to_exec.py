@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -77,82 +76,6 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
         assert int(env["NSQ_TIMESTAMP"]) > 1.6e18
         assert "NSQ_AUTH_SECRET" not in env
     assert unfinished(source, TOPIC, CHANNEL) == 0
-
-
-def test_what_cannot_be_an_argument_is_a_dead_letter(
-    run_nsq: RunNsq, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, b"a\0b", b"x" * 200_000, b"fine")
-    more = ["-n", "3", "--arg", *LETTERS, "--", "echo", "{}"]
-
-    result = run_nsq(args(source, *more))
-
-    assert (result.status, result.out) == (6, b"fine\n")
-    assert result.err.endswith("nsq: 1 delivered, 2 dead letters\n")
-
-
-def test_status_75_requeues_and_never_makes_a_dead_letter(run: Run, source: EmbeddedServer) -> None:
-    source.publish(TOPIC, b"one")
-    letters = ("--max-attempts", "1", *LETTERS)
-    result = run("-n", "1", *letters, "--fatal-status", "65", shell="exit 75")
-
-    assert result.status == 0
-    assert "cannot deliver: sh ended with status 75" in result.err
-    assert unfinished(source, TOPIC, CHANNEL) == 1
-
-
-def test_another_status_requeues_until_max_attempts_and_a_fatal_one_ends_at_once(
-    run: Run, source: EmbeddedServer
-):
-    source.publish(TOPIC, b"1", b"65")
-    letters = ("--max-attempts", "2", *LETTERS, "--fatal-status", "65")
-    result = run("-n", "3", *letters, "-v", shell='echo "$NSQ_ATTEMPTS"; exit $(cat)')
-
-    assert result.status == 6
-    assert Counter(line.split()[-1] for line in result.out.splitlines()) == {b"1": 2, b"2": 1}
-    assert "sh ended with status 1, after 2 attempts" in result.err
-    assert result.err.endswith("nsq: 0 delivered, 2 dead letters, 1 requeued\n")
-    assert unfinished(source, TOPIC, CHANNEL) == 0
-
-
-def test_of_a_batch_that_fails_only_the_message_to_blame_is_given_up(
-    run: Run, run_nsq: RunNsq, source: EmbeddedServer
-) -> None:
-    source.publish(TOPIC, *[b"%d" % number for number in range(8)], b"two\nlines")
-    fails = ("--batch", "8", "--batch-wait", "100ms", "--fatal-status", "65", *LETTERS)
-
-    result = run("-n", "9", *fails, shell="if grep -q 5; then exit 65; fi")
-
-    assert result.status == 6
-    assert result.err.endswith("nsq: 7 delivered, 2 dead letters\n")
-    letters = run_nsq(["tail", "-t", "dead", "-c", "c", "-n", "2", "--force", *place(source)])
-    assert sorted(letters.out.splitlines()) == [b"5", b"lines", b"two"]
-
-
-PERSISTENT = """
-import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    body = message["body"]
-    print(message["attempts"], body, file=sys.stderr, flush=True)
-    print({"later": "requeue 30s", "bad": "dead it is bad"}.get(body, "ok"), flush=True)
-"""
-
-
-def test_a_persistent_command_answers_a_line_for_each(run: Run, source: EmbeddedServer) -> None:
-    source.publish(TOPIC, b"a", b"later", b"bad", b"b")
-
-    result = run("-n", "4", "--persistent", *LETTERS, script=PERSISTENT)
-
-    assert [line for line in result.err.splitlines() if line.startswith("1 ")] == [
-        "1 a",
-        "1 later",
-        "1 bad",
-        "1 b",
-    ]
-    assert result.err.endswith("nsq: 2 delivered, 1 dead letters, 1 requeued\n")
-    assert "is a dead letter: it is bad" in result.err
-    assert source.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
 
 @pytest.mark.parametrize(

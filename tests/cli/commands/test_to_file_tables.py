@@ -1,4 +1,4 @@
-"""``nsq to-file --store``, and what reads tables: convert, schema, cat, info, verify, replay."""
+"""``nsq to-file --store``, and what of it lands in a table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
@@ -27,7 +26,6 @@ from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
 
 TOPIC, CHANNEL = "clicks", "archive"
-NS = 10**9
 BASE_NS = 1_700_000_000_000_000_123
 BODIES = [b'{"user": 1, "country": "de"}', b'{"user": "x"}', b"text", b"\xff\x00", b'{"new": 2.5}']
 
@@ -39,21 +37,8 @@ def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
     return nsqd
 
 
-def to_file(nsqd: GoNsqd, out: Path, *more: str) -> list[str]:
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(out)]
-    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *more]
-
-
-def clicks(*bodies: bytes, at_ns: int = BASE_NS) -> list[WireMessage]:
-    return [
-        WireMessage(at_ns + n, 1, b"%016x" % (at_ns + n), body) for n, body in enumerate(bodies)
-    ]
-
-
-def cat(run_nsq: RunNsq, *args: str) -> list[dict[str, Any]]:
-    result = run_nsq(["archive", "cat", *args])
-    assert (result.status, result.err) == (0, "")
-    return [json.loads(line) for line in result.out.splitlines()]
+def clicks(*bodies: bytes) -> list[WireMessage]:
+    return [WireMessage(BASE_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
 
 
 @pytest.mark.parametrize(("store", "where"), [("parquet", "directory"), ("delta", "bucket")])
@@ -64,22 +49,19 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     place = str(tmp_path / "out") if where == "directory" else f"{bucket.url}/lake"
     upload = [] if where == "directory" else ["--upload", place]
     (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
-    more = ["--body", "json", "--json", "--on-file"]
-    more += [f"sh {tmp_path / 'note'} {{path}}"]
+    command = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
+    command += ["--output-dir", str(tmp_path / "out"), "-n", "5", "--store", store, *upload]
+    command += ["--body", "json", "--json", "--on-file", f"sh {tmp_path / 'note'} {{path}}"]
 
-    result = run_nsq(
-        to_file(nsqd, tmp_path / "out", "-n", "5", "--store", store, *upload, *more),
-    )
+    result = run_nsq(command)
 
     assert result.status == 0, result.err
     document = json.loads(result.out)
-    assert (document["uploaded"], document["not_uploaded"], document["on_file_failures"]) == (
-        1,
-        0,
-        0,
-    )
-    assert document["misfits"] == 3
-    rows = cat(run_nsq, place)
+    names = ("uploaded", "not_uploaded", "on_file_failures", "misfits")
+    assert [document[name] for name in names] == [1, 0, 0, 3]
+    printed = run_nsq(["archive", "cat", place])
+    assert (printed.status, printed.err) == (0, "")
+    rows = [json.loads(line) for line in printed.out.splitlines()]
     assert [row.get("body") for row in rows] == [
         body.decode() if body != BODIES[3] else None for body in BODIES
     ]
@@ -91,50 +73,6 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     verified = run_nsq(["archive", "verify", place])
     assert (verified.status, verified.err) == (0, "nsq: 1 file, 5 messages, 0 damaged\n")
     assert list(tmp_path.rglob("*.log")) == []
-
-
-def test_archives_are_brought_into_a_table_once(tmp_path: Path, run_nsq: RunNsq) -> None:
-    (tmp_path / "in").mkdir()
-    write_archive(tmp_path / "in" / "a.log.gz", clicks(*BODIES))
-    (tmp_path / "in" / "old.log").write_bytes(b"one\ntwo\n")
-    schema = tmp_path / "clicks.json"
-    made = run_nsq(["archive", "schema", str(tmp_path / "in"), "-t", TOPIC])
-    schema.write_bytes(made.out)
-    assert "nsq: 5 messages, 3 did not fit" in made.err
-    assert json.loads(made.out)["properties"] == {
-        "user": {"type": "integer"},
-        "country": {"type": "string"},
-        "new": {"type": "number"},
-    }
-    convert = ["archive", "convert", str(tmp_path / "in"), "-o", str(tmp_path / "table")]
-    convert += ["--store", "delta", "--body", "json", "--schema", str(schema), "-t", "bare"]
-    convert += ["--partition-by", "hour", "--partition-by", ".country"]
-
-    first = run_nsq(convert)
-    again = run_nsq(convert)
-
-    assert (first.status, again.status) == (0, 0), first.err
-    assert first.err == "nsq: 2 archives of 2, 7 messages, 5 did not fit\n"
-    assert again.err == "nsq: 0 archives of 2, 0 messages, 0 did not fit\n"
-    rows = cat(run_nsq, str(tmp_path / "table"))
-    assert sorted(row["topic"] for row in rows) == ["bare"] * 2 + [TOPIC] * 5
-    catalog = DeltaCatalog(str(tmp_path / "table"))
-    assert catalog.partition_columns == ["topic", "date", "hour", "country"]
-    of_germany = [each for each in catalog.files() if each.partition["country"] == "de"]
-    assert [(each.rows, each.partition["hour"]) for each in of_germany] == [(1, "22")]
-
-
-def test_a_table_is_replayed(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "a.log.gz", clicks(b"1", b"2"), clicks(b"3", at_ns=BASE_NS + NS))
-    run_nsq(["archive", "convert", str(tmp_path / "a.log.gz"), "-o", str(tmp_path / "table")])
-    nsqd.create_channel("again", CHANNEL)
-    args = ["replay", str(tmp_path / "table"), "-t", "again", "--since", "2023-11-14T22:13:21Z"]
-    args += ["--nsqd-tcp-address", nsqd.tcp_address]
-
-    result = run_nsq(args)
-
-    assert result.status == 0, result.err
-    assert nsqd.channel_stats("again", CHANNEL)["depth"] == 1
 
 
 def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:

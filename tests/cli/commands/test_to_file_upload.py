@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from plugins.archives import finished_files, unfinished
@@ -92,7 +95,11 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     limits = ["--rotate-text-size", "10KB", "--max-in-flight", "10", "--max-local-bytes", "100KB"]
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x" * 1000] * sent)
-    process = spawn_nsq(to_file(nsqd, out, "--upload", str(blocked.parent), *BLOCKED, *limits))
+    more = ["--upload", str(blocked.parent), *BLOCKED, *limits, "--listen-http", "0", "-v"]
+    process = spawn_nsq(to_file(nsqd, out, *more))
+    assert process.stderr is not None
+    said = next(line for line in iter(process.stderr.readline, b"") if b"/health" in line)
+    (url,) = re.findall(r"http://\S+/metrics", said.decode())
     wait_until(
         lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0,
         what="archiving while the store is away",
@@ -110,6 +117,8 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
 
     wait_until(is_paused, what="a pause", timeout_s=DEADLINE_S)
     assert sum(path.stat().st_size for path in finished_files(out)) >= 100_000
+    with pytest.raises(HTTPError, match="503"):
+        urlopen(url.replace("metrics", "health"), timeout=DEADLINE_S)
 
     blocked.unlink()
     wait_until(
@@ -121,6 +130,7 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     assert process.returncode == 143
     assert b"consumption pauses" in stderr
     assert b"consumption goes on" in stderr
+    assert stderr.count(b"cannot upload") == 1
     assert messages_at(str(blocked.parent)) == sent
 
 

@@ -164,49 +164,6 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
     assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
 
 
-@pytest.mark.parametrize(
-    ("status", "options", "counts"),
-    [
-        (400, [], "0 delivered, 3 dead letters"),
-        (302, [], "0 delivered, 3 dead letters"),
-        (400, ["--on-status", "4xx=drop"], "0 delivered, 3 dropped"),
-        (409, ["--on-status", "409=ok"], "3 delivered"),
-    ],
-)
-def test_a_status_means_what_the_policy_says(
-    forward: Forward,
-    source: EmbeddedServer,
-    http_server: Servers,
-    status: int,
-    options: list[str],
-    counts: str,
-) -> None:
-    server = http_server()
-    server.answer = lambda request: status
-    result = forward(*ALL, *LETTERS, "--post", server.url, *options)
-
-    assert result.err.endswith(f"nsq: {counts}\n")
-    assert result.status == (0 if counts == "3 delivered" else 6)
-    assert len(server.requests) == 3
-    assert unfinished(source, TOPIC, CHANNEL) == 0
-
-
-def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(
-    forward: Forward, http_server: Servers, tmp_path: Path
-) -> None:
-    server = http_server()
-    server.answer = lambda request: 500 if request.body == b"one" else 200
-    letters = tmp_path / "dead"
-    more = ["--max-attempts", "2", "--dead-letter-file", str(letters), "-n", "4"]
-    result = forward(*more, "--post", server.url)
-
-    assert result.status == 6, result.err
-    assert "2 delivered, 1 dead letters, 1 requeued" in result.err
-    [letter] = [json.loads(line) for line in letters.read_bytes().splitlines()]
-    assert letter["body"] == "one"
-    assert letter["error"].startswith("HTTP 500 Internal Server Error from http://127.0.0.1:")
-
-
 def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: EmbeddedServer) -> None:
     def be_there_once() -> None:
         listener.accept()[0].close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugins.cli import RunNsq
-from plugins.clusters import RunningCluster, ValidJson
+from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
@@ -40,38 +40,6 @@ def channels_of(cluster: RunningCluster) -> list[dict[str, dict[str, bool]]]:
         }
         for nsqd in cluster.nsqds
     ]
-
-
-def test_what_a_cluster_lacks_is_planned_created_and_exported(
-    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson, tmp_path: Path
-) -> None:
-    file, options = tmp_path / "topology.toml", cluster.lookupd_options
-    file.write_text(FILE)
-    first, _ = cluster.nsqds
-    first.create_channel("web.views", "mail")
-    cluster.wait_for_topic("web.views", 1)
-
-    planned = run_nsq(["topology", "plan", str(file), "--json", *options])
-    assert planned.status == 1
-    valid_json("changes", planned.out)
-    assert channels_of(cluster) == [{"web.views": {"mail": False}}, {}]
-
-    applied = run_nsq(["topology", "apply", str(file), *options])
-    assert (applied.status, applied.out) == (0, b""), applied.err
-    clicks = {"archive": False, "billing": True}
-    views = {"mail": False, "archive": False}
-    assert channels_of(cluster) == [{"clicks": clicks, "web.views": views}, {"clicks": clicks}]
-    assert first.topic_stats("web.views")["paused"]
-    for lookupd in cluster.lookupds:
-        assert set(lookupd.json("/channels", topic="web.views")["channels"]) == set(views)
-
-    assert run_nsq(["topology", "plan", str(file), *options]).status == 0
-    exported = run_nsq(["topology", "export", *options])
-    (tmp_path / "exported.toml").write_bytes(exported.out)
-    assert run_nsq(["topology", "plan", str(tmp_path / "exported.toml"), *options]).status == 0
-    first.post("/channel/unpause", topic="clicks", channel="billing")
-    again = run_nsq(["topology", "plan", str(tmp_path / "exported.toml"), "--json", *options])
-    assert [step["action"] for step in json.loads(again.out)] == ["pause"]
 
 
 def test_only_what_nobody_uses_is_pruned_and_after_a_question(
@@ -141,25 +109,6 @@ def test_an_nsqd_that_joins_later_gets_everything(
     other.join()
 
     assert (result.status, has_joined.is_set()) == (143, True), result.err
-
-
-def test_a_file_that_is_wrong_is_refused_in_a_line(run_nsq: RunNsq, tmp_path: Path) -> None:
-    file = tmp_path / "topology.toml"
-    for text, why in (
-        ("topics = 1", "topology.toml: unknown topics"),
-        ("topic.clicks.channels = []", "topology.toml: unknown topic"),
-        ("topics.clicks.channel = ['a']", "topic clicks may have channels, everywhere"),
-        ("topics.clicks.channels = 'a'", "topic clicks: channels must be a list of strings"),
-        ("topics.clicks.paused = 1", "topic clicks: paused must be true or false"),
-        ("topics.'a b'.paused = true", "invalid topic name 'a b'"),
-        ("topics.clicks.channels = ['a b']", "invalid channel name 'a b'"),
-        ("nsqds = 'a'", "topology.toml: nsqds must be a list of strings"),
-        ("[", "topology.toml: "),
-    ):
-        file.write_text(text)
-        refused = run_nsq(["topology", "plan", str(file)])
-        assert (refused.status, why in refused.err) == (2, True), refused.err
-    assert run_nsq(["topology", "plan", str(tmp_path / "none")]).status == 2
 
 
 def test_check_compares_with_a_topology(
