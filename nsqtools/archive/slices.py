@@ -236,12 +236,15 @@ class _Reading:
         return batch
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-        if not source.is_shared:
+        if not source.is_shared and (source.archive is None or source.topic is None):
             return batch
         topics = batch["topic"]
-        return batch.filter(
-            topics.is_null() if source.topic is None else compute.equal(topics, source.topic)
-        )
+        mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
+        if compute.all(mask, min_count=0).as_py():
+            return batch
+        if not source.is_shared:
+            self._on_damage(source, "it has topics that its first and last messages do not have")
+        return batch.filter(mask)
 
     def _on_damage(self, source: Source, problem: str) -> None:
         if not self._job.settings.skips_damaged:

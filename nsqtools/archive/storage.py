@@ -23,7 +23,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
@@ -361,7 +361,8 @@ class LocalStorage(Storage):
         make_folders(self.root, target.parent, FOLDER_MODE)
         if target.parent not in self._cleared:
             self._cleared.add(target.parent)
-            remove_temporaries(target.parent, time.time() - LEFT_AFTER_S)
+            with suppress(OSError):  # they are in nobody's way
+                remove_temporaries(target.parent, time.time() - LEFT_AFTER_S)
         return target
 
 

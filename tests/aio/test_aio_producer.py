@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import (
-    ClientOptions,
-    PublishInvalid,
-    PublishNotSent,
-)
+from nsqtools import ClientOptions, PublishInvalid, PublishNotSent
 from nsqtools.aio import Producer
 from nsqtools.client import producer as producer_module
 
@@ -35,21 +31,6 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
     asyncio.run(main())
     wait_until(lambda: unfinished(nsqd, TOPIC, "check") == 4, what="the channel has all of them")
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
-
-
-@pytest.mark.parametrize("linger_s", [0, 0.005])
-def test_many_tasks_publish_at_the_same_time(nsqd: GoNsqd, linger_s: float) -> None:
-    bodies = [b"%04d" % number for number in range(1000)]
-
-    async def main() -> None:
-        options = ClientOptions(max_outstanding=16)
-        producer = Producer(nsqd.tcp_address, options, linger_s=linger_s)
-        async with producer, asyncio.TaskGroup() as group:
-            for body in bodies:
-                group.create_task(producer.publish(TOPIC, body))
-
-    asyncio.run(main())
-    assert bodies_in(nsqd, TOPIC, 1000) == bodies
 
 
 def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd) -> None:
@@ -131,9 +112,7 @@ def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
     assert [type(each) for each in asyncio.run(main())] == [type(None), PublishInvalid, type(None)]
 
 
-def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import KILLING_ITSELF, Writer, write_archive
+from plugins.archives import KILLING_ITSELF, Writer, flush, write_archive
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
@@ -30,6 +30,8 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
+from nsqtools.archive.members import gzip_members
+from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
@@ -264,14 +266,14 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file, tmp_path / "again")) == (2, 0)
 
 
-@pytest.mark.parametrize("last_ns", [BEGIN, None])
+@pytest.mark.parametrize(("other", "last_ns"), [("b", BEGIN), ("b", None), ("a", BEGIN)])
 def test_each_topic_gets_its_own_rows_of_a_file_of_several(
-    tmp_path: Path, last_ns: int | None
+    tmp_path: Path, other: str, last_ns: int | None
 ) -> None:
     (tmp_path / "in").mkdir()
     kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32()}
     names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
-    some = [("a", BEGIN), ("b", BEGIN), ("a", BEGIN + 1), (None, last_ns)]
+    some = [("a", BEGIN), (other, BEGIN), ("a", BEGIN + 1), (None, last_ns)]
     rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
     columns = zip(names, zip(*rows, strict=True), strict=True)
     table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
@@ -281,8 +283,24 @@ def test_each_topic_gets_its_own_rows_of_a_file_of_several(
 
     none = "__HIVE_DEFAULT_PARTITION__"
     found = [(topic, body) for topic, _, _, _, body in content(tmp_path / "out")]
-    assert found == [(none, b"3"), ("a", b"0"), ("a", b"2"), ("b", b"1")]
+    assert found == sorted([(none, b"3"), ("a", b"0"), ("a", b"2"), (other, b"1")])
     assert done(told) == (4, 0)
+
+
+def test_topics_that_only_the_middle_of_an_archive_has_are_damage(tmp_path: Path) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    archive.mkdir()
+    file = PartFile(archive / "x.gz", 0o640, gzip_members(6), now_s=0.0)
+    for number, topic in enumerate("aba"):
+        flush(file, topic, "n:1", [[message(number)]])
+    finish(file.path, Directories(archive, archive))
+
+    with pytest.raises(NsqError, match="it has topics that its first and last"):
+        compact(archive, output)
+    told = compact(archive, output, skips_damaged=True)
+
+    assert content(output) == expected([0, 2], "a")
+    assert told.deletable()[0] == []
 
 
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from pathlib import Path
 
 import pytest
 from plugins.object_store import Bucket
@@ -98,12 +97,3 @@ def test_one_that_could_not_be_renewed_for_its_length_is_lost(
 
     with pytest.raises(OutputError, match="the network is down"):
         lease.need()
-
-
-def test_one_run_at_a_time_has_a_directory(tmp_path: Path) -> None:
-    with held(tmp_path / "new", "notes/lock"):
-        second = held(tmp_path / "new", "notes/lock")
-        with pytest.raises(OutputError, match="another run writes to"):
-            second.__enter__()
-    with held(tmp_path / "new", "notes/lock"):
-        pass

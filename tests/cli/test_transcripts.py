@@ -15,6 +15,7 @@ name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTT
 ``$LOOKUP_TCP``, which is also what the transcript shows. Before each, everything that was published
 is in its channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons
 holds for the Go daemons and the embedded ones. On a terminal columns are shown two blanks apart.
+Those of Spark (spark-...) have the session of the tests, and what they ask has one answer.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
@@ -33,6 +34,7 @@ from pathlib import Path
 from string import Template
 
 import pytest
+from plugins import cli
 from plugins.cli import RunNsq
 from plugins.clusters import KINDS
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
@@ -41,6 +43,7 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+OF_SPARK = [path for path in TRANSCRIPTS if path.stem.startswith("spark-")]
 COLUMNS = 100
 SHELL = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
@@ -48,6 +51,8 @@ IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 def cases() -> Iterator[object]:
     for path in TRANSCRIPTS:
+        if path in OF_SPARK:
+            continue
         if not re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE):
             yield pytest.param(path, (EmbeddedServer, EmbeddedLookupServer), id=path.stem)
         else:
@@ -68,8 +73,28 @@ def test_a_command_prints_what_its_transcript_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    check(path, Cluster(kind, serve, data_path), run_nsq)
+
+
+@pytest.mark.parametrize("path", OF_SPARK, ids=lambda path: path.stem)
+def test_spark_prints_what_its_transcript_says(
+    path: Path,
+    serve: Serve,
+    data_path: Callable[[], Path],
+    run_nsq: RunNsq,
+    shared_session: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the session that the tests share, in this process."""
+    monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"spark"})
+    monkeypatch.chdir(tmp_path)
+    check(path, Cluster((EmbeddedServer, EmbeddedLookupServer), serve, data_path), run_nsq)
+
+
+def check(path: Path, cluster: Cluster, run_nsq: RunNsq) -> None:
+    """Type a transcript again, and compare; or write it where that is asked for."""
     text = path.read_text("utf-8")
-    cluster = Cluster(kind, serve, data_path)
     for name, flags in re.findall(r"^= (\w+) *(.*)$", text, re.MULTILINE):
         cluster.start(name, *flags.split())
     session = Session(run_nsq, cluster, re.findall(r"^~ (.*) (\S+)$", text, re.MULTILINE))

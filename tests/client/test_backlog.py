@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.message import Batch, Message, batches_after
+from nsqtools.testing import fake_batch
 
 
 class Owner:
@@ -25,38 +27,22 @@ class Owner:
         self.given_up.append(batch)
 
 
-class Source:
-    """One connection; its messages were received at time 0."""
-
-    topic, nsqd = "clicks", "nsqd:4150"
-    msg_timeout_s = 60.0
-    received_at = 0.0
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.in_flight: dict[bytes, Message] = {}
-
-
 # -- what a turn of the I/O thread has read is one entry -------------------------------------------
 
 
-def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Any]:
-    sources: list[Any] = [Source(n) for n in range(len(sizes))]
-    batches = [
-        Batch(source, [Message(source, 0, 1, b"%d-%d" % (source.n, k), b"x") for k in range(size)])
-        for source, size in zip(sources, sizes, strict=True)
-    ]
-    for batch in batches:
-        batch.source.in_flight.update({message.id: message for message in batch})
-    backlog.put(Arrival(owner, batches))
-    return sources
+def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
+    """Batches of so many messages, received at time 0, with bodies such as ``1-0``."""
+    batches = [fake_batch([b"%d-%d" % (n, k) for k in range(sizes[n])]) for n in range(len(sizes))]
+    for message in chain(*batches):
+        message.received_at = 0.0
+    backlog.put(Arrival(owner, list(batches)))
+    return batches
 
 
 def taken(entry: object) -> list[list[bytes]]:
     assert isinstance(entry, list)
-    if isinstance(entry, Batch):
-        return [[message.id for message in entry]]
-    return [[message.id for message in batch] for batch in entry]
+    batches = [entry] if isinstance(entry, Batch) else entry
+    return [[message.body for message in batch] for batch in batches]
 
 
 def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
@@ -84,12 +70,12 @@ def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
 
 def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
     backlog, owner = Backlog(), Owner()
-    sources = deliver(backlog, owner, 1, 2)
-    assert backlog.discard(owner, sources[0]) == {b"0-0"}
-    assert backlog.discard(owner, sources[1], {b"1-0"}) == {b"1-0"}
-    assert taken(backlog.get(0)) == [[b"1-1"]]
-    sources = deliver(backlog, owner, 1)
-    assert backlog.discard(owner, sources[0]) == {b"0-0"}
+    (a,), (b, c) = batches = deliver(backlog, owner, 1, 2)
+    assert backlog.discard(owner, batches[0].source) == {a.id}
+    assert backlog.discard(owner, batches[1].source, {b.id}) == {b.id}
+    assert backlog.get(0) == [c]
+    [[message]] = batches = deliver(backlog, owner, 1)
+    assert backlog.discard(owner, batches[0].source) == {message.id}
     assert backlog.is_empty
     assert not owner.waiting
 
@@ -97,8 +83,8 @@ def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
 def test_what_is_withdrawn_is_returned_once() -> None:
     backlog, owner = Backlog(), Owner()
     deliver(backlog, owner, 1, 2)
-    assert backlog.withdraw(owner, expired_at=Source.msg_timeout_s * EXPIRED_SHARE) == []
-    assert list(map(len, backlog.withdraw(owner, expired_at=Source.msg_timeout_s))) == [1, 2]
+    assert backlog.withdraw(owner, expired_at=60.0 * EXPIRED_SHARE) == []
+    assert list(map(len, backlog.withdraw(owner, expired_at=60.0))) == [1, 2]
     assert backlog.withdraw(owner) == []
     deliver(backlog, owner, 2)
     deliver(backlog, owner, 1, 1)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, fill
+from plugins.clients import CHANNEL, TOPIC, InBackground, fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Batch, ClientOptions, ConfigurationError, Consumer
+from nsqtools import ClientOptions, Consumer
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
 
@@ -28,7 +27,7 @@ def consumer_of(*servers: Nsqd) -> Consumer:
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
 def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
-    go_nsqd: Callable[..., GoNsqd], msg_timeout: str
+    go_nsqd: MakeNsqd, msg_timeout: str
 ) -> None:
     """Also with an insert that takes longer than its message's share of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
@@ -65,28 +64,22 @@ def test_a_batch_is_whole_however_late_the_io_thread_is(
         assert len(batch) == batch.finish() == 500
 
 
-def test_a_batch_waits_for_an_nsqd_that_has_room(go_nsqd: Callable[..., GoNsqd]) -> None:
+def test_a_batch_waits_for_an_nsqd_that_has_room(
+    go_nsqd: MakeNsqd, in_background: InBackground
+) -> None:
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
-    batches: list[Batch] = []
     with consumer_of(full, late) as consumer:
         wait_until(lambda: len(consumer.connections) == 2, what="both connections")
-        thread = threading.Thread(
-            target=lambda: batches.append(next(iter(consumer.batches(size=500, within_s=3600))))
-        )
-        thread.start()
+        gathering = in_background(next, iter(consumer.batches(size=500, within_s=3600)))
         wait_until(lambda: consumer.stats.received == 250, what="the messages of one")
         time.sleep(5 * GATHER_LOOK_S)
         late.publish(TOPIC, *[b"late"] * 250)
-        thread.join(patience_s(10))
-        assert list(map(len, batches)) == [500]
-        assert batches[0].finish() == 500
+        assert gathering.result(patience_s(10)).finish() == 500
 
 
-def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
-    go_nsqd: Callable[..., GoNsqd],
-) -> None:
+def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd) -> None:
     """Their shares are raised until they add up to its size: a third of 500 is 166."""
     servers = [go_nsqd(), go_nsqd(), go_nsqd()]
     for nsqd in servers:
@@ -101,21 +94,17 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
 
 
-def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: GoNsqd) -> None:
+def test_a_batch_does_not_wait_for_what_cannot_come(
+    nsqd: GoNsqd, in_background: InBackground
+) -> None:
     """Another batch is in the hands of another thread, and no more may be in flight."""
     fill(nsqd, 2000)
     options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
     with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options) as consumer:
         first = next(iter(consumer.batches(size=400, within_s=3600)))
-        second: list[Batch] = []
-        other = threading.Thread(
-            target=lambda: second.append(next(iter(consumer.batches(size=400, within_s=3600))))
-        )
-        other.start()
-        other.join(patience_s(10))
-        assert list(map(len, second)) == [100]
-        first.finish()
-        second[0].finish()
+        gathering = in_background(next, iter(consumer.batches(size=400, within_s=3600)))
+        second = gathering.result(patience_s(10))
+        assert (second.finish(), first.finish()) == (100, 400)
 
 
 def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
@@ -129,18 +118,3 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
             consumer.begin_stop(drain=True)
     assert sizes == [500, 200]
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
-
-
-@pytest.mark.parametrize(
-    ("size", "within_s"), [(0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))]
-)
-def test_impossible_batches_are_refused(size: int, within_s: float) -> None:
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", options=LIMIT)
-    with pytest.raises(ConfigurationError):
-        consumer.batches(size=size, within_s=within_s)
-
-
-def test_impossible_numbers_of_workers_are_refused() -> None:
-    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
-        consumer.run(lambda message: None, workers=0)

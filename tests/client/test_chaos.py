@@ -5,52 +5,23 @@ Nothing that was confirmed may be missing. Kills are in tests/faults.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.embedded import EmbeddedServer
-from plugins.network import Proxy
+from plugins.network import ProxyTo
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.message import Message
-from nsqtools.client.producer import Producer
 from nsqtools.errors import PublishError, PublishUnknown
-
-
-class Publisher:
-    """Publishes numbers until it is told to stop, and notes what became of each."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self.is_over = threading.Event()
-        self.confirmed: set[bytes] = set()
-        self.unknown: set[bytes] = set()
-
-    def run(self) -> None:
-        number = 0
-        while not self.is_over.is_set():
-            number += 1
-            body = b"%d" % number
-            try:
-                self._producer.publish(TOPIC, body)
-            except PublishUnknown:
-                self.unknown.add(body)
-            except PublishError:
-                self.is_over.wait(0.01)  # not sent: nsqd is away
-            else:
-                self.confirmed.add(body)
-
-    def confirms_more(self) -> Callable[[], bool]:
-        before = len(self.confirmed)
-        return lambda: len(self.confirmed) > before + 20
 
 
 def test_connections_cut_at_any_moment_lose_nothing(
     quick_nsqd: EmbeddedServer,
-    proxy_to: Callable[[str], Proxy],
+    proxy_to: ProxyTo,
     consume: Consume,
     handle: Handle,
     produce: Produce,
@@ -61,7 +32,23 @@ def test_connections_cut_at_any_moment_lose_nothing(
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     proxy = proxy_to(nsqd.tcp_address)
-    publisher = Publisher(produce(proxy.address))
+    producer, is_over = produce(proxy.address), threading.Event()
+    confirmed: set[bytes] = set()
+    unknown: set[bytes] = set()
+
+    def publish() -> None:
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            body = b"%d" % number
+            try:
+                producer.publish(TOPIC, body)
+                confirmed.add(body)
+            except PublishUnknown:
+                unknown.add(body)
+            except PublishError:
+                is_over.wait(0.01)  # not sent: nsqd is away
+
     consumer = consume(proxy.address, max_attempts=0, max_backoff_duration_s=0)
     seen: Counter[bytes] = Counter()
 
@@ -73,14 +60,15 @@ def test_connections_cut_at_any_moment_lose_nothing(
             message.touch()
 
     handle(consumer, fail_sometimes, workers=3)
-    publishing = in_background(publisher.run)
+    publishing = in_background(publish)
     for number in range(12):
-        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
+        enough = len(confirmed) + 20
+        wait_until(lambda: len(confirmed) > enough, what="confirmed publishes", timeout_s=10)  # noqa: B023
         proxy.piece_size = rng.choice([7, 100, 65536])
         proxy.cut(reset=bool(number % 2))
-    publisher.is_over.set()
+    is_over.set()
     publishing.result(patience_s(10))
-    wait_until(lambda: publisher.confirmed <= set(seen), what="all confirmed", timeout_s=15)
-    assert set(seen) <= publisher.confirmed | publisher.unknown
+    wait_until(lambda: confirmed <= set(seen), what="all confirmed", timeout_s=15)
+    assert set(seen) <= confirmed | unknown
     wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=15)
     wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing counted as in flight")

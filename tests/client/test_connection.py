@@ -1,170 +1,115 @@
-"""A connection on a loop, a socket and a clock that the test controls."""
+"""Connections that die, or must not."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.network import TO_CLIENT, Proxy
-from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
-from nsqtools.client.connection import Connection
+from nsqtools import PublishUnknown
+from nsqtools.client.connection import open_connection, silence_limit_s
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConnectionLost, NsqError, ServerError
-from nsqtools.protocol.commands import IdentifyReply
-from nsqtools.protocol.frames import FrameBuffer
-from nsqtools.protocol.names import Address
-
-
-class Loop:
-    def __init__(self) -> None:
-        self.time = self.bytes_since = 100.0
-        self.watched: list[bool] = []
-        self.unflushed: list[Connection] = []
-
-    def now(self) -> float:
-        return self.time
-
-    buffer = memoryview(bytearray(1024))
-
-    def register(self, connection: Connection) -> None: ...
-    def unregister(self, connection: Connection) -> None: ...
-
-    def watch_writes(self, connection: Connection, wanted: bool) -> None:
-        self.watched.append(wanted)
-
-    def flush_soon(self, connection: Connection) -> None:
-        self.unflushed.append(connection)
-
-
-class Stream:
-    """Takes ``room`` bytes, or fails with ``failure``; has ``unread`` to give."""
-
-    address = Address("nsqd", 4150)
-
-    def __init__(self) -> None:
-        self.room = 0
-        self.failure: NsqError | None = None
-        self.unread: list[bytes] = []
-        self.taken = b""
-
-    def send_ready(self, data: memoryview) -> int:
-        if self.failure is not None:
-            raise self.failure
-        taken = bytes(data[: self.room])
-        self.room -= len(taken)
-        self.taken += taken
-        return len(taken)
-
-    def receive_ready(self, buffer: memoryview) -> bytes | None:
-        return self.unread.pop(0) if self.unread else None
-
-    def close(self) -> None: ...
-
-
-class User:
-    make_message = staticmethod(tuple)
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.received_at = 0.0
-        self.connection: Connection | None = None
-
-    def on_messages(self, messages: list[Any]) -> None: ...
-
-    def on_response(self, data: bytes) -> None:
-        self.events.append(data.decode())
-
-    def on_server_error(self, error: ServerError) -> None:
-        self.events.append(error.code)
-        assert self.connection is not None
-        self.connection.lose(error)
-
-    def on_lost(self, error: NsqError) -> None:
-        self.events.append(f"lost: {error}")
-
-
-class Bench:
-    """A connection with all its neighbors."""
-
-    def __init__(self, **options: Any) -> None:
-        self.loop, self.stream, self.user = Loop(), Stream(), User()
-        reply = IdentifyReply.__new__(IdentifyReply)
-        self.connection: Any = Connection(
-            self.stream,
-            reply,
-            None,
-            FrameBuffer(),
-            ClientOptions(**options),  # type: ignore[arg-type]
-        )
-        self.connection.attach(self.loop, self.user)
-        self.user.connection = self.connection
-
-
-def frame(kind: int, data: bytes) -> bytes:
-    return (len(data) + 4).to_bytes(4, "big") + kind.to_bytes(4, "big") + data
+from nsqtools.errors import NsqError
+from nsqtools.protocol.names import parse_address
 
 
 @pytest.mark.parametrize(
     ("heartbeat_interval_s", "read_timeout_s", "limit_s"),
-    [(1, 60, 3), (10, 60, 21), (30, 60, 60), (30, 300, 61), (60, 60, 61), (1, 1, 2)],
+    [
+        (1, 60, 3),
+        (10, 60, 21),
+        (30, 60, 60),
+        (30, 300, 61),
+        (60, 60, 61),
+        (1, 1, 2),
+        (-1, 60, None),
+    ],
 )
 def test_silence_beyond_two_heartbeats_is_death(
-    heartbeat_interval_s: float, read_timeout_s: float, limit_s: float
+    heartbeat_interval_s: float, read_timeout_s: float, limit_s: float | None
 ) -> None:
-    bench = Bench(heartbeat_interval_s=heartbeat_interval_s, read_timeout_s=read_timeout_s)
-    bench.loop.time += limit_s
-    bench.connection.check_liveness()
-    assert bench.user.events == []
-    bench.loop.time += 0.1
-    bench.connection.check_liveness()
-    assert bench.user.events == [f"lost: nsqd:4150 was silent for {limit_s} s"]
+    options = ClientOptions(
+        heartbeat_interval_s=heartbeat_interval_s, read_timeout_s=read_timeout_s
+    )
+    assert silence_limit_s(options) == limit_s
 
 
-def test_a_peer_that_takes_no_bytes_is_dead_after_the_write_timeout() -> None:
-    bench = Bench(write_timeout_s=10, heartbeat_interval_s=-1)
-    bench.loop.time += 3600  # a long idle time before the jam does not count
-    bench.connection.write(b"NOP\n")
-    bench.connection.check_liveness()  # in the turn that answers a heartbeat
-    bench.connection.flush()
-    bench.loop.time += 10
-    bench.connection.check_liveness()
-    assert bench.connection.is_open
-    bench.loop.time += 0.1
-    bench.connection.check_liveness()
-    assert bench.user.events == ["lost: nsqd:4150 took no bytes for 10 s"]
+# -- on a loop that the test turns -----------------------------------------------------------------
 
 
-def test_writes_are_watched_only_while_something_waits() -> None:
-    bench = Bench()
-    bench.stream.room = 4
-    bench.connection.write(b"FIN 1\n")
-    bench.connection.write(b"FIN 2\n")
-    assert bench.loop.unflushed == [bench.connection]
-    bench.connection.flush()
-    assert bench.loop.watched == [True]
-    bench.stream.room = 100
-    bench.connection.flush()
-    assert bench.loop.watched == [True, False]
-    assert bench.stream.taken == b"FIN 1\nFIN 2\n"
+@pytest.fixture
+def attached(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground
+) -> Iterator[tuple[Any, Connection]]:
+    """A connection with a loop and a user that do nothing, and its other end."""
+    options = ClientOptions(write_timeout_s=10, heartbeat_interval_s=-1)
+    address = parse_address(scripted_nsqd.address)
+    opening = in_background(open_connection, address, options, None)
+    peer = scripted_nsqd.identified()
+    connection = opening.result(patience_s(5))
+    loop = Mock(buffer=memoryview(bytearray(1024)))
+    loop.now.return_value = 0.0
+    connection.attach(loop, Mock())
+    yield connection, peer
+    connection.close()
 
 
-def test_a_failed_send_still_reports_the_reason_that_nsqd_gave() -> None:
-    bench = Bench()
-    bench.stream.failure = ConnectionLost("nsqd:4150: broken pipe")
-    bench.stream.unread = [frame(1, b"E_INVALID bad") + frame(0, b"OK")]
-    bench.connection.write(b"RDY 1\n")
-    bench.connection.flush()
-    assert bench.user.events == ["E_INVALID", "lost: nsqd:4150: E_INVALID bad"]
+def test_what_is_about_to_be_sent_after_a_long_idle_time_is_not_stuck(
+    attached: tuple[Any, Connection],
+) -> None:
+    connection, _ = attached
+    connection._loop.now.return_value = 3600.0
+    connection.write(b"NOP\n")  # a heartbeat is answered in the turn that checks
+    connection.check_liveness()
+    assert connection.is_open
+
+
+def test_writes_are_watched_only_while_something_waits(attached: tuple[Any, Connection]) -> None:
+    connection, peer = attached
+    connection.write(bytes(1 << 25))
+    connection.write(b"FIN 1\n")
+    assert connection._loop.flush_soon.call_count == 1
+    with peer._received:  # it reads no more than once
+        connection.flush()
+
+    def is_sent() -> bool:
+        connection.flush()
+        return not connection.has_unsent
+
+    wait_until(is_sent, what="all of it to be sent")
+    watched = [call(connection, True), call(connection, False)]
+    assert connection._loop.watch_writes.call_args_list == watched
+
+
+def test_a_failed_send_still_reports_the_reason_that_nsqd_gave(
+    attached: tuple[Any, Connection],
+) -> None:
+    connection, peer = attached
+    connection._user.on_server_error.side_effect = connection.lose
+    peer.error("E_INVALID bad")
+    peer.ok()
+    peer.reset()
+
+    def is_lost() -> bool:
+        connection.write(b"RDY 1\n")
+        connection.flush()
+        return bool(connection._user.on_lost.called)
+
+    wait_until(is_lost, what="the loss")
+    assert "E_INVALID bad" in str(connection._user.on_lost.call_args)
+    assert not connection._user.on_response.called
 
 
 # -- on real servers -------------------------------------------------------------------------------
@@ -201,9 +146,7 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     )
 
 
-def test_a_silent_peer_is_given_up(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume
-) -> None:
+def test_a_silent_peer_is_given_up(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
     errors: list[NsqError] = []
     proxy = proxy_to(nsqd.tcp_address)
     consumer = consume(
@@ -217,16 +160,29 @@ def test_a_silent_peer_is_given_up(
     wait_until(lambda: consumer.connections, what="a new connection")
 
 
-def test_an_idle_producer_is_not_timed_out_by_its_last_write_nor_without_heartbeats(
-    nsqd: GoNsqd, produce: Produce
+def test_an_idle_producer_is_not_timed_out_and_one_whose_peer_takes_no_bytes_is(
+    nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce
 ) -> None:
+    """Without heartbeats, and however long ago the last write was."""
+    proxy = proxy_to(nsqd.tcp_address)
     producer = produce(
-        nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1, write_timeout_s=0.1
+        proxy.address,
+        heartbeat_interval_s=-1,
+        read_timeout_s=0.1,
+        write_timeout_s=1,
+        publish_timeout_s=600,
+        publish_max_msg_size=1 << 24,
     )
     producer.publish(TOPIC, b"x")
     time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
     assert nsqd.log.count("TCP: new client") == 1
+    proxy.pause(TO_SERVER)
+    time.sleep(1.3)
+    began = time.monotonic()
+    with pytest.raises(PublishUnknown, match="took no bytes for 1 s"):
+        producer.publish(TOPIC, bytes(15 << 20))
+    assert time.monotonic() - began >= 1
 
 
 @pytest.mark.parametrize("floor", ["client", "transport"])
@@ -262,7 +218,7 @@ def test_nothing_to_do_takes_no_cpu(
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
 @pytest.mark.alone
 def test_an_ended_compressed_stream_takes_no_cpu(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume, compression: str
+    nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume, compression: str
 ) -> None:
     """The end of the stream is not taken for a decoder that wants more."""
     proxy = proxy_to(nsqd.tcp_address)

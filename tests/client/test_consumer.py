@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import asdict
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce, take
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -40,6 +39,22 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
     }
     with pytest.raises(ConfigurationError):
         Consumer(**(usable | arguments))
+
+
+def test_what_cannot_be_asked_for_is_refused_where_it_is_written(
+    consume: Consume, in_background: InBackground
+) -> None:
+    consumer = consume("127.0.0.1:1", started=False, max_in_flight=1000)
+    for size, within_s in ((0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))):
+        with pytest.raises(ConfigurationError):
+            consumer.batches(size=size, within_s=within_s)
+    for delay_s in (-1, float("nan")):
+        with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
+            RequeueWithoutBackoff(delay_s)
+    with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
+        consumer.run(lambda message: None, workers=0)
+    with pytest.raises(ConfigurationError, match="main thread"):
+        in_background(consumer.run, lambda message: None, signals=True).result(patience_s(5))
 
 
 def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
@@ -86,24 +101,21 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
 
 
 def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
-    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a second for each these would take minutes."""
     monkeypatch.setattr(consumer_io, "GATHER_S", 1.0)
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x"] * 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
-    finished = threading.Event()
 
     def answer_all() -> None:
         for _ in range(200):
             batch = consumer.next_batch(timeout_s=patience_s(5))
             assert batch
             batch[0].finish()
-        finished.set()
 
-    threading.Thread(target=answer_all).start()
-    assert finished.wait(patience_s(10))
+    in_background(answer_all).result(patience_s(10))
 
 
 # -- health, as a probe of Kubernetes reads it -----------------------------------------------------

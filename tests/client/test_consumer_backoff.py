@@ -26,7 +26,10 @@ def is_at(consumer: Consumer, level: int) -> None:
 
 
 def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
-    """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end."""
+    """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end.
+
+    A requeue without backoff is tested again.
+    """
     consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
     first = conn.message(b"bad")
@@ -37,6 +40,11 @@ def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> No
     conn.expect("RDY 0")
     conn.expect(f"REQ {second} 90000")
     conn.expect("RDY 1")
+    neutral = conn.message(b"neutral")
+    conn.expect("RDY 0")
+    conn.expect(f"REQ {neutral} 0")
+    conn.expect("RDY 1")
+    assert consumer._io.backoff.level == 2
     third = conn.message(b"good")
     conn.expect("RDY 0")
     conn.expect(f"FIN {third}")
@@ -44,20 +52,6 @@ def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> No
     fourth = conn.message(b"good")
     conn.expect("RDY 5")
     conn.expect(f"FIN {fourth}")
-
-
-def test_a_requeue_without_backoff_is_tested_again(dialog: Dialog, handle: Handle) -> None:
-    consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
-    handle(consumer, as_the_body_says)
-    conn.message(b"bad")
-    conn.skip_to("RDY 1")
-    neutral = conn.message(b"neutral")
-    conn.expect("RDY 0")
-    conn.expect(f"REQ {neutral} 0")
-    conn.expect("RDY 1")
-    assert consumer._io.backoff.level == 1
-    conn.message(b"good")
-    conn.expect("RDY 5")
 
 
 def test_giving_up_is_neither_success_nor_failure(

@@ -10,38 +10,32 @@ import logging
 import random
 import socket
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
+from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer
 from nsqtools.client import discovery as discovery_module
 from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
-from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ConnectionFailed, ProtocolError
 from nsqtools.http.http_api import decode_lookup
 from nsqtools.protocol.names import Address
 
-GoNsqdFactory = Callable[..., GoNsqd]
-LookupdFactory = Callable[..., GoNsqlookupd]
-ScriptedLookupdFactory = Callable[[], Any]
-
 
 def test_a_topic_that_is_not_there_yet_is_not_an_error(
-    nsqlookupd: LookupdFactory,
-    go_nsqd: GoNsqdFactory,
-    consume: Consume,
-    caplog: pytest.LogCaptureFixture,
+    nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     lookupd = nsqlookupd()
@@ -55,10 +49,7 @@ def test_a_topic_that_is_not_there_yet_is_not_an_error(
 
 
 def test_all_lookupd_are_asked_and_those_that_refuse_or_hang_delay_no_other(
-    deaf_address: str,
-    scripted_lookupd: ScriptedLookupdFactory,
-    go_nsqd: GoNsqdFactory,
-    consume: Consume,
+    deaf_address: str, scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, consume: Consume
 ) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
     lookupds = [scripted_lookupd(), scripted_lookupd()]
@@ -74,9 +65,7 @@ def test_all_lookupd_are_asked_and_those_that_refuse_or_hang_delay_no_other(
         consume(lookupd=bad, **options)
 
 
-def test_fifty_polls_leak_nothing(
-    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
-) -> None:
+def test_fifty_polls_leak_nothing(scripted_lookupd: MakeScripted, consume: Consume) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -90,7 +79,7 @@ def test_fifty_polls_leak_nothing(
 
 
 def test_a_deleted_topic_is_not_recreated_by_reconnecting(
-    scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, consume: Consume
+    scripted_lookupd: MakeScripted, scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(scripted_nsqd.address)
@@ -129,7 +118,7 @@ def test_a_name_is_resolved_at_every_connect(
 
 
 def test_an_unreachable_broadcast_address_is_mapped(
-    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
+    scripted_lookupd: MakeScripted, nsqd: GoNsqd, consume: Consume
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd("nsqd.internal:4150")
@@ -203,33 +192,19 @@ def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
         Discovery(["localhost"], "t", ClientOptions(), {"a:1": "b:x"})
 
 
-class Loop:
-    """The clock of an I/O thread that makes no calls."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def call_later(
-        self, delay_s: float, call: Callable[[], object], instead_of: object = None
-    ) -> Timer:
-        return Timer(self, self.time + delay_s, call, 0.0)  # type: ignore[arg-type]
-
-
 def test_early_rounds_are_spaced_however_often_connections_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
     monkeypatch.setattr(discovery_module, "run_in_background", lambda peer, work, threads: None)
-    loop = Loop()
+    loop = Mock()
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
-    polls.begin(loop, lambda *_: None)  # type: ignore[arg-type]
+    loop.now.return_value = 1000.0
+    polls.begin(loop, lambda *_: None)
 
     def lost(at_s: float) -> float:
         """A connection is lost; the time of the next round."""
-        loop.time, polls._next_at = at_s, 5000.0
+        loop.now.return_value, polls._next_at = at_s, 5000.0
         polls.ask_soon()
         return polls._next_at
 
@@ -310,7 +285,7 @@ def test_what_is_deleted_is_not_brought_back_at_once(
 
 
 def test_topics_are_found_and_share_what_may_be_in_flight(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory
+    nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd
 ) -> None:
     lookupd, topics = nsqlookupd(), ["clicks", "orders"]
     nsqds = [go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]

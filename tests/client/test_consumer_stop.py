@@ -234,11 +234,9 @@ def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:
     assert stopping.next_change(100) == 101  # without CLOSE_WAIT a second is enough
     assert stopping.next_step(connection, 110) == "wait"  # for stragglers
     quiet_at = stopping.next_change(110)
-    assert quiet_at is not None
     assert 110 < quiet_at < 111
     assert stopping.next_step(connection, quiet_at) == "shutdown"
     closed_at = stopping.next_change(quiet_at)
-    assert closed_at is not None
     assert stopping.next_step(connection, closed_at) == "close"
     assert stopping.next_change(closed_at) == 130
     assert stopping.next_change(130) == 131

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, bodies_in, take
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
+from plugins.servers import MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message
@@ -111,7 +110,7 @@ def test_the_poison_alone_reaches_the_dead_letters(
 
 
 def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment_only(
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=4s")
     nsqd.create_channel(TOPIC, CHANNEL)

@@ -118,16 +118,13 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 
 
 def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
-    data_path: Callable[[], Path], serve: Serve, tmp_path: Path
+    data_path: Callable[[], Path], serve: Serve
 ) -> None:
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1500ms"))
     fill(nsqd, 12)
-    program = tmp_path / "reader.py"
-    program.write_text(SLOW_READER)
     with subprocess.Popen(
-        [sys.executable, str(program), nsqd.tcp_address], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW_READER, nsqd.tcp_address], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         ids = [process.stdout.readline()]
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(

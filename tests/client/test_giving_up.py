@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from nsqtools.client.giving_up import Attempts, GivingUp, Policy
-from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, PublishError
-
-
-class Source:
-    """A connection that notes the answers."""
-
-    topic, nsqd = "clicks", "nsqd:4150"
-    received_at = 0.0
-
-    def __init__(self) -> None:
-        self.answers: list[str] = []
-        self.in_flight: dict[bytes, Message] = {}
-        for number in range(2):
-            message = Message(self, 0, 9, b"%016d" % number, b"x")  # type: ignore[arg-type]
-            self.in_flight[message.id] = message
-        self.batch = Batch(self, list(self.in_flight.values()))  # type: ignore[arg-type]
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        self.answers.append("give up")
-
-    def requeue(self, message_id: bytes, delay_s: object, attempts: int, backoff: bool) -> None:
-        self.answers.append("requeue with backoff" if backoff else "requeue")
-
-
-class Producer:
-    """Settles each publish at once."""
-
-    def __init__(self, error: PublishError | None, *, refuses: bool = False) -> None:
-        self.error = error
-        self.refuses = refuses
-        self.published: list[tuple[str, list[bytes]]] = []
-
-    def submit(self, topic: str, bodies: list[bytes], on_settled: Any) -> None:
-        if self.refuses:
-            raise PublishError("its window is full")
-        self.published.append((topic, bodies))
-        on_settled(self)
+from nsqtools.errors import ConfigurationError, PublishNotSent
+from nsqtools.testing import FakeProducer, Published, fake_batch
 
 
 def giving_up(policy: Policy = "requeue", dead_letter: str = "", on: Any = None) -> GivingUp:
@@ -62,49 +27,41 @@ def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go() -> None:
 @pytest.mark.parametrize(
     ("policy", "outcome", "answer"),
     [
-        ("finish", None, "give up"),
-        ("finish", RuntimeError("a defect of the user's"), "give up"),
-        ("requeue", True, "give up"),
-        ("requeue", None, "requeue with backoff"),
-        ("requeue", "true enough", "requeue with backoff"),
-        ("requeue", RuntimeError("a defect of the user's"), "requeue with backoff"),
+        ("finish", None, "give_up"),
+        ("finish", RuntimeError("a defect of the user's"), "give_up"),
+        ("requeue", True, "give_up"),
+        ("requeue", None, "requeue"),
+        ("requeue", "true enough", "requeue"),
+        ("requeue", RuntimeError("a defect of the user's"), "requeue"),
     ],
 )
 def test_only_a_callback_that_says_so_takes_a_message(
     policy: Policy, outcome: object, answer: str
 ) -> None:
-    seen: list[Message] = []
-
-    def on_giving_up(message: Message) -> object:
-        seen.append(message)
-        if isinstance(outcome, RuntimeError):
-            raise outcome
-        return outcome
-
-    source = Source()
-    giving_up(policy, on=on_giving_up).messages(source.batch)
-    assert (source.answers, seen) == ([answer] * 2, list(source.batch))
-    assert not source.batch[0].give_up()  # it was answered
+    batch: Any = fake_batch([b"x", b"y"])
+    on_giving_up = Mock(side_effect=[outcome] * 2)  # an exception is raised
+    giving_up(policy, on=on_giving_up).messages(batch)
+    assert [message.answers for message in batch] == [[answer]] * 2
+    assert on_giving_up.call_args_list == [call(message) for message in batch]
+    assert [message.has_backoff for message in batch] == [answer == "requeue"] * 2
+    assert not batch[0].give_up()  # it was answered
 
 
 @pytest.mark.parametrize(
-    ("producer", "answer", "count"),
-    [
-        (Producer(None), "give up", 2),
-        (Producer(PublishError("refused")), "requeue", 2),
-        (Producer(None, refuses=True), "requeue", 0),
-    ],
-    ids=["published", "failed", "refused"],
+    ("fate", "answer"), [("published", "give_up"), ("failed", "requeue"), ("refused", "requeue")]
 )
-def test_a_dead_letter_is_finished_when_it_has_arrived(
-    producer: Producer, answer: str, count: int
-) -> None:
-    source, dead_letters = Source(), giving_up(dead_letter="clicks.dead")
-    assert dead_letters._dead_letters is not None
-    dead_letters._dead_letters._producers["nsqd:4150"] = producer  # type: ignore[assignment]
-    dead_letters.messages(source.batch)
-    assert source.answers == [answer] * 2
-    assert producer.published == [("clicks.dead", [b"x"])] * count
+def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -> None:
+    batch: Any = fake_batch([b"x", b"x"])
+    producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead")
+    if fate == "failed":
+        producer.error = PublishNotSent("nsqd is away")
+    if fate == "refused":
+        producer.stop()
+    dead_letters._dead_letters._producers[batch[0].nsqd] = producer
+    dead_letters.messages(batch)
+    assert [message.answers for message in batch] == [[answer]] * 2
+    assert not any(message.has_backoff for message in batch)
+    assert producer.published == [Published("clicks.dead", b"x")] * (2 * (fate == "published"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.readme import UNTIL_SIGNAL, parse
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Producer
@@ -184,7 +185,7 @@ json.dump([sorted(points, key=str), sorted(seen, key=str)], open("seen", "w"))
 
 
 def test_metrics_and_spans_have_the_names_of_the_conventions(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
     nsqd = go_nsqd("-max-msg-size=1000")

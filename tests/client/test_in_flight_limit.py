@@ -147,27 +147,33 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
     assert took_s < 20 * handler_s * 1.5 + 1
 
 
-def test_who_collects_has_all_that_is_allowed_in_seconds_and_who_handles_has_one() -> None:
-    for is_asked, expected in ((True, 200), (False, 1)):
-        limit = InFlightLimit(200)  # of a msg_timeout of 60 s
-        limit.connections, limit.takers, limit.is_busy = 1, 1, True
-        for tick in range(1, 35):
-            limit.passed(MAX_TICK_S * tick, limit.current)
-            limit.look(limit.current, is_asked=is_asked)
-            limit.adapt(limit.current, lambda: 0.0, waits=False)
-        assert limit.current == expected
-
-
-def test_a_first_message_that_hangs_holds_up_the_others_for_a_while_only() -> None:
+@pytest.mark.parametrize(
+    ("takers", "ticks", "is_asked", "in_flight", "expected"),
+    [
+        (1, 34, True, None, {33: 200}),  # who collects has all that is allowed in seconds
+        (1, 34, False, None, {33: 1}),  # and who handles has one
+        (
+            4,
+            39,
+            False,
+            1,
+            {0: 1, 20: 1, 38: 4},
+        ),  # a first one that hangs holds up the others a while
+    ],
+)
+def test_without_an_answer_it_rises_for_who_asks_for_more(
+    takers: int, ticks: int, is_asked: bool, in_flight: int | None, expected: dict[int, int]
+) -> None:
     limit = InFlightLimit(200)  # of a msg_timeout of 60 s
-    limit.connections, limit.takers, limit.is_busy = 1, 4, True
+    limit.connections, limit.takers, limit.is_busy = 1, takers, True
     seen = []
-    for tick in range(1, 40):
-        limit.passed(MAX_TICK_S * tick, 1)
-        limit.look(1, is_asked=False)
-        limit.adapt(1, lambda: 0.0, waits=False)
+    for tick in range(1, ticks + 1):
+        count = in_flight or limit.current
+        limit.passed(MAX_TICK_S * tick, count)
+        limit.look(count, is_asked=is_asked)
+        limit.adapt(count, lambda: 0.0, waits=False)
         seen.append(limit.current)
-    assert (seen[0], seen[20], seen[-1]) == (1, 1, 4)
+    assert {at: seen[at] for at in expected} == expected
 
 
 def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:

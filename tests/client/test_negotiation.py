@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -35,9 +34,10 @@ from plugins.clients import (
     take,
 )
 from plugins.daemons import GoNsqd
-from plugins.network import Proxy
-from plugins.scripted_lookupd import ScriptedLookupd
+from plugins.network import ProxyTo
+from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import connection
@@ -70,6 +70,12 @@ def names(mode: dict[str, bool]) -> str:
 def open_to(address: str, **options: Any) -> Connection:
     settled = replace(OPTIONS, **options)
     return open_connection(parse_address(address), settled, tls_context(settled))
+
+
+@pytest.fixture
+def tls_nsqd(go_nsqd: MakeNsqd, certificates: Certificates) -> GoNsqd:
+    """An nsqd that offers TLS."""
+    return go_nsqd(*certificates.server.nsqd_flags)
 
 
 @pytest.fixture
@@ -115,22 +121,6 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
         opening.result(patience_s(5)).close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=names)
-def test_one_byte_at_a_time(
-    tls_nsqd: GoNsqd,
-    certificates: Certificates,
-    proxy_to: Callable[[str], Proxy],
-    consume: Consume,
-    mode: dict[str, bool],
-) -> None:
-    tls_nsqd.create_channel(TOPIC, CHANNEL)
-    tls_nsqd.publish(TOPIC, b"x" * 200, b"y")
-    proxy = proxy_to(tls_nsqd.tcp_address)
-    proxy.piece_size = 1
-    consumer = consume(proxy.address, tls_root_ca_file=str(certificates.ca), **mode)
-    assert sorted(message.body for message in take(consumer, 2)) == [b"x" * 200, b"y"]
-
-
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("mode", MODES, ids=names)
 def test_large_publishes_in_little_pieces(
@@ -161,21 +151,25 @@ def test_large_publishes_in_little_pieces(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", MODES, ids=names)
-def test_a_lone_message_does_not_wait_for_a_buffer(
+def test_a_lone_message_that_comes_byte_by_byte_does_not_wait_for_a_buffer(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
+    proxy_to: ProxyTo,
     produce: Produce,
     consume: Consume,
     mode: dict[str, bool],
 ) -> None:
     """Without a flush in some layer it would come with the next heartbeat, in half a minute."""
     options: dict[str, Any] = {"tls_root_ca_file": str(certificates.ca), **mode}
-    consumer = consume(tls_nsqd.tcp_address, fail_fast=True, **options)
+    proxy = proxy_to(tls_nsqd.tcp_address)
+    proxy.piece_size = 1
+    consumer = consume(proxy.address, fail_fast=True, **options)
     producer = produce(tls_nsqd.tcp_address, **options)
-    for _ in range(3):
+    for size in (200, 1, 100):
         began = time.monotonic()
-        producer.publish(TOPIC, b"x")
-        take(consumer, 1)[0].finish()
+        producer.publish(TOPIC, b"x" * size)
+        [message] = take(consumer, 1)
+        assert (message.body, bool(message.finish())) == (b"x" * size, True)
         assert time.monotonic() - began < patience_s(1)
 
 
@@ -214,7 +208,7 @@ def test_sockets_are_read_and_written_by_one_thread(
 
 
 def test_a_missing_client_certificate_is_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+    go_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     nsqd = go_nsqd(
         *certificates.server.nsqd_flags,
@@ -235,7 +229,7 @@ def test_a_missing_client_certificate_is_named(
 
 
 def test_an_nsqd_that_requires_tls_is_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce
+    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     producer = produce(nsqd.tcp_address)
@@ -246,7 +240,7 @@ def test_an_nsqd_that_requires_tls_is_named(
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
 def test_a_certificate_that_is_not_right_is_refused_and_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, wrong: str
+    go_nsqd: MakeNsqd, certificates: Certificates, wrong: str
 ) -> None:
     servers = {"host": certificates.wrong_host_server, "expired": certificates.expired_server}
     nsqd = go_nsqd(*servers.get(wrong, certificates.server).nsqd_flags)
@@ -302,10 +296,7 @@ def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(dialog: Dialo
 
 
 def test_a_real_nsqd_with_auth(
-    go_nsqd: Callable[..., GoNsqd],
-    auth_server: AuthServer,
-    certificates: Certificates,
-    produce: Produce,
+    go_nsqd: MakeNsqd, auth_server: AuthServer, certificates: Certificates, produce: Produce
 ) -> None:
     auth_server.allow("s3cret", topic=TOPIC)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
@@ -342,28 +333,14 @@ def test_a_file_that_cannot_be_used_is_named_before_connecting(
     assert caught.value.hint
 
 
-def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> None:
-    options = replace(
-        OPTIONS,
-        tls_v1=True,
-        tls_cert=str(certificates.client.cert),
-        tls_key=str(certificates.server.key),
-    )
-    with pytest.raises(ConfigurationError, match=r"client\.pem") as caught:
-        tls_context(options)
-    assert "belong together" in caught.value.hint
-
-
 # -- whom to trust: an announcement is only a claim ------------------------------------------------
 
-
-ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
 
 WARNING = "the auth secret goes in plain text to"
 
 
 def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_given_without(
-    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_lookupd: MakeScripted,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
     caplog: pytest.LogCaptureFixture,
@@ -409,7 +386,7 @@ def test_auth_requires_tls_keeps_the_token_from_an_nsqlookupd_over_http() -> Non
 
 
 def test_only_nsqd_at_allowed_addresses_are_connected_to(
-    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_lookupd: MakeScripted,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
     caplog: pytest.LogCaptureFixture,
@@ -462,7 +439,7 @@ def own_context(certificates: Certificates) -> ssl.SSLContext:
 
 
 def test_a_context_of_the_program_s_own_serves_all_clients(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce, consume: Consume
+    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
 ) -> None:
     nsqd = go_nsqd(
         *certificates.server.nsqd_flags,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import nsqtools
 from nsqtools.client.connection import identify_body
 from nsqtools.client.options import CLIENT_OPTIONS as OPTIONS
 from nsqtools.client.options import ClientOptions, read_option
@@ -159,3 +163,15 @@ def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> Non
     more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
     assert json.loads(decided) == asked | more
     assert decode_identify(decided).msg_timeout == 2000  # nsqd's side
+
+
+FLAG = re.compile(r"--(tls-ca-file|auth-secret-file|tls|nsqd-tcp-address|allow-announced)(?![\w-])")
+
+
+@pytest.mark.parametrize("part", ["aio", "client", "http", "protocol", "transport"])
+def test_a_flag_of_nsq_is_named_as_such(part: str) -> None:
+    """Hints are for programs, too: what the client says names its options before nsq's flags."""
+    for path in (Path(nsqtools.__file__).parent / part).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and FLAG.search(str(node.value)):
+                assert "(nsq: " in node.value

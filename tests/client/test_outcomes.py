@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,24 +15,25 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.clients import OPTIONS, TOPIC, Produce
+from plugins.clients import OPTIONS, TOPIC, InBackground, Produce
 from plugins.daemons import GoNsqd
 from plugins.examples import examples
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
 from nsqtools.client import outcomes, producer_io
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ServerError
 from nsqtools.forward.courier import Courier
 from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
+from nsqtools.testing import fake_batch
 
-SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
-HASTY = replace(SMALL, publish_timeout_s=0.3)  # what is answered later is unknown, which is true
+# what is answered later is unknown, which is true
+HASTY = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=0.3)
 
 # -- a peer that does all that an nsqd and a network may do ---------------------------------------
 
@@ -235,25 +235,6 @@ def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **po
             assert_true(stored, body, error)
 
 
-class Origin:
-    """The nsqd that messages came from: knows what was finished."""
-
-    topic, nsqd, msg_timeout_s, received_at = TOPIC, "127.0.0.1:4150", 1e9, 0.0
-
-    def __init__(self, count: int) -> None:
-        source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % n, b"%d" % n) for n in range(count)]
-        self.in_flight = {message.id: message for message in messages}  # each leaves when answered
-        self._bodies = {message.id: message.body for message in messages}
-        self.finished: list[bytes] = []
-        self.batch = Batch(source, messages)
-
-    def finish_many(self, ids: list[bytes]) -> None:
-        self.finished += [self._bodies[each] for each in ids]
-
-    def requeue(self, *more: object) -> None: ...
-
-
 @settings(max_examples=examples(15))
 @given(steps=STEPS, then_gone=st.booleans())
 def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
@@ -265,9 +246,9 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
         courier = Courier(
             sink, Counters(), max_attempts=1, dead_letters=None, on_circuit=lambda is_open: None
         )
-        origin = Origin(12)
-        bodies = [message.body for message in origin.batch]
-        courier.send(Parcel(origin.batch, bodies, TOPIC, 0.0))
+        bodies = [b"%d" % number for number in range(12)]
+        batch: Any = fake_batch(bodies, topic=TOPIC, msg_timeout_s=1e9)
+        courier.send(Parcel(batch, bodies, TOPIC, 0.0))
         until = time.monotonic() + (0.3 if then_gone else patience_s(20))
         now = 0.0
         while not courier.is_idle and time.monotonic() < until:
@@ -276,40 +257,35 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
             courier.act(now)
             courier.tick(now)
         courier.drain(0.1, lambda: None)
-    assert stored.issuperset(origin.finished)
-    assert not origin.in_flight
+    assert stored.issuperset(each.body for each in batch if each.answers == ["finish"])
+    assert all(message.is_answered for message in batch)
 
 
 # -- what may be stored ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ends_by", ["retry_timeout_s", "timeout_s", "stop"])
 def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
-    scripted_nsqd: ScriptedNsqd,
+    scripted_nsqd: ScriptedNsqd, produce: Produce, ends_by: str
 ) -> None:
     """The answer is lost, and then nothing listens: until the time is over, or a stop."""
-    for ends_by in ("retry_timeout_s", "timeout_s", "stop"):
-        with ScriptedNsqd() as nsqd:
-            producer = Producer(
-                nsqd.address,
-                retry_unknown=True,
-                retry_timeout_s=0.3 if ends_by == "retry_timeout_s" else 60,
-            )
-            sent = producer.submit(
-                TOPIC, [b"pay"], timeout_s=patience_s(0.3) if ends_by == "timeout_s" else None
-            )
-            connection = nsqd.accept()
-            connection.expect("IDENTIFY")
-            connection.reply_identify()
-            connection.expect(f"PUB {TOPIC}")
-            nsqd.stop_listening()
-            connection.close()
-            producer.stop(0.3 if ends_by == "stop" else patience_s(10))
-            with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
-                sent.wait()
+    retry_timeout_s = 0.3 if ends_by == "retry_timeout_s" else 60
+    producer = produce(
+        scripted_nsqd.address, more={"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
+    )
+    timeout_s = patience_s(0.3) if ends_by == "timeout_s" else None
+    sent = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
+    connection = scripted_nsqd.identified()
+    connection.expect(f"PUB {TOPIC}")
+    scripted_nsqd.stop_listening()
+    connection.close()
+    producer.stop(0.3 if ends_by == "stop" else patience_s(10))
+    with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
+        sent.wait()
 
 
 def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
-    go_nsqd: Callable[..., GoNsqd], small_disk: Path, produce: Produce
+    go_nsqd: MakeNsqd, small_disk: Path, produce: Produce
 ) -> None:
     nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
     producer = produce(nsqd.tcp_address)
@@ -326,20 +302,18 @@ def test_what_is_sent_again_after_a_batch_was_stored_in_part_goes_one_by_one(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     """Else each try stores the first of them again, while the disk has room for a few."""
-    with Producer(
-        scripted_nsqd.address, SMALL, retry_timeout_s=600, retry_unknown=True
-    ) as producer:
-        sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
-        connection = scripted_nsqd.identified()
-        connection.expect(f"MPUB {TOPIC}")
-        connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
-        connection.close()
-        connection = scripted_nsqd.identified()
-        for body in (b"a", b"b", b"c"):
-            assert connection.expect(f"PUB {TOPIC}").body == body
-            connection.ok()
-        sent.wait(patience_s(10))
-        assert producer.repeated == 3
+    producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
+    sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
+    connection = scripted_nsqd.identified()
+    connection.expect(f"MPUB {TOPIC}")
+    connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
+    connection.close()
+    connection = scripted_nsqd.identified()
+    for body in (b"a", b"b", b"c"):
+        assert connection.expect(f"PUB {TOPIC}").body == body
+        connection.ok()
+    sent.wait(patience_s(10))
+    assert producer.repeated == 3
 
 
 def error_of(code: str, text: str = "") -> ServerError:
@@ -372,18 +346,17 @@ BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
 
 
 def test_an_error_of_many_in_parts_says_what_became_of_each(
-    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Any]]
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
-    options = replace(SMALL, max_outstanding=1)
-    with Producer(scripted_nsqd.address, options) as producer:
-        done = in_background(producer.publish_many, TOPIC, BODIES)
-        connection = scripted_nsqd.identified()
-        connection.expect(f"MPUB {TOPIC}")
-        connection.ok()
-        connection.expect(f"MPUB {TOPIC}")
-        scripted_nsqd.stop_listening()
-        connection.close()
-        error = done.exception(patience_s(10))
+    producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
+    done = in_background(producer.publish_many, TOPIC, BODIES)
+    connection = scripted_nsqd.identified()
+    connection.expect(f"MPUB {TOPIC}")
+    connection.ok()
+    connection.expect(f"MPUB {TOPIC}")
+    scripted_nsqd.stop_listening()
+    connection.close()
+    error = done.exception(patience_s(10))
     assert isinstance(error, PublishUnknown)
     kinds = [type(each) for each in error.outcomes]
     assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5

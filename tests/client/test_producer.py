@@ -17,8 +17,9 @@ from plugins.archives import unfinished
 from plugins.auth_server import AuthServer
 from plugins.clients import CHANNEL, TOPIC, InBackground, Produce, bodies_in
 from plugins.daemons import GoNsqd
-from plugins.network import TO_SERVER, Proxy
+from plugins.network import TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import (
@@ -55,9 +56,7 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd, produce: Produce) -> None
     assert nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
 
-def test_many_messages_are_split_at_the_limit_of_nsqd(
-    go_nsqd: Callable[..., GoNsqd], produce: Produce
-) -> None:
+def test_many_messages_are_split_at_the_limit_of_nsqd(go_nsqd: MakeNsqd, produce: Produce) -> None:
     nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=500")
     producer = produce(nsqd.tcp_address, publish_max_body_size=1000, publish_max_msg_size=500)
     producer.publish_many(TOPIC, [b"x" * 488] * 9 + [b"y" * 500])
@@ -94,7 +93,7 @@ def test_what_nsqd_would_refuse_never_reaches_it(
 
 @pytest.mark.parametrize("linger_s", [0, 0.05])
 def test_a_bad_body_fails_only_its_own_publish(
-    go_nsqd: Callable[..., GoNsqd], produce: Produce, linger_s: float
+    go_nsqd: MakeNsqd, produce: Produce, linger_s: float
 ) -> None:
     nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=100")
     producer = produce(nsqd.tcp_address, publish_max_body_size=1000, more={"linger_s": linger_s})
@@ -107,10 +106,7 @@ def test_a_bad_body_fails_only_its_own_publish(
 
 
 def test_what_no_byte_was_sent_of_is_not_unknown(
-    nsqd: GoNsqd,
-    proxy_to: Callable[[str], Proxy],
-    produce: Produce,
-    monkeypatch: pytest.MonkeyPatch,
+    nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
     monkeypatch.setattr(producer_module, "WINDOW_BYTES", 1 << 30)
@@ -413,9 +409,7 @@ def test_nsqd_that_refuse_or_swallow_packets_cost_no_message_and_seconds_at_most
     assert nsqd.depth(TOPIC) == 50
 
 
-def test_round_robin_shares_what_is_joined(
-    go_nsqd: Callable[..., GoNsqd], produce: Produce
-) -> None:
+def test_round_robin_shares_what_is_joined(go_nsqd: MakeNsqd, produce: Produce) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
     addresses = [nsqd.tcp_address for nsqd in nsqds]
     producer = produce(addresses, more={"mode": "round-robin", "linger_s": 0.01})
@@ -455,7 +449,7 @@ def test_retrying_ends_with_the_retry_timeout(produce: Produce) -> None:
 
 
 def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
-    go_nsqd: Callable[..., GoNsqd], auth_server: AuthServer, produce: Produce
+    go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     producer = produce(nsqd.tcp_address, more={"retry_timeout_s": patience_s(60)})

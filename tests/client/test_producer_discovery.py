@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.clients import TOPIC, InBackground, Produce
-from plugins.daemons import EmbeddedNsqdProcess, GoNsqd, GoNsqlookupd
-from plugins.scripted_lookupd import ScriptedLookupd
+from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
+from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import Serve
+from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import (
@@ -32,9 +32,6 @@ from nsqtools import (
 from nsqtools.client import producer_io
 from nsqtools.client.producer_io import ProducerLink
 
-GoNsqdFactory = Callable[..., GoNsqd]
-LookupdFactory = Callable[..., GoNsqlookupd]
-ScriptedLookupdFactory = Callable[[], ScriptedLookupd]
 DEAD = "127.0.0.1:1"
 
 
@@ -47,7 +44,7 @@ def connected(producer: Producer) -> list[str]:
 
 
 def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
+    nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupds = [nsqlookupd(), nsqlookupd()]
     nsqds = [go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for lookupd in lookupds]
@@ -77,7 +74,7 @@ def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
 
 @pytest.mark.parametrize("answer", ["empty", "error", "gone"])
 def test_a_connection_outlives_what_nsqlookupd_says(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce, answer: str
+    scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce, answer: str
 ) -> None:
     """One that was just started knows no nsqd yet."""
     lookupd, nsqd = scripted_lookupd(), go_nsqd()
@@ -97,16 +94,8 @@ def test_a_connection_outlives_what_nsqlookupd_says(
     assert nsqd.depth(TOPIC) == 2
 
 
-def try_to_publish(producer: Producer) -> bool:
-    try:
-        producer.publish(TOPIC, b"x")
-    except PublishError:
-        return False
-    return True
-
-
 def test_an_nsqd_that_is_being_emptied_gets_nothing(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
+    nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupd = nsqlookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
@@ -124,12 +113,13 @@ def test_an_nsqd_that_is_being_emptied_gets_nothing(
 
 
 def test_given_nsqd_come_before_those_that_are_found(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
+    scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupd, given, found = scripted_lookupd(), go_nsqd(), go_nsqd()
     lookupd.list_nsqd(found.tcp_address, given.tcp_address)
     producer = produce([given.tcp_address], lookupd=lookupd.address, more={"retry_timeout_s": 10})
-    wait_until(lambda: try_to_publish(producer) and len(links(producer)) == 2, what="both")
+    producer.publish(TOPIC, b"x")
+    wait_until(lambda: len(links(producer)) == 2, what="both")
     given.stop()
     producer.publish(TOPIC, b"y")
     assert found.depth(TOPIC) == 1
@@ -139,7 +129,7 @@ def test_given_nsqd_come_before_those_that_are_found(
 
 
 def test_without_any_nsqd_or_nsqlookupd_the_error_says_so(
-    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
+    scripted_lookupd: MakeScripted, produce: Produce
 ) -> None:
     empty = "know no nsqd that messages can be published to"
     for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
@@ -156,9 +146,7 @@ def test_a_publish_does_not_outlast_nsqlookupd_that_are_silent(
         producer.publish(TOPIC, b"x", timeout_s=0.5)
 
 
-def test_a_stop_ends_the_polling(
-    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
-) -> None:
+def test_a_stop_ends_the_polling(scripted_lookupd: MakeScripted, produce: Produce) -> None:
     lookupd = scripted_lookupd()
     producer = produce(lookupd=lookupd.address)
     producer.start()
@@ -173,7 +161,7 @@ def test_a_stop_ends_the_polling(
 
 
 def test_no_more_nsqd_are_believed_than_allowed(
-    scripted_lookupd: ScriptedLookupdFactory, produce: Produce
+    scripted_lookupd: MakeScripted, produce: Produce
 ) -> None:
     lookupds = [scripted_lookupd() for _ in range(3)]
     for number, lookupd in enumerate(lookupds):
@@ -193,7 +181,7 @@ def used_of(nsqds: list[Any]) -> Any:
 
 
 def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
-    go_nsqd: GoNsqdFactory, in_background: InBackground, produce: Produce
+    go_nsqd: MakeNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     nsqds = [go_nsqd() for _ in range(3)]
     addresses = [nsqd.tcp_address for nsqd in nsqds]
@@ -216,7 +204,7 @@ def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
 
 
 def test_a_failover_producer_leaves_one_that_hangs_and_comes_back(
-    go_nsqd: GoNsqdFactory, produce: Produce
+    go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     first, second = go_nsqd(), go_nsqd()
     addresses = [first.tcp_address, second.tcp_address]
@@ -239,7 +227,7 @@ def test_a_failover_producer_leaves_one_that_hangs_and_comes_back(
 
 
 def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, produce: Produce
+    scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     """All nsqlookupd have restarted and know none, and the nsqd in use stops."""
     lookupd, nsqds = scripted_lookupd(), [go_nsqd() for _ in range(3)]
@@ -265,9 +253,7 @@ def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
 
 
 def test_what_is_listed_no_longer_is_forgotten_in_time(
-    scripted_lookupd: ScriptedLookupdFactory,
-    produce: Produce,
-    monkeypatch: pytest.MonkeyPatch,
+    scripted_lookupd: MakeScripted, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_io, "LATELY_S", 0.5)
     lookupd = scripted_lookupd()
@@ -280,7 +266,7 @@ def test_what_is_listed_no_longer_is_forgotten_in_time(
 
 
 def test_the_retry_time_covers_the_auth_server(
-    go_nsqd: GoNsqdFactory, auth_server: AuthServer, produce: Produce
+    go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:
     """nsqd asks again when an identity has expired, and refuses what it cannot ask about."""
     auth_server.allow("sesame", ttl_s=1)
@@ -318,7 +304,7 @@ def test_the_retry_time_covers_the_auth_server(
 def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
     kind: type[GoNsqd],
     mode: str,
-    nsqlookupd: LookupdFactory,
+    nsqlookupd: MakeLookupd,
     serve: Serve,
     data_path: Callable[[], Path],
 ) -> None:

@@ -13,14 +13,13 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
-from plugins.daemons import GoNsqd
 from plugins.http_server import HttpServer
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.transport.stream import RenewedContext, TLSOptions, make_context
 
-GoNsqdFactory = Callable[..., GoNsqd]
 NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 
 
@@ -52,25 +51,6 @@ class Place:
     def path(self, name: str) -> str:
         return str(self.directory / name)
 
-    @property
-    def nsqd_flags(self) -> list[str]:
-        return [
-            f"-tls-cert={self.path('server.pem')}",
-            f"-tls-key={self.path('server.key')}",
-            f"-tls-root-ca-file={self.path('ca.pem')}",
-            "-tls-client-auth-policy=require-verify",
-            "-tls-required=tcp-https",
-        ]
-
-    @property
-    def client_options(self) -> dict[str, object]:
-        return {
-            "tls_v1": True,
-            "tls_root_ca_file": self.path("ca.pem"),
-            "tls_cert": self.path("client.pem"),
-            "tls_key": self.path("client.key"),
-        }
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -79,7 +59,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
     place: Place,
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     consume: Consume,
     produce: Produce,
@@ -88,8 +68,21 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
     secret = tmp_path / "secret"
     secret.write_text("old\n")
     auth_server.allow("old")
-    nsqd = go_nsqd(*place.nsqd_flags, f"-auth-http-address={auth_server.address}")
-    options = {**place.client_options, "auth_secret_file": str(secret)}
+    nsqd = go_nsqd(
+        f"-tls-cert={place.path('server.pem')}",
+        f"-tls-key={place.path('server.key')}",
+        f"-tls-root-ca-file={place.path('ca.pem')}",
+        "-tls-client-auth-policy=require-verify",
+        "-tls-required=tcp-https",
+        f"-auth-http-address={auth_server.address}",
+    )
+    options = {
+        "tls_v1": True,
+        "tls_root_ca_file": place.path("ca.pem"),
+        "tls_cert": place.path("client.pem"),
+        "tls_key": place.path("client.key"),
+        "auth_secret_file": str(secret),
+    }
     consumer = consume(nsqd.tcp_address, **options)
     producer = produce(nsqd.tcp_address, **options)
     for body in (b"before", b"after"):
@@ -108,7 +101,7 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
 
 
 def test_the_secret_from_before_is_used_while_its_file_is_missing(
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     produce: Produce,
     tmp_path: Path,
@@ -163,7 +156,7 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     place: Place,
-    go_nsqd: GoNsqdFactory,
+    go_nsqd: MakeNsqd,
     http_server: Callable[..., HttpServer],
     spawn_nsq: SpawnNsq,
     tmp_path: Path,

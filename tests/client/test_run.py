@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, run_program
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
@@ -41,25 +38,9 @@ consumer.run(print, signals=True)
 """
 
 
-def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(
-    nsqd: GoNsqd, tmp_path: Path
-) -> None:
+def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    program = tmp_path / "worker.py"
-    program.write_text(IDLE_WORKER)
-    done = subprocess.run(
-        [sys.executable, str(program), nsqd.tcp_address], timeout=patience_s(10), check=False
-    )
-    assert done.returncode == 0
-
-
-def test_signals_are_refused_outside_the_main_thread(
-    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
-) -> None:
-    consumer = consume(nsqd.tcp_address)
-    running = in_background(consumer.run, lambda message: None, signals=True)
-    with pytest.raises(ConfigurationError, match="main thread"):
-        running.result(patience_s(5))  # type: ignore[attr-defined]
+    run_program(IDLE_WORKER, nsqd.tcp_address)
 
 
 async def handle_async(message: Message) -> None:
@@ -108,12 +89,6 @@ def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
-def test_a_negative_delay_is_refused_where_it_is_written() -> None:
-    for delay_s in (-1, float("nan")):
-        with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
-            RequeueWithoutBackoff(delay_s)
-
-
 def test_a_long_handler_keeps_its_message_with_auto_touch(
     serve: Serve,
     data_path: Callable[[], Path],
@@ -135,18 +110,6 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
     in_background(consumer.run, handler, auto_touch=True)
     wait_until(lambda: consumer.stats.finished == 1, what="the FIN")
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
-
-
-def test_a_consumer_in_a_forked_child_is_refused(nsqd: GoNsqd, consume: Consume) -> None:
-    consumer = consume(nsqd.tcp_address, fail_fast=True)
-    child = os.fork()
-    if not child:
-        try:
-            consumer.next_batch(timeout_s=1)
-        except ConfigurationError as error:
-            os._exit(42 if "fork" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
 def test_nobody_wakes_while_handlers_are_at_work(

@@ -15,16 +15,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_new_content_replaces_the_old_with_the_mode(tmp_path: Path) -> None:
-    path = tmp_path / "nsqd.dat"
-    replace_file(path, b"old", 0o600)
-    replace_file(path, b"new", 0o600)
-
-    assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert names(tmp_path) == ["nsqd.dat"]
-
-
 def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     path = small_disk / "nsqd.dat"
     replace_file(path, b"old")
@@ -38,14 +28,19 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert names(small_disk) == ["filler", "nsqd.dat"]
 
 
-def test_the_content_is_on_disk_before_the_name_and_the_name_at_the_end(
+def test_the_new_content_is_on_disk_before_the_name_and_the_name_at_the_end(
     tmp_path: Path, disk_calls: DiskCalls
 ) -> None:
-    replace_file(tmp_path / "nsqd.dat", b"new")
+    path = tmp_path / "nsqd.dat"
+    replace_file(path, b"old", 0o600)
+    disk_calls.seen.clear()
+    replace_file(path, b"new", 0o600)
 
     written, synced, renamed, named = disk_calls.seen
     assert (written[0], synced) == ("write", ("fsync", written[1]))
     assert (renamed, named) == (("replace", "nsqd.dat"), ("fsync", tmp_path.name))
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+    assert names(tmp_path) == ["nsqd.dat"]
 
 
 def test_older_content_never_replaces_newer(tmp_path: Path) -> None:

@@ -70,9 +70,7 @@ def test_what_is_appended_stands_after_the_rest_and_is_private(tmp_path: Path) -
 
 def test_a_lock_is_for_one(tmp_path: Path) -> None:
     descriptor = lock_file(tmp_path / "lock")
-    assert descriptor is not None
     assert lock_file(tmp_path / "lock") is None
     os.close(descriptor)
     again = lock_file(tmp_path / "lock")
-    assert again is not None
     os.close(again)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
 import socket
-import socketserver
 import struct
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
-from plugins.http_server import serving
+from plugins.http_server import Serves, http
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.waiting import patience_s
 from plugins.wire import RESPONSE, frame, message_frame
@@ -28,8 +26,6 @@ pytestmark = pytest.mark.alone
 MOST_MB = 150
 TRIES = 3
 MB = 1 << 20
-
-Serves = Callable[[Callable[[socket.socket], None]], str]
 
 
 COST = "cost: "
@@ -113,45 +109,7 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
     return run
 
 
-@pytest.fixture
-def serves() -> Iterator[Serves]:
-    """``serves(talk)``: the address of a server that calls ``talk`` with each connection."""
-    with contextlib.ExitStack() as stack:
-
-        def serve(talk: Callable[[socket.socket], None]) -> str:
-            class Talk(socketserver.BaseRequestHandler):
-                def handle(self) -> None:
-                    with contextlib.suppress(OSError):  # the client has had enough
-                        talk(self.request)
-
-            server = stack.enter_context(serving(Server(("127.0.0.1", 0), Talk)))
-            return "{}:{}".format(*server.server_address)
-
-        yield serve
-
-
-class Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 100
-
-
-def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
-    """Send the pieces whatever is asked."""
-
-    def talk(accepted: socket.socket) -> None:
-        accepted.recv(10_000)
-        for piece in pieces:
-            accepted.sendall(piece)
-
-    return talk
-
-
 OK_FRAME = frame(RESPONSE, b"OK")
-
-
-def nsqd(after_ready: Iterable[bytes], **granted: object) -> Callable[[socket.socket], None]:
-    """Grant what is said, agree to SUB, and send the pieces once RDY was sent."""
-    return conversation(b"", OK_FRAME, after_ready, granted)
 
 
 def deflating_nsqd(block: bytes, times: int) -> Callable[[socket.socket], None]:
@@ -162,15 +120,17 @@ def deflating_nsqd(block: bytes, times: int) -> Callable[[socket.socket], None]:
         return codec.compress(data) + codec.flush(zlib.Z_SYNC_FLUSH)
 
     first, second = compressed(OK_FRAME), compressed(OK_FRAME)
-    return conversation(first, second, [compressed(block) for _ in range(times)], {"deflate": True})
+    return nsqd([compressed(block) for _ in range(times)], first, second, deflate=True)
 
 
-def conversation(
-    after_identify: bytes,
-    after_subscribe: bytes,
+def nsqd(
     after_ready: Iterable[bytes],
-    granted: dict[str, object],
+    after_identify: bytes = b"",
+    after_subscribe: bytes = OK_FRAME,
+    **granted: object,
 ) -> Callable[[socket.socket], None]:
+    """Grant what is said, agree to SUB, and send the pieces once RDY was sent."""
+
     def talk(accepted: socket.socket) -> None:
         accepted.recv(10_000)
         reply = json.dumps(IDENTIFY_REPLY | granted).encode()
@@ -336,31 +296,27 @@ def silent_nsqd() -> Iterator[list[dict[str, object]]]:
         ]
 
 
-def test_thousands_of_silent_nsqd_do_not_hold_a_question_up(
-    silent_nsqd: list[dict[str, object]], serves: Serves, run_measured: RunMeasured
-) -> None:
-    body = json.dumps({"producers": silent_nsqd}).encode()
-
-    where = ["--lookupd-http-address", serves(http(sized(body)))]
-
-    def run() -> Cost:
-        return run_measured(["stat", "--once", *where, "--timeout", "1s"])
-
-    cost = affordable(run, timeout_s=2)  # nsqlookupd is asked, and then all nsqd
-    assert cost.status == 4
-    assert cost.threads < 150
-
-
-def test_thousands_of_silent_nsqd_cost_a_consumer_few_threads(
-    silent_nsqd: list[dict[str, object]], serves: Serves, run_measured: RunMeasured
+@pytest.mark.parametrize(
+    ("command", "timeout_s", "status"),
+    [
+        ("stat --once", 2, 4),  # nsqlookupd is asked, and then all nsqd
+        ("tail -t t -c c --for 1s --create", 3, 0),  # and then they are consumed from
+    ],
+)
+def test_thousands_of_silent_nsqd_cost_a_moment_and_few_threads(
+    silent_nsqd: list[dict[str, object]],
+    serves: Serves,
+    run_measured: RunMeasured,
+    command: str,
+    timeout_s: float,
+    status: int,
 ) -> None:
     body = json.dumps({"channels": [], "producers": silent_nsqd}).encode()
-    where = ["--lookupd-http-address", serves(http(sized(body))), "--create", "--timeout", "1s"]
+    where = ["--lookupd-http-address", serves(http(sized(body))), "--timeout", "1s"]
 
-    def run() -> Cost:
-        return run_measured(["tail", "-t", "t", "-c", "c", "--for", "1s", *where])
+    cost = affordable(lambda: run_measured([*command.split(), *where]), timeout_s=timeout_s)
 
-    cost = affordable(run, timeout_s=3)  # nsqlookupd is asked, then all nsqd, if the topic is there
+    assert cost.status == status
     assert "1000 of them, drawn at random, are believed" in cost.err
     assert cost.threads < 150
     assert cost.descriptors < 400

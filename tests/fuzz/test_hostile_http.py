@@ -44,10 +44,7 @@ CONSTANTS = [None, True, False, [], {}, [[]], {"a": {}}, [None] * 3]
 NUMBERS = [0, -1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, 1e308, float("inf"), float("nan")]
 TEXTS = ["", "x", "\ud800", "\x1b[2J", "a\nb", "[", "10.0.0.1:1", "::1", "é" * 300, "0", "9" * 5000]
 ODD_VALUES = st.one_of(
-    st.sampled_from([*CONSTANTS, *NUMBERS, *TEXTS]),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
+    st.sampled_from([*CONSTANTS, *NUMBERS, *TEXTS]), st.integers(), st.floats(), st.text(max_size=5)
 )
 CHANGES = st.lists(
     st.tuples(st.sampled_from(["replace", "drop", "double"]), st.integers(0, 10**6), ODD_VALUES),

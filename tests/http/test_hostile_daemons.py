@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import pytest
-from plugins.waiting import patience_s
+from plugins.http_server import Serves, http
 
 from nsqtools.errors import HTTPError, NsqError, ProtocolError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient, decode_lookup
@@ -22,34 +20,9 @@ OOPS = b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\n\r\n" % len(NESTED)
 
 
 @pytest.fixture
-def sends() -> Iterator[Sends]:
-    """``sends(pieces)``: the URL of a server that sends the pieces to whoever connects first."""
-    listeners: list[socket.socket] = []
-    threads: list[threading.Thread] = []
-
-    def serve(pieces: Iterable[bytes]) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def answer() -> None:
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.recv(10_000)
-                try:
-                    for piece in pieces:
-                        accepted.sendall(piece)
-                except OSError:
-                    pass  # the client has had enough
-
-        threads.append(threading.Thread(target=answer))
-        threads[-1].start()
-        return "http://{}:{}".format(*listener.getsockname())
-
-    yield serve
-    for thread in threads:
-        thread.join(patience_s(10))
-    for listener in listeners:
-        listener.close()
+def sends(serves: Serves) -> Sends:
+    """``sends(pieces)``: the URL of a server that sends the pieces to whoever connects."""
+    return lambda pieces: f"http://{serves(http(pieces))}"
 
 
 def answer(body: bytes, *headers: str) -> list[bytes]:

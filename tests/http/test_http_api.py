@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,12 @@ from typing import Any
 import pytest
 from plugins.certificates import Certificates
 from plugins.clients import InBackground
-from plugins.daemons import GoNsqd
+from plugins.scripted_lookupd import MakeScripted
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import (
-    ConnectionFailed,
-    DeadlineExceeded,
-    HTTPError,
-    TLSError,
-)
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, HTTPError, TLSError
 from nsqtools.http.http_api import HTTPAPI, NsqlookupdHTTPClient
-
-ScriptedLookupdFactory = Callable[[], Any]
 
 
 def get(url: str, **settings: Any) -> Any:
@@ -30,16 +23,12 @@ def get(url: str, **settings: Any) -> Any:
         return api.get("/x")
 
 
-def test_a_port_where_nobody_listens(dead_address: str) -> None:
-    url = f"http://{dead_address}"
-    with pytest.raises(ConnectionFailed, match=f"cannot connect to {url} .connection refused"):
-        get(url)
-
-
-def test_a_server_that_never_answers(deaf_address: str) -> None:
-    url = f"http://{deaf_address}"
-    with pytest.raises(DeadlineExceeded, match=f"{url}: no answer in time"):
-        get(url, timeout_s=0.1)
+def test_who_refuses_or_never_answers(dead_address: str, deaf_address: str) -> None:
+    refused = f"cannot connect to http://{dead_address} .connection refused"
+    with pytest.raises(ConnectionFailed, match=refused):
+        get(f"http://{dead_address}")
+    with pytest.raises(DeadlineExceeded, match=f"http://{deaf_address}: no answer in time"):
+        get(f"http://{deaf_address}", timeout_s=0.1)
 
 
 def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
@@ -52,7 +41,7 @@ def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
     [(401, "refused"), (403, "refused"), (404, "not_found"), (500, "failed")],
 )
 def test_an_error_status_has_its_category_and_nsqs_own_word(
-    scripted_lookupd: ScriptedLookupdFactory, status: int, category: str
+    scripted_lookupd: MakeScripted, status: int, category: str
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.status, lookupd.answer = status, {"message": "SOME_WORD"}
@@ -61,7 +50,7 @@ def test_an_error_status_has_its_category_and_nsqs_own_word(
     assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
 
 
-def test_both_forms_of_json_are_read(scripted_lookupd: ScriptedLookupdFactory) -> None:
+def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
     lookupd.answer = {"topics": ["a"]}
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
@@ -72,7 +61,7 @@ def test_both_forms_of_json_are_read(scripted_lookupd: ScriptedLookupdFactory) -
     assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
 
 
-def test_an_unknown_topic_is_an_answer(scripted_lookupd: ScriptedLookupdFactory) -> None:
+def test_an_unknown_topic_is_an_answer(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
     lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
     with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
@@ -83,7 +72,7 @@ def test_an_unknown_topic_is_an_answer(scripted_lookupd: ScriptedLookupdFactory)
 
 
 def test_a_certificate_that_is_not_trusted_is_named(
-    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+    go_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags)
     url = f"https://{nsqd.https_address}"
@@ -97,10 +86,7 @@ def test_a_certificate_that_is_not_trusted_is_named(
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
-    go_nsqd: Callable[..., GoNsqd],
-    certificates: Certificates,
-    in_background: InBackground,
-    scheme: str,
+    go_nsqd: MakeNsqd, certificates: Certificates, in_background: InBackground, scheme: str
 ) -> None:
     """Over TLS it is closed while the connection is being made."""
     nsqd = go_nsqd(*certificates.server.nsqd_flags)
@@ -126,7 +112,7 @@ def connections_to(address: str) -> list[str]:
 
 
 def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
-    scripted_lookupd: ScriptedLookupdFactory,
+    scripted_lookupd: MakeScripted,
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.answer = {"topics": []}

@@ -36,20 +36,8 @@ def run(command: list[str | Path], stdin: str = "") -> str:
     return done.stdout
 
 
-def test_nsq_tail_prints_what_to_nsq_publishes(embedded: Embedded, go_program: Program) -> None:
-    nsqd = embedded()
-    address = f"-nsqd-tcp-address={nsqd.tcp_address}"
-    nsqd.create_channel("t", "ch")
-    run([go_program("to_nsq"), "-topic=t", address], "\n".join(LINES) + "\n")
-
-    printed = run([go_program("nsq_tail"), "-topic=t", "-channel=ch", "-n=1000", address])
-
-    assert printed.splitlines() == LINES
-    wait_until(lambda: nsqd.depth("t", "ch") == 0, what="the channel is drained")
-
-
 @pytest.mark.parametrize("option", ["snappy,true", "deflate,true", "tls_v1,true"])
-def test_nsq_to_file_archives_through_every_layer(
+def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
     embedded: Embedded,
     go_program: Program,
     certificates: Certificates,
@@ -58,7 +46,8 @@ def test_nsq_to_file_archives_through_every_layer(
 ) -> None:
     nsqd = embedded(*certificates.server.nsqd_flags)
     nsqd.create_channel("t", "ch")
-    nsqd.publish("t", *[line.encode() for line in LINES])
+    to_nsq = [go_program("to_nsq"), "-topic=t", f"-nsqd-tcp-address={nsqd.tcp_address}"]
+    run(to_nsq, "\n".join(LINES) + "\n")
     options = [f"-consumer-opt={option}"]
     if option.startswith("tls"):
         options.append(f"-consumer-opt=tls_root_ca_file,{certificates.ca}")

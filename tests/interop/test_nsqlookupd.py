@@ -127,13 +127,6 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
     assert names == {"archive", "alert"}
 
 
-def test_nsq_tail_finds_the_topic(
-    registered: EmbeddedServer, lookupd: EmbeddedLookupServer, go_program: Callable[[str], Path]
-) -> None:
-    place = ["-topic=clicks", f"-lookupd-http-address={lookupd.http_address}", "-n=3"]
-    assert output([go_program("nsq_tail"), *place]) == b"one\ntwo\nthree\n"
-
-
 def output(command: list[str | Path]) -> bytes:
     done = subprocess.run(command, capture_output=True, timeout=STOP_TIMEOUT_S, check=True)
     return done.stdout

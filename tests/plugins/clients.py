@@ -84,15 +84,20 @@ def fill(nsqd: Nsqd, count: int, channel: str = CHANNEL) -> list[bytes]:
     return bodies
 
 
-def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of its own to its end; what a thread or socket leaves is a warning."""
-    return subprocess.run(
+def run_program(program: str, *arguments: str) -> str:
+    """Run a program of its own to its good end; what a thread or socket leaves is a warning.
+
+    Returns what it said on stderr.
+    """
+    done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
         text=True,
         timeout=patience_s(30),
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @pytest.fixture

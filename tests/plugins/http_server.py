@@ -5,16 +5,18 @@
         server.requests[0].headers["X-Nsq-Topic"]
 
 ``server.answer`` may be a function of the request that returns a status, or a status and headers.
-`serving` and `Handler` are for other servers that answer by a script.
+`serving` and `Handler` are for other servers that answer by a script, `serves` for one that speaks
+no HTTP, or a bad one.
 """
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +24,7 @@ import pytest
 from plugins.certificates import Credentials
 
 S = TypeVar("S", bound=socketserver.BaseServer)
+Serves = Callable[[Callable[[socket.socket], None]], str]
 
 
 @contextmanager
@@ -56,6 +59,39 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         """Silent."""
+
+
+class _ManyAtOnce(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 100
+
+
+def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
+    """Send the pieces whatever is asked."""
+
+    def talk(accepted: socket.socket) -> None:
+        accepted.recv(10_000)
+        for piece in pieces:
+            accepted.sendall(piece)
+
+    return talk
+
+
+@pytest.fixture
+def serves() -> Iterator[Serves]:
+    """``serves(talk)``: the address of a server that calls ``talk`` with each connection."""
+    with ExitStack() as stack:
+
+        def serve(talk: Callable[[socket.socket], None]) -> str:
+            class Talk(socketserver.BaseRequestHandler):
+                def handle(self) -> None:
+                    with suppress(OSError):  # the client has had enough
+                        talk(self.request)
+
+            server = stack.enter_context(serving(_ManyAtOnce(("127.0.0.1", 0), Talk)))
+            return "{}:{}".format(*server.server_address)
+
+        yield serve
 
 
 class Request(NamedTuple):

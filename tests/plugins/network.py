@@ -185,8 +185,11 @@ def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
         writer.close()
 
 
+ProxyTo = Callable[..., Proxy]
+
+
 @pytest.fixture
-def proxy_to() -> Iterator[Callable[..., Proxy]]:
+def proxy_to() -> Iterator[ProxyTo]:
     """A factory: ``proxy_to("127.0.0.1:4150").address``."""
     with ExitStack() as proxies:
         yield lambda target, tls=None: proxies.enter_context(Proxy(target, tls))

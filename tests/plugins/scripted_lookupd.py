@@ -33,6 +33,9 @@ class ScriptedLookupd(ThreadingHTTPServer):
         self.answer = {"channels": [], "producers": producers}
 
 
+MakeScripted = Callable[[], ScriptedLookupd]
+
+
 class _LookupHandler(Handler):
     def do_GET(self) -> None:
         self.server.requests.append((self.path, dict(self.headers)))
@@ -40,7 +43,7 @@ class _LookupHandler(Handler):
 
 
 @pytest.fixture
-def scripted_lookupd() -> Iterator[Callable[[], ScriptedLookupd]]:
+def scripted_lookupd() -> Iterator[MakeScripted]:
     """A factory."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(serving(ScriptedLookupd()))

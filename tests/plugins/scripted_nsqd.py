@@ -93,25 +93,25 @@ class Connection:
         """Wait for the next command, whatever it is."""
         return self._take("a command", timeout_s)
 
-    def expect(self, line: str, *, timeout_s: float = TIMEOUT_S) -> Command:
+    def expect(self, line: str) -> Command:
         """Wait for the next command and fail unless its line is `line`."""
-        command = self._take(line, timeout_s)
+        command = self._take(line, TIMEOUT_S)
         assert command.line == line, f"expected {line!r}, received {self._history()}"
         return command
 
-    def skip_to(self, line: str, *, timeout_s: float = TIMEOUT_S) -> Command:
+    def skip_to(self, line: str) -> Command:
         """Wait for `line`, whatever comes before it."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             command = self._take(line, deadline - time.monotonic())
             if command.line == line:
                 return command
 
-    def expect_closed(self, *, timeout_s: float = TIMEOUT_S) -> None:
+    def expect_closed(self) -> None:
         """Wait until the client has closed the connection, having sent nothing that is untaken."""
         with self._received:
-            ended = self._received.wait_for(lambda: self._ended, timeout_s)
-            assert ended, f"not closed within {timeout_s:g} s, received {self._history()}"
+            ended = self._received.wait_for(lambda: self._ended, TIMEOUT_S)
+            assert ended, f"not closed within {TIMEOUT_S:g} s, received {self._history()}"
             untaken = self._commands[self._taken :]
             assert not untaken, f"expected nothing more, received {self._history()}"
 
@@ -142,35 +142,19 @@ class Connection:
         """An error frame, such as ``E_BAD_TOPIC SUB topic name "a b" is not valid``."""
         self.send(frame(ERROR, text.encode()))
 
-    def message(
-        self,
-        body: bytes,
-        *,
-        message_id: str = "",
-        attempts: int = 1,
-        timestamp_ns: int = 1_700_000_000_000_000_000,
-    ) -> str:
+    def message(self, body: bytes, *, message_id: str = "", attempts: int = 1) -> str:
         """Deliver one message and return its id."""
         message_id = message_id or self.new_id()
-        self.send(message_frame(body, message_id, attempts=attempts, timestamp_ns=timestamp_ns))
+        self.send(message_frame(body, message_id, attempts=attempts, timestamp_ns=17 * 10**17))
         return message_id
 
     def new_id(self) -> str:
         """A message id that this connection has not used."""
         return f"{next(self._ids):016x}"
 
-    def send(self, data: bytes, *, piece_size: int = 0, pause_s: float = 0.001) -> None:
-        """Send bytes as they are; with `piece_size`, in writes of that size.
-
-        The pause between pieces lets the client read each by itself. It decides only how often that
-        happens, not whether a test passes.
-        """
-        if not piece_size:
-            self._socket.sendall(data)
-            return
-        for start in range(0, len(data), piece_size):
-            self._socket.sendall(data[start : start + piece_size])
-            time.sleep(pause_s)
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self._socket.sendall(data)
 
     # Ending
 
@@ -262,12 +246,10 @@ class ScriptedNsqd:
         connection.reply_identify(**identify_fields)
         return connection
 
-    def subscribed(
-        self, ready: str = "", *, topic: str = "clicks", channel: str = "archive", **fields: Any
-    ) -> Connection:
+    def subscribed(self, ready: str = "") -> Connection:
         """Accept, subscribe, and skip to a line with RDY if one is given."""
         connection = self.accept()
-        connection.subscribe(topic, channel, **fields)
+        connection.subscribe("clicks", "archive")
         if ready:
             connection.skip_to(ready)
         return connection

@@ -40,6 +40,8 @@ GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
 
 Serve = Callable[..., Any]
+MakeNsqd = Callable[..., GoNsqd]
+MakeLookupd = Callable[..., GoNsqlookupd]
 D = TypeVar("D", bound=Running)
 
 SERVED = pytest.StashKey[list[Running]]()
@@ -72,7 +74,7 @@ def serve(
 
 
 @pytest.fixture
-def go_nsqd(data_path: Callable[[], Path], serve: Serve) -> Callable[..., GoNsqd]:
+def go_nsqd(data_path: Callable[[], Path], serve: Serve) -> MakeNsqd:
     return lambda *flags: serve(GoNsqd(data_path(), *flags))
 
 
@@ -83,7 +85,7 @@ def quick_nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     return go_nsqd()
 
 
@@ -95,7 +97,7 @@ def any_nsqd(
 
 
 @pytest.fixture
-def nsqlookupd(serve: Serve) -> Callable[..., GoNsqlookupd]:
+def nsqlookupd(serve: Serve) -> MakeLookupd:
     return lambda *flags: serve(GoNsqlookupd(*flags))
 
 

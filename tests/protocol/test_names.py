@@ -19,7 +19,6 @@ from nsqtools.protocol.names import (
     http_url,
     is_allowed,
     is_ephemeral,
-    is_valid_name,
     lookup_url,
     parse_address,
     parse_patterns,
@@ -55,14 +54,6 @@ def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
     assert "1 to 64 characters" in caught.value.hint
     with pytest.raises(ConfigurationError, match="invalid channel name"):
         check_channel(name)
-
-
-@given(st.text())
-def test_a_valid_name_never_ends_or_splits_a_command_line(name: str) -> None:
-    if is_valid_name(name):
-        line = b"SUB " + name.encode() + b" c\n"
-        assert line.count(b"\n") == 1
-        assert len(line.split(b" ")) == 3
 
 
 # -- addresses ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugins.raw_client import sized
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.requests import (
@@ -27,10 +28,6 @@ from nsqtools.protocol.requests import (
 )
 
 ID = b"0123456789abcdef"
-
-
-def sized(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
 
 
 def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.clients import bodies_in
+from plugins.clients import InBackground, bodies_in
 from plugins.daemons import GoNsqd
-from plugins.network import Proxy
+from plugins.network import ProxyTo
 from plugins.power_cut import PowerCut
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
@@ -46,7 +45,7 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
 
 
 def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
@@ -71,9 +70,7 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, tmp_path: Path) -> None:
     )
 
 
-def test_each_of_more_nsqd_than_batches_gets_its_share(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
-) -> None:
+def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     three = [go_nsqd() for _ in range(3)]
     addresses = [nsqd.tcp_address for nsqd in three]
 
@@ -127,39 +124,34 @@ def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
 
 
 def test_a_cut_connection_loses_no_count(
-    proxy_to: Callable[[str], Proxy], nsqd: GoNsqd, tmp_path: Path
+    proxy_to: ProxyTo, nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
     lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
     options = PublishOptions(retry_timeout_s=10, retry_unknown=True)
     publisher = publisher_to(proxy.address, options=options, rate=30_000)
-    worker = threading.Thread(target=run_job, args=(b"\n".join(lines), publisher, tmp_path))
-    worker.start()
+    running = in_background(run_job, b"\n".join(lines), publisher, tmp_path)
     for goal in (3_000, 9_000, 15_000):
         wait_until(
             lambda goal=goal: publisher.counts.confirmed > goal, what="publishing is under way"
         )
         proxy.cut(reset=goal == 9_000)
-    worker.join(patience_s(30))
 
-    assert publisher.counts == PublishCounts(confirmed=30_000)
+    assert running.result(patience_s(30)) == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000
 
 
 def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
-    nsqd: GoNsqd, tmp_path: Path
+    nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
 ) -> None:
     text = b"\n".join(b"%d" % n for n in range(100_000))
     publisher = publisher_to(nsqd.tcp_address, rate=5_000)
-    worker = threading.Thread(target=run_job, args=(text, publisher, tmp_path))
-    worker.start()
+    running = in_background(run_job, text, publisher, tmp_path)
     wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
     publisher.stop()
-    worker.join(patience_s(10))
+    counts = running.result(patience_s(10))
 
-    assert not worker.is_alive()
-    assert publisher.counts.confirmed == nsqd.depth("events")
-    assert publisher.counts.unknown == 0
+    assert (counts.confirmed, counts.unknown) == (nsqd.depth("events"), 0)
 
 
 # -- what was not published is kept ----------------------------------------------------------------
@@ -186,19 +178,16 @@ def test_what_was_kept_is_there_after_a_power_cut(
         assert set(promised) <= set(cut.files.get("unsent", b"").splitlines())
 
 
-def test_a_link_and_a_pipe_are_written_through(tmp_path: Path) -> None:
+def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
-    read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
-    reader.start()
+    reading = in_background((tmp_path / "pipe").read_bytes)
     for name in ("link", "pipe"):
         with UnsentFiles(tmp_path / name, b"\n") as unsent:
             unsent.write(b"record")
-    reader.join(patience_s(10))
 
     assert (tmp_path / "file").read_bytes() == b"record\n"
-    assert read == [b"record\n"]
+    assert reading.result(patience_s(10)) == b"record\n"
 
 
 def test_a_full_disk_is_one_clear_error() -> None:

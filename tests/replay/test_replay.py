@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from plugins.archives import Writer, write_archive
+from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
 from plugins.power_cut import PowerCut
 from plugins.scripted_nsqd import ScriptedNsqd
@@ -112,19 +112,16 @@ def replay_of(
 
 
 def test_messages_of_unknown_fate_are_not_noted_and_come_again(
-    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, tmp_path: Path
+    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", MESSAGES)
     checkpoint = tmp_path / "checkpoint.json"
     first, publisher = replay_of(archive, scripted_nsqd.address, checkpoint)
-    worker = threading.Thread(target=first.run)
-    worker.start()
-    connection = scripted_nsqd.accept()
-    connection.expect("IDENTIFY")
-    connection.reply_identify()
+    running = in_background(first.run)
+    connection = scripted_nsqd.identified()
     connection.expect("MPUB clicks")
     connection.close()
-    worker.join(patience_s(10))
+    running.result(patience_s(10))
 
     assert publisher.counts == PublishCounts(unknown=3)
     assert not checkpoint.exists() or json.loads(checkpoint.read_bytes())["done"] == {}

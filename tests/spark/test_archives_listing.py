@@ -70,23 +70,6 @@ def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None
     assert paths(listing) == ["a.log"]
 
 
-def test_a_file_keeps_its_key_from_in_progress_to_finished(tmp_path: Path) -> None:
-    work, output = tmp_path / "work", tmp_path / "out"
-    work.mkdir()
-    output.mkdir()
-    writer = Writer(work, output=output)
-    listing = listing_of(output, work_dir=work)
-    path = writer.write([MESSAGE])
-    before = listing.files([].append)
-    writer.finish()
-    after = listing.files([].append)
-
-    assert before.keys() == after.keys() == {(writer.writer, 1)}
-    (was,), (now,) = before.values(), after.values()
-    assert (was.path, now.path) == (part_of(path), output / path.name)
-    assert was.shown == now.shown == str(now.path)
-
-
 def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     path = writer.write([MESSAGE])

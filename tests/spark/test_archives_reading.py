@@ -190,17 +190,6 @@ def test_many_small_files_are_spread_over_all_that_run_at_a_time(
     assert len(plan_batch(replace(settings, min_partitions=1))) == 3
 
 
-def test_times_prune_members_and_rows_exactly(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.log.gz", messages(0, 10), messages(10, 20), messages(20, 30))
-    within = TimeRange(BASE_NS + 15_000, BASE_NS + 18_000)
-    settings = ReadSettings((str(tmp_path),), within=within)
-
-    (partition,) = plan_batch(settings)
-
-    assert sum(member.messages for r in partition.ranges for member in r.members) == 10
-    assert bodies(tmp_path, within=within) == [b"body 15", b"body 16", b"body 17"]
-
-
 def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> None:
     for topic in ("a", "b"):
         Writer(tmp_path, topic=topic).write(messages(0, 2))

@@ -81,7 +81,6 @@ def test_a_second_session_is_refused(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"driver_memory": "2 gigs"}, "driver memory '2 gigs' is not a size"),
         ({"driver_memory": "0g"}, "driver memory '0g' is not a size"),
         ({"master": "sc://host:15002"}, "is a Spark Connect server"),
     ],

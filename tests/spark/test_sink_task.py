@@ -291,22 +291,6 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     assert [json.loads(line)["row"] for line in dead_letters(dead)] == [5, 1900]
 
 
-def test_the_rows_of_a_dead_task_are_not_taken_for_done(
-    embedded: EmbeddedServer, tmp_path: Path
-) -> None:
-    embedded.kill()
-    options = PublishOptions(PublishMode.FAILOVER, 0.2)
-    plan = make_plan(embedded.tcp_address, ledger=tmp_path, options=options)
-    with pytest.raises(ConnectionFailed):
-        run(plan, chunk(numbered(0, 1000)))
-    embedded.start()
-
-    report = run(plan, chunk(numbered(0, 1000)))
-
-    assert (report.before, report.confirmed) == (0, 1000)
-    assert bodies_in(embedded, "clicks", 1000) == numbered(0, 1000)
-
-
 @pytest.mark.parametrize("change", ["other rows", "fewer rows", "another order"])
 def test_a_ledger_of_other_rows_is_refused(
     change: str, embedded: EmbeddedServer, tmp_path: Path

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer
 from plugins.object_store import BetweenPages, Bucket
 
-from nsqtools.archive.layout import TimeRange, index_of
+from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
@@ -27,7 +27,6 @@ from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
-    FileFormat,
     ReadSettings,
     StreamSettings,
 )
@@ -82,21 +81,6 @@ def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -
     for nothing in (f"{bucket.url}/nothing", f"{bucket.url}/archive/nothing"):
         with pytest.raises(NotFoundError, match=f"there is no archive in {nothing}"):
             plan_batch(ReadSettings((nothing,)))
-
-
-def test_files_without_an_index_are_read_whole(bucket: Bucket, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    path = write_archive(tmp_path / "in" / "clicks.gz", messages(0, 9))
-    index_of(path).unlink()
-    (tmp_path / "in" / "bare.log").write_bytes(b"one\ntwo\n")
-    place = upload(bucket, tmp_path / "in")
-
-    settings = ReadSettings((str(place),), format=FileFormat.raw)
-    batches = [b for each in plan_batch(settings) for b in read_partition(each, settings)]
-
-    assert sorted(row["body"] for batch in batches for row in batch.to_pylist()) == sorted(
-        [b"one", b"two", *(message.body for message in messages(0, 9))]
-    )
 
 
 def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -103,7 +104,7 @@ def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -
 
 
 def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
-    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+    nsqd: GoNsqd, in_background: InBackground, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     publish_lines(nsqd, "clicks", 5000)
     is_writing, may_go_on = threading.Event(), threading.Event()
@@ -114,14 +115,12 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
         written.append(data)
 
     tail = make_tail(write=write)
-    thread = threading.Thread(target=tail.run)
-    thread.start()
+    running = in_background(tail.run)
     assert is_writing.wait(patience_s(10))
     tail.stop()
     may_go_on.set()
-    thread.join(patience_s(10))
+    running.result(patience_s(10))
 
-    assert not thread.is_alive()
     count = len(b"".join(written).splitlines())
     assert 0 < count < 5000
     wait_until(

@@ -37,10 +37,20 @@ def run_pytest(tmp_path: Path) -> RunPytest:
     return run
 
 
-def test_the_servers_live_for_a_run_and_a_topic_for_a_test(run_pytest: RunPytest) -> None:
+def test_the_servers_live_for_a_run_with_flags_of_conftest_and_a_topic_for_a_test(
+    run_pytest: RunPytest,
+) -> None:
     done = run_pytest(
+        conftest="""
+            import pytest
+
+            @pytest.fixture(scope="session")
+            def nsqd_options():
+                return {"max_msg_size": 10}
+            """,
         test_it="""
-            from nsqtools import Consumer, Producer
+            import pytest
+            from nsqtools import Consumer, Producer, PublishRejected
 
             seen = []
 
@@ -52,6 +62,10 @@ def test_the_servers_live_for_a_run_and_a_topic_for_a_test(run_pytest: RunPytest
                         message.finish()
                         assert message.body == b"hello"
                         break
+
+            def test_flags(nsqd, nsq_topic):
+                with Producer(nsqd.tcp_address) as producer, pytest.raises(PublishRejected):
+                    producer.publish(nsq_topic, b"eleven byte")
 
             def test_direct(nsqd, nsq_topic):
                 seen.append((nsqd.tcp_address, nsq_topic))
@@ -75,32 +89,10 @@ def test_the_servers_live_for_a_run_and_a_topic_for_a_test(run_pytest: RunPytest
                 import urllib.request
                 url = f"http://{nsqd.http_address}/topic/delete?topic={nsq_topic}"
                 urllib.request.urlopen(urllib.request.Request(url, method="POST"))
-            """
+            """,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-
-
-def test_flags_are_set_in_conftest(run_pytest: RunPytest) -> None:
-    done = run_pytest(
-        conftest="""
-            import pytest
-
-            @pytest.fixture(scope="session")
-            def nsqd_options():
-                return {"max_msg_size": 10}
-            """,
-        test_it="""
-            import pytest
-            from nsqtools import Producer, PublishRejected
-
-            def test_it(nsqd, nsq_topic):
-                with Producer(nsqd.tcp_address) as producer:
-                    with pytest.raises(PublishRejected):
-                        producer.publish(nsq_topic, b"eleven byte")
-            """,
-    )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 def test_a_run_that_uses_no_fixture_loads_nothing_of_the_package(run_pytest: RunPytest) -> None:

@@ -117,13 +117,6 @@ def test_a_refused_connection_names_address_reason_and_remedy(dead_address: str)
     assert "4150" in caught.value.hint
 
 
-def test_a_connect_without_an_answer_ends_in_time(unreachable_address: str) -> None:
-    deadline = Deadline(0.1)
-    with pytest.raises(DeadlineExceeded, match=f"{unreachable_address} .timed out"):
-        connect(parse_address(unreachable_address), deadline)
-    assert deadline.has_passed
-
-
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 300, "nul\0host"])
 def test_a_name_that_cannot_be_resolved_is_named(host: str) -> None:
     with pytest.raises(ConnectionFailed, match="cannot connect to") as caught:
@@ -185,8 +178,10 @@ def test_addresses_that_all_drop_packets_end_with_the_deadline(
     monkeypatch: pytest.MonkeyPatch, unreachable_address: str
 ) -> None:
     resolve_to(monkeypatch, unreachable_address, unreachable_address)
-    with pytest.raises(DeadlineExceeded, match="timed out"):
-        connect(Address("two-addresses", 4150), Deadline(0.6))
+    deadline = Deadline(0.6)
+    with pytest.raises(DeadlineExceeded, match=r"two-addresses:4150 \(timed out"):
+        connect(Address("two-addresses", 4150), deadline)
+    assert deadline.has_passed
 
 
 # -- TLS, against a server that does as the test says ----------------------------------------------

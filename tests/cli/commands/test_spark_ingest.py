@@ -15,7 +15,6 @@ from plugins.archives import Writer, unfinished, write_archive
 from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
-from plugins.in_process import Result
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
@@ -108,25 +107,6 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     assert ingested(spark, tmp_path / "few") == expected(0, 800)
 
 
-def test_damage_fails_or_is_left_out_and_told(
-    run_spark: RunSpark, command: list[object], tmp_path: Path
-) -> None:
-    path = write_archive(tmp_path / "archive" / "a.gz", messages(0, 10), messages(10, 20))
-    data = bytearray(path.read_bytes())
-    data[30:60] = bytes(30)
-    path.write_bytes(data)
-
-    refused = run_spark(*command)
-    taken = run_spark(*command, "--skip-damaged")
-
-    assert refused.status == 1
-    assert str(path) in refused.err
-    assert "leave it out with --skip-damaged" in refused.err
-    assert taken.status == 6
-    assert str(path) in taken.err
-    assert "10 rows ingested" in taken.err
-
-
 @pytest.fixture
 def far_zone(spark: SparkSession) -> Iterator[None]:
     """The session has another day than UTC for a third of the time."""
@@ -139,7 +119,7 @@ def far_zone(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.parametrize("job", ["ingest", "compact"])
 def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
-    far_zone: None, spark: SparkSession, run_spark: RunSpark, tmp_path: Path, job: str
+    far_zone: None, run_spark: RunSpark, valid_json: ValidJson, tmp_path: Path, job: str
 ) -> None:
     (tmp_path / "archive").mkdir()
     path = tmp_path / "archive" / "a.gz"
@@ -148,7 +128,7 @@ def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
     run_spark(job, tmp_path / "archive", "-o", tmp_path / "out", *more)
 
     day = ["--since", "2026-09-22T00:00:00Z", "--until", "2026-09-23T00:00:00Z"]
-    report = json.loads(run_spark("report", tmp_path / "out", *day, "--json").out)
+    report = valid_json("spark report", run_spark("report", tmp_path / "out", *day, "--json").out)
     query = "SELECT date, count(*) AS n FROM parquet GROUP BY date ORDER BY date"
     rows = run_spark("sql", query, tmp_path / "out", "--json").out
 
@@ -276,36 +256,6 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     assert {each["topic"]: each["messages"] for each in report["topics"]} == dict.fromkeys(
         topics, 21
     )
-
-
-def test_an_output_keeps_the_columns_that_it_was_begun_with(
-    run_spark: RunSpark, tmp_path: Path
-) -> None:
-    (tmp_path / "archive").mkdir()
-    writer = Writer(tmp_path / "archive")
-    writer.write([WireMessage(BEGIN, 1, b"%016x" % 1, b'{"n": 1, "m": "x"}')])
-    schema, output = tmp_path / "schema.json", tmp_path / "out"
-    command = ["ingest", tmp_path / "archive", "-o", output, "--checkpoint", tmp_path / "cp"]
-    typed = [*command, "--once", "--body", "json", "--schema", schema]
-
-    def with_schema(**types: str) -> Result:
-        properties = {name: {"type": kind} for name, kind in types.items()}
-        schema.write_text(json.dumps({"properties": properties}))
-        return run_spark(*typed)
-
-    assert with_schema(n="integer").status == 0
-    text = run_spark(*command, "--once")
-    other = with_schema(n="string")
-    writer.write([WireMessage(BEGIN, 1, b"%016x" % 2, b'{"n": 2, "m": "y"}')])
-    more = with_schema(n="integer", m="string")
-    gone = with_schema(n="integer")
-
-    assert f"bodies in {output} are json, not string\nhint: Go on with --body json" in text.err
-    assert f"n is not in the schema as it is in {output}" in other.err
-    assert more.status == 0, more.err
-    assert f"m is not in the schema as it is in {output}" in gone.err
-    found = run_spark("sql", "select n, m from parquet order by n", output)
-    assert found.out == b"n\tm\n1\t-\n2\ty\n"
 
 
 def test_a_topic_that_is_not_there_is_not_created(

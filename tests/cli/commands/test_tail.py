@@ -175,3 +175,17 @@ def test_an_empty_channel_is_looked_at_without_a_subscription(
     assert (result.status, result.out) == (0, b"")
     assert result.err == "nsq: channel orders/a is empty\n"
     assert "CLIENT" not in nsqd.log
+
+
+def test_it_ends_when_the_channel_is_empty_although_messages_keep_coming(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", *(b"%d" % n for n in range(1000)))
+    pub = ["pub", "-t", "clicks", "--nsqd-tcp-address", nsqd.tcp_address, "x{n}"]
+    spawn_nsq([*pub, "--repeat", "100000", "--interval", "20ms"])
+
+    result = run_nsq([*place(nsqd), "--until-empty"])
+
+    assert result.status == 0
+    assert len(set(result.out.splitlines()) & {b"%d" % n for n in range(1000)}) == 1000
