@@ -84,32 +84,39 @@ def test_several_series_are_summed_up_and_of_latencies_the_worst_counts() -> Non
     assert [value for _, value in history.series(both, "latency", since_s=START_S)] == [2.0, 0.25]
 
 
-def test_a_queue_that_was_gone_and_a_pause_leave_gaps() -> None:
+@pytest.mark.parametrize(
+    ("samples", "since_s", "points"),
+    [
+        # a queue that was gone, and a pause
+        (
+            [(0, 7), (2, None), (4, 7), (100, 7)],
+            0,
+            [(0, 7), (2, None), (4, 7), (52, None), (100, 7)],
+        ),
+        # a clock that was set back goes on from there
+        ([*((at_s, at_s) for at_s in range(0, 60, 2)), (10, 1)], 7, [(8, 8), (10, 1)]),
+        # means leave out what is not known
+        (
+            [(0, 2), (4, 4), (8, None), (10, None), (20, None)],
+            -3000,
+            [(5, 3), (15, None), (20, None)],
+        ),
+        # numbers are exact
+        ([(0, 16_777_217), (2, 2**53 - 1)], 0, [(0, 16_777_217), (2, 2**53 - 1)]),
+    ],
+)
+def test_points_are_those_of_the_samples_with_gaps(
+    samples: list[tuple[float, int | None]],
+    since_s: float,
+    points: list[tuple[float, float | None]],
+) -> None:
     history = History()
-    history.add(sample(0, row()))
-    history.add(sample(2))
-    history.add(sample(4, row()))
-    history.add(sample(100, row()))
+    for at_s, depth in samples:
+        history.add(sample(at_s, *([] if depth is None else [row(depth=depth)])))
 
-    points = history.series([CHANNEL], "depth", since_s=START_S)
+    found = history.series([CHANNEL], "depth", since_s=START_S + since_s)
 
-    assert [(at_s - START_S, value) for at_s, value in points] == [
-        (0, 7),
-        (2, None),
-        (4, 7),
-        (52, None),
-        (100, 7),
-    ]
-
-
-def test_a_clock_that_was_set_back_goes_on_from_there() -> None:
-    history = History()
-    filled(history, 60)
-    history.add(sample(10, row(depth=1)))
-
-    points = history.series([CHANNEL], "depth", since_s=START_S + 7)
-
-    assert [value for _, value in points] == [8, 1]
+    assert found == [(START_S + at_s, value) for at_s, value in points]
 
 
 def test_an_unknown_series_is_empty_and_an_unknown_quantity_an_error() -> None:
@@ -140,21 +147,3 @@ def test_a_full_history_gives_the_place_of_the_longest_known_to_the_new(
     assert depths("new") == [3]
     assert depths("newer") == []
     assert "no room for 1 more queues" in caplog.text
-
-
-def test_means_leave_out_what_is_not_known() -> None:
-    history = History()
-    for at_s, rows in ((0, [row(depth=2)]), (4, [row(depth=4)]), (8, []), (10, []), (20, [])):
-        history.add(sample(at_s, *rows))
-
-    points = history.series([CHANNEL], "depth", since_s=START_S - 3000)
-
-    assert points == [(START_S + 5, 3), (START_S + 15, None), (START_S + 20, None)]
-
-
-@pytest.mark.parametrize("depth", [16_777_217, 2**53 - 1])
-def test_numbers_are_exact(depth: int) -> None:
-    history = History()
-    history.add(sample(0, row(depth=depth)))
-
-    assert history.series([CHANNEL], "depth", since_s=START_S) == [(START_S, depth)]

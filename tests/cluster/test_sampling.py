@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plugins.clusters import RunningCluster
@@ -28,6 +25,7 @@ from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
 from nsqtools.errors import ConnectionFailed, NotFoundError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
+from nsqtools.server import EmbeddedNsqd
 
 INTERVAL_S = 0.2
 
@@ -141,58 +139,6 @@ def failed(sample: Sample) -> set[str]:
 
 
 @pytest.mark.usefixtures("often")
-def test_an_nsqd_that_died_stays_and_is_gone_until_it_comes_back(cluster: RunningCluster) -> None:
-    dead, living = cluster.nsqds
-    for nsqd in cluster.nsqds:
-        nsqd.publish("clicks", b"a")
-    with watching(cluster) as sampler:
-        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
-
-        dead.kill()
-        wait_until(lambda: failed(sampler.sample()) == {dead.http_address}, what="it is missed")
-        wait_until(
-            lambda: all(len(each.json("/nodes")["producers"]) == 1 for each in cluster.lookupds),
-            what="nsqlookupd has forgotten it",
-        )
-        for _ in range(5):
-            sample = sampler.sample()
-            assert failed(sample) == {dead.http_address}
-        states = {node.address: node for node in sample.nodes}
-        assert states[dead.http_address].is_gone
-        assert states[dead.http_address].seen_s == pytest.approx(time.time(), abs=patience_s(60))
-        assert not states[living.http_address].is_silent
-        assert [(row.topic, row.depth) for row in sample.totals] == [("clicks", 1)]
-
-        dead.start()
-        wait_until(lambda: not failed(sampler.sample()), what="it is back")
-        assert not any(node.is_gone for node in sampler.sample().nodes)
-
-
-@pytest.mark.usefixtures("often")
-def test_an_nsqlookupd_that_does_not_answer_changes_nothing_about_the_nsqd(
-    cluster: RunningCluster,
-) -> None:
-    """Those that are processes hang, the others are dead."""
-    for nsqd in cluster.nsqds:
-        nsqd.publish("clicks", b"a")
-    with watching(cluster) as sampler:
-        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
-
-        for lookupd in cluster.lookupds:
-            getattr(lookupd, "pause", lookupd.kill)()
-        silent = {lookupd.http_address for lookupd in cluster.lookupds}
-        wait_until(lambda: failed(sampler.sample()) == silent, what="they are missed")
-        for _ in range(5):
-            sample = sampler.sample()
-            assert failed(sample) == silent
-            assert not any(node.is_silent for node in sample.nodes)
-            assert sum(row.depth for row in sample.totals) == 2
-        assert {nsqd.address for nsqd in sampler.answering} == {
-            nsqd.http_address for nsqd in cluster.nsqds
-        }
-
-
-@pytest.mark.usefixtures("often")
 def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,39 +158,6 @@ def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
         assert sampler.sample().nodes[0].address == cluster.nsqds[1].http_address
 
 
-class ManyNsqd(ThreadingHTTPServer):
-    """Answers as an nsqd at every address of loopback."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self) -> None:
-        super().__init__(("0.0.0.0", 0), _ManyNsqdHandler)
-        self.clients: set[socket.socket] = set()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.clients.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.clients.discard(request)
-        super().shutdown_request(request)
-
-
-class _ManyNsqdHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-
-    def do_GET(self) -> None:
-        body = b'{"version": "1.3.0", "health": "OK", "start_time": 1, "topics": []}'
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
 @pytest.mark.usefixtures("often")
 def test_nsqd_that_come_and_go_leave_nothing_behind(
     scripted_lookupd: Callable[[], ScriptedLookupd], monkeypatch: pytest.MonkeyPatch
@@ -256,26 +169,18 @@ def test_nsqd_that_come_and_go_leave_nothing_behind(
     descriptors, threads = [], threading.active_count()
     with Cluster(addresses, HTTPAccess(timeout_s=patience_s(5))) as cluster:
         sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=INTERVAL_S)
-        for turn in range(6):
-            with ManyNsqd() as server:
-                port = server.server_address[1]
-                thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-                thread.start()
-                lookupd.list_nsqd(*(f"127.8.{turn}.{number}:{port - 1}" for number in range(1, 21)))
-                for producer in lookupd.answer["producers"]:
-                    producer["http_port"] = port
-                names = {f"127.8.{turn}.{number}:{port}" for number in range(1, 21)}
-                wait_until(
-                    lambda names=names: (
-                        {each.address for each in sampler.sample().reports}  # type: ignore[misc]
-                        == names
-                    ),
-                    what="these answer",
-                )
-                server.shutdown()
-                thread.join()
-            for client in list(server.clients):
-                server.shutdown_request(client)
+
+        def answering() -> set[str]:
+            return {each.address for each in sampler.sample().reports}
+
+        for _ in range(6):
+            with ExitStack() as pods:
+                nsqds = [pods.enter_context(EmbeddedNsqd()) for _ in range(5)]
+                lookupd.list_nsqd(*(nsqd.tcp_address for nsqd in nsqds))
+                names = {nsqd.http_address for nsqd in nsqds}
+                for producer, nsqd in zip(lookupd.answer["producers"], nsqds, strict=True):
+                    producer["http_port"] = int(nsqd.http_address.rpartition(":")[2])
+                wait_until(lambda: answering() == names, what="these answer")  # noqa: B023
             lookupd.list_nsqd()
             wait_until(lambda: not sampler.sample().nodes, what="those that left are forgotten")
             descriptors.append(len(os.listdir("/proc/self/fd")))

@@ -166,45 +166,6 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
         read_config(str(path), NsqdOptions)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"max_deflate_level": 0}, "--max-deflate-level must be [1,9]"),
-        (
-            {"e2e_processing_latency_percentile": (1.1,)},
-            "invalid E2E processing latency percentile",
-        ),
-        ({"tls_required": 2}, "cannot require TLS client connections without TLS key and cert"),
-        ({"tls_client_auth_policy": "x"}, "cannot require TLS client connections without"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(reason)):
-        NsqdOptions(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "reason"),
-    [
-        (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
-        (["-max-depth=5"], 2, "not defined: -max-depth (gone: use --min-disk-free"),
-        (["-node-id=5000"], 1, "--node-id must be [0,1024)"),
-        (["-data-path=/no/such/path"], 1, "failed to lock data-path: open /no/such/path"),
-        (["-config=/no/such/file"], 1, "failed to load config file /no/such/file"),
-        (["-tcp-address=256.0.0.1:1"], 1, "listen (256.0.0.1:1) failed"),
-        (["-tls-cert=/no/cert"], 1, "failed to build TLS config"),
-    ],
-)
-def test_it_says_in_one_line_why_it_does_not_start(
-    run_nsq: RunNsq, tmp_path: Path, arguments: list[str], status: int, reason: str
-) -> None:
-    done = run_nsq(["nsqd", f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", *arguments])
-
-    assert done.status == status
-    assert reason in done.err
-    assert "Traceback" not in done.err
-
-
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
     data_path: Callable[[], Path], serve: Serve
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -78,40 +79,6 @@ def test_records_are_a_length_and_bytes_and_the_meta_is_text(tmp_path: Path) -> 
     assert modes == {0o600}
 
 
-def test_a_file_never_exceeds_its_size_and_is_deleted_when_read(tmp_path: Path) -> None:
-    disk = queue(tmp_path)
-    disk.put([record(number) for number in range(25)])
-    names = [f"t:ch.diskqueue.{number:06d}.dat" for number in range(3)]
-    assert data_files(tmp_path) == names
-    assert (tmp_path / names[0]).stat().st_size == 10 * ON_DISK
-
-    assert disk.get(9, ALL) == [record(number) for number in range(9)]
-    assert data_files(tmp_path) == names
-    assert disk.get(1, ALL) == [record(9)]
-    assert data_files(tmp_path) == names[1:]
-    assert disk.get(99, ALL) == [record(number) for number in range(10, 25)]
-    assert (disk.depth, disk.has_unread, data_files(tmp_path)) == (0, False, names[2:])
-
-
-def test_a_record_of_its_own_size_gets_a_file_of_its_own(tmp_path: Path) -> None:
-    disk = queue(tmp_path, max_bytes=40)
-    large = b"x" * 100
-    disk.put([RECORD, large, RECORD])
-
-    assert len(data_files(tmp_path)) == 3
-    assert disk.get(9, ALL) == [RECORD, large, RECORD]
-
-
-def test_a_drained_file_that_is_rolled_is_deleted(tmp_path: Path) -> None:
-    disk = queue(tmp_path, max_bytes=ON_DISK)
-    for number in range(5):
-        disk.put([record(number)])
-        assert disk.get(1, ALL) == [record(number)]
-
-    assert data_files(tmp_path) == ["t:ch.diskqueue.000004.dat"]
-    assert list(tmp_path.glob("*.bad")) == []
-
-
 @pytest.mark.parametrize("size", [25, 127])
 def test_a_record_out_of_bounds_is_refused(tmp_path: Path, size: int) -> None:
     disk = queue(tmp_path)
@@ -168,44 +135,46 @@ def test_a_missing_file_is_passed_over(tmp_path: Path) -> None:
     assert (found.depth, found.has_unread) == (0, False)
 
 
-def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
-    disk = queue(tmp_path)
-    disk.put([RECORD] * 15)
-    disk.empty()
-    assert (disk.depth, disk.get(9, ALL), list(tmp_path.iterdir())) == (0, [], [])
-
-    disk.put([RECORD])
-    assert data_files(tmp_path) == ["t:ch.diskqueue.000002.dat"]
-    assert disk.get(9, ALL) == [RECORD]
-    disk.empty()
-    assert list(tmp_path.iterdir()) == []
+SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(50))
 @given(
-    st.lists(st.one_of(st.integers(1, 15), st.just(0), st.integers(-15, -1)), max_size=20),
-    st.integers(1, 5),
+    st.lists(
+        st.one_of(SIZES, st.integers(1, 15), st.sampled_from(["reopen", "empty"])), max_size=20
+    ),
+    st.integers(ON_DISK, 10 * ON_DISK),
 )
-def test_nothing_is_lost_through_reopening(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], records_a_file: int
+def test_records_come_out_in_order_and_files_go_when_they_are_read(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[int] | int | str], max_bytes: int
 ) -> None:
-    """Positive: put that number; negative: get it; 0: close and open again."""
+    """A list: put records of these sizes; a number: get so many."""
     path = tmp_path_factory.mktemp("queue")
-    disk = queue(path, max_bytes=records_a_file * ON_DISK)
-    put = got = 0
+    disk = queue(path, max_bytes=max_bytes)
+    largest = max(max_bytes, 4 + 100)  # a record that is larger than a file has one of its own
+    numbers, waiting = count(), list[bytes]()
     for step in steps:
-        if step > 0:
-            disk.put([record(put + number) for number in range(step)])
-            put += step
-        elif step < 0:
-            found = disk.get(-step, ALL)
-            assert found == [record(got + number) for number in range(min(-step, put - got))]
-            got += len(found)
-        else:
+        if isinstance(step, list):
+            records = [record(next(numbers)).ljust(size, b"x") for size in step]
+            disk.put(records)
+            waiting += records
+        elif isinstance(step, int):
+            assert disk.get(step, ALL) == waiting[:step]
+            del waiting[:step]
+        elif step == "reopen":
             disk.close()
-            disk = queue(path, max_bytes=records_a_file * ON_DISK)
-        assert disk.depth == put - got
-    assert disk.get(1000, ALL) == [record(number) for number in range(got, put)]
+            disk = queue(path, max_bytes=max_bytes)
+        else:
+            disk.empty()
+            assert list(path.iterdir()) == []
+            waiting.clear()
+        assert (disk.depth, disk.has_unread) == (len(waiting), bool(waiting))
+        sizes = [(path / name).stat().st_size for name in data_files(path)]
+        assert max(sizes, default=0) <= largest
+        assert all(sizes[:-1])
+        assert sum(sizes) <= sum(4 + len(each) for each in waiting) + largest
+    assert disk.get(1000, ALL) == waiting
+    assert list(path.glob("*.bad")) == []
     disk.close()
 
 

@@ -13,7 +13,7 @@ from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database as database
@@ -212,24 +212,6 @@ def test_what_is_given_back_goes_behind_what_waits(nsqd: EmbeddedServer) -> None
     assert found[:30] == [b"%d" % number for number in range(30)]
     assert sorted(found[30:]) == [b"0", b"0", b"1", b"1"]
     wait_until(lambda: nsqd.depth("t", "ch") == 0, what="all are finished")
-
-
-def test_deferred_messages_are_not_in_memory_and_come_in_order(nsqd: EmbeddedServer) -> None:
-    nsqd.create_channel("t", "ch")
-    last_ms = round(patience_s(1) * 1000) + 1200  # all are published before the first is due
-    with RawClient(nsqd.tcp_address) as producer:
-        producer.send(
-            b"".join(
-                b"DPUB t %d\n" % (last_ms - number) + sized(b"%d" % number)
-                for number in range(1200)
-            )
-        )
-        for _ in range(1200):
-            assert producer.read_response() == b"OK"
-    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1200
-    killed(nsqd)
-    found = consumed(nsqd, "t", 1200)
-    assert len(set(found)) == 1200
 
 
 # a disk that fails

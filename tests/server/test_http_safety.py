@@ -140,29 +140,6 @@ def test_who_reads_late_gets_all_answers_in_order() -> None:
     assert len(answer) > 1 << 20
 
 
-WRONG = [
-    (publish(b""), b"400"),
-    (publish(b"x", topic=b"a" * 65), b"400"),
-    (publish(b"x", b"Content-Length: 2"), b"400"),
-    (publish(b"x").replace(b"Host: 127.0.0.1\r\n", b""), b"400"),
-    (publish(b"x").replace(b"Host", b"HostX"), b"400"),
-    (publish(b"x").replace(b"127.0.0.1", b"x\r\nHost: y"), b"400"),
-    (publish(b"y" * 11), b"413"),
-    (publish(b"\0\0\0\2" + sized(b"1")).replace(b"pub?", b"mpub?binary=1&"), b"413"),
-    (publish(b"y" * 11).replace(b"pub?", b"mpub?"), b"413"),
-    (publish(b"1").replace(b"pub?", b"pub?defer=99999999&"), b"400"),
-]
-
-
-def test_what_is_wrong_is_refused_and_not_published() -> None:
-    with EmbeddedNsqd(max_msg_size=10) as nsqd:
-        for wrong, status in WRONG:
-            [answer] = talk(nsqd.http_address, wrong)
-            [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert answer.split(b" ")[1] == status, wrong
-            assert not re.search(rb"nsqd_topic_messages_total\S+ [1-9]", page), wrong
-
-
 # metrics
 
 

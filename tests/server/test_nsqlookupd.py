@@ -64,18 +64,6 @@ def test_logs_are_in_the_form_of_nsqlookupd() -> None:
     assert log.getvalue().startswith("[nsqlookupd] 20")
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"tcp_address": "localhost"}, "missing port in address"),
-        ({"http_address": "127.0.0.1:http"}, "missing port in address"),
-    ],
-)
-def test_an_address_that_is_none_is_refused(options: dict[str, str], complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint), EmbeddedNsqlookupd(**options):
-        pass
-
-
 def test_a_port_in_use_is_named_and_the_other_one_is_free_again() -> None:
     with EmbeddedNsqlookupd() as first:
         port = ReservedPort()

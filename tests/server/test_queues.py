@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugins.examples import examples
 
 from nsqtools.protocol.frames import HEADER
 from nsqtools.server.daemon_log import DaemonLog
@@ -64,9 +66,9 @@ def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[i
     ids = MessageIds(1023)
     taken: list[bytes] = []
     now_ns = NOW_NS
-    for ticks, count in steps:
+    for ticks, size in steps:
         now_ns += ticks * TICK_NS
-        taken += ids.take(count, now_ns)
+        taken += ids.take(size, now_ns)
 
     assert taken == sorted(set(taken))
     assert {len(each) for each in taken} <= {16}
@@ -184,22 +186,44 @@ def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int 
     )
 
 
-def all_of(backlog: QueueBacklog) -> list[bytes]:
-    found: list[bytes] = []
+PUT = st.tuples(st.integers(1, 12), st.sampled_from(["", "in blocks", "taken back"]))
+
+
+@settings(max_examples=examples(50))
+@given(st.integers(0, 9), st.sampled_from([150, 1 << 20]), st.lists(PUT | st.integers(1, 12)))
+def test_order_is_kept_through_memory_and_disk_whatever_is_taken_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    limit: int,
+    max_bytes_per_file: int,
+    steps: list[tuple[int, str] | int],
+) -> None:
+    """A number: get so many."""
+    path = tmp_path_factory.mktemp("queue")
+    backlog = QueueBacklog(limit, disk_queue(path, max_bytes_per_file=max_bytes_per_file), HEALTH)
+    numbers, waiting = count(), list[bytes]()
+    for step in steps:
+        if isinstance(step, int):
+            found = backlog.get(step, 1 << 20)
+            assert bool(found) == bool(waiting)
+            assert found == waiting[: len(found)]
+            del waiting[: len(found)]
+            continue
+        size, how = step
+        files = len(list(path.glob("*.0*.dat")))
+        new = messages(*[b"%d" % next(numbers) for _ in range(size)])
+        blocks = [encoded(new[at : at + 4]) for at in range(0, size, 4)]
+        undo = backlog.put(new, blocks=blocks if how == "in blocks" else ())
+        if how == "taken back":
+            backlog.undo(undo)
+            assert len(list(path.glob("*.0*.dat"))) <= files + 1  # which it may have begun
+        else:
+            waiting += new
+        assert len(backlog) == len(waiting)
     while backlog.has_messages:
-        found += backlog.get(4, 1000)
-    return found
-
-
-def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
-    backlog = QueueBacklog(3, disk_queue(tmp_path), HEALTH)
-    numbers = [b"%d" % number for number in range(20)]
-    for message in messages(*numbers):
-        backlog.put([message])
-
-    assert (len(backlog), backlog.disk_depth) == (20, 17)
-    assert bodies(all_of(backlog)) == numbers
-    assert (len(backlog), backlog.disk_depth) == (0, 0)
+        found = backlog.get(4, 1000)
+        assert found == waiting[: len(found)]
+        del waiting[: len(found)]
+    assert (waiting, len(backlog), backlog.disk_depth) == ([], 0, 0)
 
 
 def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
@@ -219,37 +243,6 @@ def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_pat
         backlog.overflow()
 
     assert b"".join(bodies(backlog.get(9, 1000))) == b"123"
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int) -> None:
-    backlog = QueueBacklog(limit, disk_queue(tmp_path, max_bytes_per_file=200), HEALTH)
-    backlog.put(messages(b"0"))
-    undo = backlog.put(messages(*[b"%d" % number for number in range(1, 20)]))
-    assert len(list(tmp_path.glob("*.0*.dat"))) > 2
-    backlog.undo(undo)
-    assert (len(backlog), backlog.disk_depth) == (1, 0)
-
-    backlog.put(messages(b"a", b"b", b"c"))
-    assert b"".join(bodies(all_of(backlog))) == b"0abc"
-
-
-def batches(new: list[bytes]) -> list[list[bytes]]:
-    return [new[start : start + 4] for start in range(0, len(new), 4)]
-
-
-@pytest.mark.parametrize("in_memory", [0, 3, 4, 7, 100])
-@pytest.mark.parametrize("max_bytes_per_file", [150, 1 << 20])
-def test_blocks_that_were_encoded_before_are_the_same_messages(
-    tmp_path: Path, in_memory: int, max_bytes_per_file: int
-) -> None:
-    disk = disk_queue(tmp_path, max_bytes_per_file=max_bytes_per_file)
-    backlog = QueueBacklog(in_memory, disk, HEALTH)
-    new = messages(*[b"%d" % number for number in range(20)])
-    backlog.put(new, blocks=[encoded(each) for each in batches(new)])
-
-    assert backlog.disk_depth == max(0, 20 - in_memory)
-    assert all_of(backlog) == new
 
 
 def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""What nsqlookupd remembers for how long, and what it logs: with a clock that the test turns.
+"""What nsqlookupd remembers for how long: with a clock that the test turns.
 
-Everything else is compared with Go in tests/conformance (test_exchanges).
+Everything else is compared with Go in tests/conformance (test_exchanges); its log is in
+test_nsqlookupd.
 """
 
 from __future__ import annotations
@@ -8,14 +9,10 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.protocol.requests import PeerInfo
-from nsqtools.server.registrations import Node, RegisteredNsqd, Registration, Registrations
+from nsqtools.server.registrations import Node, RegisteredNsqd, Registrations
 
 TIMEOUT_NS = 300
 LIFETIME_NS = 45
-
-CLIENT = Registration("client", "", "")
-TOPIC = Registration("topic", "clicks", "")
-CHANNEL = Registration("channel", "clicks", "archive")
 
 
 def make_peer(name: str = "one", last_update_ns: int = 0) -> RegisteredNsqd:
@@ -66,19 +63,6 @@ def test_a_tombstone_hides_one_topic_of_one_peer_for_its_lifetime(
     assert registrations.nodes(during_ns) == [Node(peer, ["clicks", "errors"], [True, False])]
     assert registrations.producers("clicks", after_ns) == [peer, other]
     assert registrations.nodes(after_ns) == [Node(peer, ["clicks", "errors"], [False, False])]
-
-
-def test_what_changed_is_returned_for_the_log(
-    registrations: Registrations, peer: RegisteredNsqd
-) -> None:
-    assert registrations.register(peer, "clicks", "archive") == [CHANNEL, TOPIC]
-    assert registrations.register(peer, "clicks", "archive") == []
-    assert registrations.unregister(make_peer("two"), "clicks", "") == []
-    assert registrations.unregister(peer, "clicks", "archive") == [CHANNEL]
-    assert registrations.register(peer, "clicks", "archive") == [CHANNEL]
-    assert registrations.disconnect(peer) == [CLIENT, TOPIC, CHANNEL]
-    assert registrations.delete_topic("clicks") == [CHANNEL, TOPIC]
-    assert registrations.delete_topic("never_seen") == []
 
 
 def test_a_star_tombstones_all_topics(registrations: Registrations, peer: RegisteredNsqd) -> None:

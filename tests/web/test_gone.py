@@ -53,7 +53,7 @@ def watched(
     return url
 
 
-def test_an_nsqd_that_died_is_down_and_a_critical_problem(
+def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     cluster: RunningCluster, watched: str
 ) -> None:
     dead, living = (nsqd.http_address for nsqd in cluster.nsqds)
@@ -95,3 +95,7 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem(
     assert all(address in problems_of(watched) for address in lookupds)
     for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):
         assert text_of(watched, path)
+
+    cluster.nsqds[0].start()
+    wait_until(lambda: up_of(watched) == {dead: 1, living: 1}, what="it is back", timeout_s=WAIT_S)
+    assert "gone" not in problems_of(watched)

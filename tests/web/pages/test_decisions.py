@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
-from nsqtools.cluster.problems import Earlier, Severity, moment, problems_of
+from nsqtools.cluster.problems import Earlier, moment, problems_of
 from nsqtools.cluster.queue_rows import QueueRow, Rates, sums_of, totals
 from nsqtools.cluster.sampling import Sample
-from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.stats import read_stats
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.messages import MAX_SHOWN, shown_body
 from nsqtools.web.pages.queues import connections_of, programs_of
-from nsqtools.web.pages.site import Addresses, Pieces
+from nsqtools.web.pages.site import Addresses
 from nsqtools.web.pages.snapshot import (
-    PAGE_LINES,
     QueueQuery,
     Snapshot,
     lines_of,
@@ -63,16 +61,6 @@ def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() ->
     assert growing.rows[0].topic == "b"
 
 
-def test_a_page_of_the_table_is_all_that_is_shown_of_a_large_cluster() -> None:
-    rows = [row(f"t{n:04}", "c", depth=n) for n in range(1000)]
-
-    lines = lines_of(rows, QueueQuery(page=2))
-
-    assert (len(lines.rows), lines.found, lines.pages) == (PAGE_LINES, 1000, 20)
-    assert lines.rows[0].depth == 999 - PAGE_LINES
-    assert lines_of(rows, QueueQuery(page=99)).page == 20
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(["q", "show", "sort", "order", "page"]), st.text()))
 def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, str]) -> None:
@@ -80,33 +68,6 @@ def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, 
 
     assert query.address().startswith("?")
     assert lines_of([row("a")], query).pages == 1
-
-
-def test_problems_are_named_the_worst_first() -> None:
-    rows = [
-        row("a"),
-        row("a", "calm", clients=1),
-        row("a", "late", depth=7),
-        row("a", "grows", depth=3, rates=rates(ingress=2)),
-        row("a", "slow", clients=1, timed_out=4, rates=rates(timed_out=0.5)),
-        row("p"),
-        row("p", "held", depth=9, paused=True),
-        row("lonely", depth=2),
-    ]
-    failure = DaemonFailure("10.0.0.1:4151", ConnectionFailed("no answer of 10.0.0.1:4151"))
-
-    found = problems_of(sample(*rows, failures=(failure,)))
-
-    assert [(each.kind, each.topic, each.channel) for each in found] == [
-        ("no answer", "", ""),
-        ("no consumers", "a", "grows"),
-        ("no consumers", "a", "late"),
-        ("timeouts", "a", "slow"),
-        ("no channels", "lonely", ""),
-        ("paused", "p", "held"),
-    ]
-    assert found[0].severity is Severity.CRITICAL
-    assert found[-1].severity is Severity.NOTE
 
 
 def test_a_queue_grows_or_is_empty_in_a_while() -> None:
@@ -211,14 +172,6 @@ def test_names_that_a_path_cannot_hold_go_into_the_query() -> None:
     assert to.queue("..") == "/x/y/topics?topic=.."
     assert to.queue("a/b", "c") == "/x/y/topics?topic=a%2Fb&channel=c"
     assert to.queue("\ud800") == "/x/y/topics?topic=%3F"
-
-
-def test_only_pieces_that_differ_are_sent() -> None:
-    before = Pieces({"a": "1", "b": "2"}, {"rows": ["a", "b"]})
-    now = Pieces({"a": "1", "b": "3", "c": "4"}, {"rows": ["a", "b"]})
-
-    assert now.changes_since(before) == {"parts": {"b": "3", "c": "4"}, "lists": {}}
-    assert before.changes_since(before) == {"parts": {}, "lists": {}}
 
 
 def stats_at(at_s: float, finished: int) -> ClusterStats:
