@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from manual.documents import documents, stale_documents
+from plugins.waiting import patience_s
 
 CHECKOUT = Path(__file__).parents[1]
 COMPLETIONS = CHECKOUT / "completions"
@@ -32,7 +33,9 @@ def run(command: list[str], env: dict[str, str] | None = None) -> str:
     """What a checker says, on either stream; skips where it is not there."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=patience_s(30), check=False
+    )
     said = done.stdout + done.stderr
     return said or ("" if done.returncode == 0 else f"status {done.returncode}")
 

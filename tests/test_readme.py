@@ -40,6 +40,7 @@ from plugins.readme import (
     user_environment,
 )
 from plugins.spark import RunSpark
+from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import check as check_command
 from nsqtools.cli.commands.go_utilities import UTILITIES
@@ -376,7 +377,7 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
         cwd=tmp_path / "clone",
         env=kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path / "home")},
         capture_output=True,
-        timeout=240,
+        timeout=patience_s(80),
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from plugins.cli import all_commands
+from plugins.waiting import patience_s
 
 HEAVY = {
     "asyncio",
@@ -54,7 +55,11 @@ def modules_after(code: str) -> set[str]:
         "print(*sys.modules, file=real, flush=True)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=patience_s(30),
+        check=True,
     )
     return set(done.stdout.split())
 

@@ -19,6 +19,7 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s
 
 NSQ = [sys.executable, "-m", "nsqtools"]
 SECRET = "open sesame"
@@ -118,7 +119,7 @@ def test_a_log_goes_through_unchanged(
             [*NSQ, "tail", *place, "-c", "c", *limits], stdout=sink, stderr=PIPE, env=nsq_env
         )
         pub = run([*NSQ, "pub", *place], stdin=source, stdout=DEVNULL, stderr=PIPE, env=nsq_env)
-        _, tail_said = tail.communicate(timeout=300)
+        _, tail_said = tail.communicate(timeout=patience_s(100))
 
     assert pub.returncode == 0, pub.stderr.decode()
     assert pub.stderr.decode().startswith(f"nsq: {lines} confirmed, 0 rejected")

@@ -171,7 +171,9 @@ def text_of(path: Path) -> bytes:
     if not shutil.which("zstdcat"):
         with path.open("rb") as file:
             return b"".join(piece.text for piece in unpack_members(file, Codec.ZSTD))
-    return subprocess.run(["zstdcat", path], capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        ["zstdcat", path], capture_output=True, check=True, timeout=patience_s(20)
+    ).stdout
 
 
 def lines_of(directory: Path) -> list[bytes]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugins.servers import need
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -132,13 +132,6 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
     assert not complaints, f"the page said: {complaints}"
 
 
-def wait_for_samples() -> None:
-    """Wait for questions that are open: one that connects after the end leaves its socket."""
-    for thread in threading.enumerate():
-        if thread.name == "nsq-sample":
-            thread.join(patience_s(10))
-
-
 @pytest.fixture(scope="module")
 def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
@@ -163,7 +156,8 @@ def serve_pages() -> Iterator[ServePages]:
             listener = stack.enter_context(listen(given.listen))
             context = WebContext(given, cluster, ClientOptions())
             server = WebServer(context, listener)
-            stack.callback(wait_for_samples)
+            # a question that is open and connects after the end leaves its socket
+            stack.callback(wait_for_threads, "nsq-sample")
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)
             stack.callback(server.stop)

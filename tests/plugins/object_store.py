@@ -22,6 +22,7 @@ from email.message import Message
 from urllib.request import Request, urlopen
 
 import pytest
+from plugins.waiting import patience_s
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.storage import Entry, Storage
@@ -69,7 +70,7 @@ class Bucket:
             "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
         }
         request = Request(f"{self.endpoint}/{self.name}{path}", method=method, headers=known)
-        with urlopen(request, timeout=30) as answer:
+        with urlopen(request, timeout=patience_s(10)) as answer:
             return answer.headers, answer.read().decode()
 
     def names(self) -> list[str]:

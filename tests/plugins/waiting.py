@@ -11,6 +11,7 @@ slow machine: ``NSQTOOLS_TEST_SLOWNESS=5 tests/run``. A bound that is the point 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -40,3 +41,13 @@ def wait_until(condition: Callable[[], T], *, what: str, timeout_s: float = 5.0)
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit_s:g} s: {what} (last value: {value!r})")
         time.sleep(POLL_S)
+
+
+def wait_for_threads(*prefixes: str) -> None:
+    """Wait for the end of the threads with such names; of one that is about to begin, too."""
+    present = {each for each in threading.enumerate() if each.name.startswith(prefixes)}
+    wait_until(
+        lambda: present.isdisjoint(threading.enumerate()),
+        what=f"the end of {' and '.join(prefixes)}",
+        timeout_s=10,
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
+from plugins.waiting import patience_s
 
 from nsqtools.protocol.frames import WireMessage
 
@@ -45,7 +46,7 @@ def test_batches_and_compaction_run_and_streams_say_what_they_need(
             env=env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patience_s(100),
             check=False,
         )
 

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock, PropertyMock
 
 import pytest
 from plugins.archives import write_archive
+from plugins.waiting import patience_s
 
 import nsqtools
 import nsqtools.spark
@@ -103,7 +104,7 @@ def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_pat
         text=True,
         env=spark_env
         | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)},
-        timeout=180,
+        timeout=patience_s(60),
         check=False,
     )
 

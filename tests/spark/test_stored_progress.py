@@ -13,6 +13,7 @@ from plugins.clients import bodies_in
 from plugins.embedded import EmbeddedServer
 from plugins.object_store import Bucket
 from plugins.servers import Serve
+from plugins.waiting import patience_s
 
 from nsqtools import ClientOptions
 from nsqtools.archive.location import StoredPlace, parse_place
@@ -158,8 +159,8 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     command += ["--dead-letters", f"{bucket.url}/dead", "--master", "local[2]"]
     command += ["--nsqd-tcp-address", embedded.tcp_address]
 
-    first = run_nsq(command, env=spark_env, timeout=300)
-    second = run_nsq(command, env=spark_env, timeout=300)
+    first = run_nsq(command, env=spark_env, timeout=patience_s(100))
+    second = run_nsq(command, env=spark_env, timeout=patience_s(100))
 
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")

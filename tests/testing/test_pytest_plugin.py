@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.waiting import patience_s
 
 PLUGIN = "nsqtools.testing.pytest_plugin"
 
@@ -30,7 +31,7 @@ def run_pytest(tmp_path: Path) -> RunPytest:
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience_s(30),
             check=False,
         )
 

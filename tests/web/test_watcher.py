@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from plugins.browser import wait_for_samples
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.servers import Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.admin import Action, TopicChange
@@ -38,7 +37,7 @@ def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
         finally:
             watcher.stop()
             watcher.join()
-            wait_for_samples()
+            wait_for_threads("nsq-sample")
 
 
 @pytest.fixture

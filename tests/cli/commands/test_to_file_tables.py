@@ -15,6 +15,7 @@ from plugins.archives import Writer
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
+from plugins.waiting import patience_s
 
 from nsqtools.archive.body_columns import json_schema
 from nsqtools.archive.columns import BodyKind
@@ -146,7 +147,7 @@ def test_the_process_that_lands_ends_cleanly_each_time(
             input=pickle.dumps((plan, directory)) + pickle.dumps([writer.finish()]),
             env=os.environ | nsq_env,
             capture_output=True,
-            timeout=60,
+            timeout=patience_s(30),
             check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, b"")

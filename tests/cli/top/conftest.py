@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from plugins.screens import WAIT_S, Waiting
+from plugins.screens import Waiting
+from plugins.waiting import wait_for_threads
 from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
 from textual.pilot import Pilot
 
@@ -124,9 +124,7 @@ class PilotedTop(Waiting):
         self.app.stop()
         self._runner.run(self._test.__aexit__(None, None, None))
         self._runner.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith(("nsq-top", "nsq-sample")):
-                thread.join(WAIT_S)  # they use the cluster
+        wait_for_threads("nsq-top", "nsq-sample")  # they use the cluster
         if self.app.return_value is not None:
             raise self.app.return_value
 
