@@ -141,7 +141,8 @@ def _read_rest(
 def look_at(archive: ArchiveFile) -> Scan:
     """Return what a file holds, by its index, its first and its last member.
 
-    Without an index that fits, all of it is read. Raises `OutputError`; damage is in the result.
+    Where these have several topics, or there is no index that fits, all of it is read. Raises
+    `OutputError`; damage is in the result.
     """
     scan = Scan()
     if archive.table is not None:
@@ -153,9 +154,11 @@ def look_at(archive: ArchiveFile) -> Scan:
                 is_whole = members and members[-1].end == scan.size
                 if members and (is_whole or archive.is_in_progress):
                     scan.members, scan.codec = members, codec_at(file)
-                    for member in (members[0], members[-1]):
+                    for member in (members[0], *members[:0:-1]):
                         for text in read_member(file, member, scan.codec, scan.note):
                             scan.topics |= topics_in(text)
+                        if member is members[-1] and len(scan.topics) < 2:
+                            break
                 else:
                     scan_file(file, scan)
         except FileNotFoundError:

@@ -238,7 +238,7 @@ class _Reading:
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
         if not source.is_shared and (source.archive is None or source.topic is None):
             return batch
-        topics = batch["topic"]
+        topics = batch["topic"].cast(pyarrow.string())  # from large ones, and from dictionaries
         mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
         if compute.all(mask, min_count=0).as_py():
             return batch

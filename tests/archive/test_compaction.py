@@ -266,12 +266,17 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file, tmp_path / "again")) == (2, 0)
 
 
-@pytest.mark.parametrize(("other", "last_ns"), [("b", BEGIN), ("b", None), ("a", BEGIN)])
+TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+
+
+@pytest.mark.parametrize(
+    ("other", "last_ns", "kind"), [("b", BEGIN, TEXT), ("b", None, DICTIONARY), ("a", BEGIN, TEXT)]
+)
 def test_each_topic_gets_its_own_rows_of_a_file_of_several(
-    tmp_path: Path, other: str, last_ns: int | None
+    tmp_path: Path, other: str, last_ns: int | None, kind: pyarrow.DataType
 ) -> None:
     (tmp_path / "in").mkdir()
-    kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32()}
+    kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32(), "topic": kind}
     names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
     some = [("a", BEGIN), (other, BEGIN), ("a", BEGIN + 1), (None, last_ns)]
     rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
@@ -287,13 +292,24 @@ def test_each_topic_gets_its_own_rows_of_a_file_of_several(
     assert done(told) == (4, 0)
 
 
-def test_topics_that_only_the_middle_of_an_archive_has_are_damage(tmp_path: Path) -> None:
-    archive, output = tmp_path / "archive", tmp_path / "output"
+def write_members(archive: Path, topics: str) -> None:
+    """An archive of a member for the message of each topic."""
     archive.mkdir()
     file = PartFile(archive / "x.gz", 0o640, gzip_members(6), now_s=0.0)
-    for number, topic in enumerate("aba"):
+    for number, topic in enumerate(topics):
         flush(file, topic, "n:1", [[message(number)]])
     finish(file.path, Directories(archive, archive))
+
+
+def test_each_topic_gets_its_own_rows_of_an_archive_of_several(tmp_path: Path) -> None:
+    write_members(tmp_path / "archive", "acbb")
+    compact(tmp_path / "archive", tmp_path / "output")
+    assert [topic for topic, *_ in content(tmp_path / "output")] == ["a", "b", "b", "c"]
+
+
+def test_topics_that_only_the_middle_of_an_archive_has_are_damage(tmp_path: Path) -> None:
+    archive, output = tmp_path / "archive", tmp_path / "output"
+    write_members(archive, "aba")
 
     with pytest.raises(NsqError, match="it has topics that its first and last"):
         compact(archive, output)

@@ -16,6 +16,7 @@ from nsqtools.archive.reader import look_at, read_messages, read_text
 
 LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'
 PIECES = [LINE % (topic, number, number) for number, topic in enumerate((b"a", b"b", b"c"), 1)]
+ENDS_ALIKE = [*PIECES[:2], LINE % (b"a", 3, 3)]
 
 
 def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> Path:
@@ -33,17 +34,18 @@ def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> P
 
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize(
-    ("indexed", "topics"),
+    ("pieces", "indexed", "topics"),
     [
-        (3, {"a", "c"}),  # by the first and the last member
-        (2, {"a", "b", "c"}),  # the index does not fit: everything is read
-        (None, {"a", "b", "c"}),
+        (ENDS_ALIKE, 3, {"a"}),  # by the first and the last member
+        (PIECES, 3, {"a", "b", "c"}),  # which differ: everything is read
+        (ENDS_ALIKE, 2, {"a", "b"}),  # the index does not fit
+        (ENDS_ALIKE, None, {"a", "b"}),
     ],
 )
 def test_a_file_is_looked_at_by_an_index_that_fits(
-    tmp_path: Path, is_packed: bool, indexed: int | None, topics: set[str]
+    tmp_path: Path, is_packed: bool, pieces: list[bytes], indexed: int | None, topics: set[str]
 ) -> None:
-    pieces = [gzip.compress(piece) for piece in PIECES] if is_packed else PIECES
+    pieces = [gzip.compress(piece) for piece in pieces] if is_packed else pieces
     path = written(tmp_path / "x", pieces, indexed=indexed)
     [archive] = find_archives([path])
 
