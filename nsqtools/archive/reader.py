@@ -141,8 +141,8 @@ def _read_rest(
 def look_at(archive: ArchiveFile) -> Scan:
     """Return what a file holds, by its index, its first and its last member.
 
-    Where these have several topics, or there is no index that fits, all of it is read. Raises
-    `OutputError`; damage is in the result.
+    Where these have several topics, or there is no index that fits or that knows their times, all
+    of it is read. Raises `OutputError`; damage is in the result.
     """
     scan = Scan()
     if archive.table is not None:
@@ -159,6 +159,9 @@ def look_at(archive: ArchiveFile) -> Scan:
                             scan.topics |= topics_in(text)
                         if member is members[-1] and len(scan.topics) < 2:
                             break
+                    if scan.topics and is_whole and not all(m.max_ts for m in members):
+                        scan = Scan(size=scan.size)  # its times are unknown, not those of 1970
+                        scan_file(file, scan)
                 else:
                     scan_file(file, scan)
         except FileNotFoundError:

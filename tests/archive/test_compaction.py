@@ -319,6 +319,20 @@ def test_topics_that_only_the_middle_of_an_archive_has_are_damage(tmp_path: Path
     assert told.deletable()[0] == []
 
 
+@pytest.mark.parametrize("index", [b"", b"0 %d 2 0 0\n"])
+def test_lines_that_another_program_wrote_are_messages_of_their_days(
+    tmp_path: Path, index: bytes
+) -> None:
+    path = tmp_path / "archive" / "x.jsonl"
+    path.parent.mkdir()
+    first, second = encode_many("clicks", "n:1", [message(0), message(600)]).splitlines(True)
+    path.write_bytes(first + second.replace(b'": ', b'":').replace(b', "', b',"'))
+    if index:  # of a file whose times nobody knew
+        index_of(path).write_bytes(index % path.stat().st_size)
+    compact(tmp_path / "archive", tmp_path / "output")
+    assert content(tmp_path / "output") == expected([0, 600], "clicks")
+
+
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
