@@ -64,7 +64,7 @@ class Inputs:
 
 
 def find_inputs(paths: Sequence[Location]) -> Inputs:
-    """Separate archives from Parquet and Delta: the first file with data decides.
+    """Separate archives from Parquet and Delta; a place of both is read as archives are.
 
     Raises `NotFoundError`, and as `failure_of` says.
     """
@@ -95,8 +95,9 @@ def _kind(place: Location) -> str:
         except FileNotFoundError:
             raise NotFoundError(f"there is no {place}") from None
     for entry in entries:
-        magic = storage.read_range(entry.name, 0, len(PARQUET_MAGIC))
-        return "parquet" if magic == PARQUET_MAGIC else "archives"
+        if storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+            return "archives"
+        return "parquet" if all(each.name.endswith(".parquet") for each in entries) else "archives"
     return "archives"
 
 

@@ -264,6 +264,8 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     [file] = (tmp_path / "output").rglob("*.parquet")
 
     assert done(compact(file, tmp_path / "again")) == (2, 0)
+    write_archive(file.with_name("x.gz"), [message(2)])
+    assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
 
 
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -277,9 +279,10 @@ def test_each_topic_gets_its_own_rows_of_a_file_of_several(
 ) -> None:
     (tmp_path / "in").mkdir()
     kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32(), "topic": kind}
-    names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
+    names = ["page", "topic", "ts_ns", "nsqd", "id", "attempts", "body"]
     some = [("a", BEGIN), (other, BEGIN), ("a", BEGIN + 1), (None, last_ns)]
-    rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
+    page = {"path": "/", "status": 200}  # which is two columns of Parquet
+    rows = [(page, *each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
     columns = zip(names, zip(*rows, strict=True), strict=True)
     table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
     pq.write_table(table, tmp_path / "in" / "x.parquet")
