@@ -158,6 +158,15 @@ class Source:
         }
 
     @property
+    def begin(self) -> list[list[int]]:
+        """What tells an archive from one with the same head, as two machines of one image write.
+
+        Empty for other files.
+        """
+        has_head = self.archive is not None and self.archive.head is not None
+        return [list(span) for span in self.spans[:1]] if has_head else []
+
+    @property
     def slot_days(self) -> set[date | None]:
         """The days of the partitions that it belongs to: None where its messages have no times."""
         return {*self.days} or {None}
@@ -175,6 +184,7 @@ def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
 
 
 def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
+    known: dict[str, tuple[Span, ...]] = {}
     for archive in find_archives([str(place) for place in places]):
         if archive.is_in_progress or not wanted(_topic_of(archive.name)):
             continue
@@ -183,13 +193,18 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             continue
         scan = look_at(archive)
         head = archive.head
+        key = f"{head.writer} {head.number}" if head else archive.shown
+        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
+        both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
+        if any(one != other for one, other in both):
+            key = archive.shown
         source = Source(
             archive.storage,
             archive.name,
-            f"{head.writer} {head.number}" if head else archive.shown,
+            key,
             scan.size,
             None,
-            tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members),
+            spans,
             archive=replace(archive, members=scan.members),
             damage=scan.damage,
         )

@@ -399,6 +399,22 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
     assert not index_of(path).exists()
 
 
+@pytest.mark.parametrize("is_gone_meanwhile", [False, True])
+def test_archives_of_two_machines_of_one_image_are_both_taken(
+    tmp_path: Path, is_gone_meanwhile: bool
+) -> None:
+    for number, host in enumerate(("one", "two")):
+        (tmp_path / "a" / host).mkdir(parents=True)
+        writer = Writer(tmp_path / "a" / host, writer="f" * 32)
+        writer.write([message(number)])
+        writer.finish()
+        if is_gone_meanwhile or number:
+            told = compact(tmp_path / "a", tmp_path / "out")
+            assert all(map(delete_archive, told.deletable()[0]))
+    assert content(tmp_path / "out") == expected([0, 1], "clicks")
+    assert find_archives([tmp_path / "a"]) == []
+
+
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
     for topic in ("clicks", "orders"):
         write_archive(tmp_path / "a" / f"{topic}.gz", [message(0)], [message(600)], topic=topic)
