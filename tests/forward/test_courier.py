@@ -129,6 +129,20 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> None:
+    """Also when the file was taken away, and after what another process left of a line."""
+    path = tmp_path / "dead.jsonl"
+    box = DeadLetterFile(path)
+    path.rename(tmp_path / "taken")
+    box.put(Source().parcel(1), "HTTP 400", lambda parcel, is_kept: None)
+    with path.open("ab") as torn:
+        torn.write(b"torn")
+    box.put(Source().parcel(2), "HTTP 400", lambda parcel, is_kept: None)
+
+    one, rest, two = path.read_bytes().splitlines()
+    assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+
+
 def test_what_one_process_cannot_write_takes_nothing_of_another_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
