@@ -303,9 +303,9 @@ class Courier:
             self.changed.wait(0.05)
             self.changed.clear()
         self._sink.stop(max(0.1, until - time.monotonic()))
+        self.act(time.monotonic())
         if self._dead_letters is not None:
             self._dead_letters.close()
-        self.act(time.monotonic())
         self._give_back(self._held)
         self._give_back(deque(self._under_way))
 

@@ -12,7 +12,7 @@ import pytest
 from plugins.power_cut import PowerCut
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.forward.courier import Courier, DeadLetterFile
+from nsqtools.forward.courier import Courier, DeadLetterFile, Kept
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
@@ -101,6 +101,32 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert destination.sizes == [3, 1, 1, 1]
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
     assert not source.in_flight
+
+
+def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
+    class Late(Destination):
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            self.end = lambda: report(parcel, Outcome(Fate.REFUSED, "HTTP 400"))
+
+        def stop(self, timeout_s: float) -> None:
+            self.end()
+
+    class Box:
+        is_closed = False
+
+        def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
+            kept(parcel, not self.is_closed)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    counters = Counters()
+    courier = Courier(
+        Late(), counters, max_attempts=0, dead_letters=Box(), on_circuit=lambda is_open: None
+    )
+    courier.send(Source().parcel(1))
+    courier.drain(0.0, lambda: None)
+    assert counters.totals.dead_lettered == 1
 
 
 # -- dead letters -------------------------------------------------------------------------------
