@@ -108,10 +108,10 @@ def retry_after_s(text: str, now_s: float) -> float | None:
     if text.isdecimal():
         return float(min(int(text[:9]), 3600))
     try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        moment_s = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return min(max(0.0, moment.timestamp() - now_s), 3600.0)
+    return min(max(0.0, moment_s - now_s), 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
