@@ -27,6 +27,7 @@ from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
+from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
@@ -447,6 +448,9 @@ class HttpSink:
             return
         if is_same:  # what the user gave may be on a private network, what a server says may not
             target.allows_private = endpoint.allows_private
+        place = endpoint.origin[1]
+        if target.origin[1] in (place, Address(place.host, 443)):
+            target.has_secrets = endpoint.has_secrets
         exchange.hops += 1
         exchange.target = target
         self._pending.appendleft(exchange)

@@ -1,13 +1,18 @@
-"""Sinks alone: what they do with what a command prints, and with answers in an order that is rare."""
+"""Sinks alone: commands that print without end, and answers in an order that is rare."""
 
 from __future__ import annotations
 
 import queue
 import time
+from typing import Any
 
 from plugins.waiting import patience_s
 
+from nsqtools.forward import Redirects
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
+from nsqtools.forward.http_pool import Answer
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
+from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.parcel import Outcome, Parcel
 from nsqtools.testing import fake_batch
 
@@ -26,3 +31,46 @@ def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
         assert outcomes.get(timeout=patience_s(10)).error == "sh took longer than 0.2 s"
     finally:
         sink.stop(1.0)
+
+
+class Pool:
+    """In place of an `HttpPool`: the test answers, in its order."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []  # requests, and what to call with the answer
+        self.outcomes: list[Outcome] = []
+
+    def sink(self, *headers: str, **settings: Any) -> HttpSink:
+        builder = RequestBuilder(
+            content_type="text/plain", user_agent="", headers=list(map(parse_header, headers))
+        )
+        endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
+        pool: Any = self
+        return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
+
+    def submit(self, sink: HttpSink) -> None:
+        sink.submit(parcel_of(b"1"), lambda parcel, outcome: self.outcomes.append(outcome))
+
+    def start(self) -> None: ...
+    def call_soon(self, call: Any) -> None:
+        call()
+        self.after_turn()
+
+    def send(self, *request: Any) -> None:
+        self.sent.append(request)
+
+    def answer(self, number: int, status: int, **more: str) -> None:
+        self.call_soon(lambda: self.sent[number][1](Answer(status, **more), False))
+
+
+def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
+    pool = Pool()
+    secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
+    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW))
+    pool.answer(0, 307, location="/there")
+    pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
+    pool.answer(2, 307, location="https://elsewhere/")
+
+    told = [str(request.headers).count("secret") for request, _ in pool.sent]
+    assert told == [2, 2, 2, 0]
+    assert b"X-Id: 1" in pool.sent[3][0].headers
