@@ -304,6 +304,9 @@ class HttpSink:
         if self._settings.mode is EndpointMode.ALL:
             holders = self._partial.holders(exchange.parcels)
             exchange.lacking = [each for each in self._circuits if each not in holders]
+            if not exchange.lacking:  # all have it, from deliveries at the same time
+                self._finish(exchange, DELIVERED)
+                return
         self._pending.append(exchange)
         self._go_on()
 

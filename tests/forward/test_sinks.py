@@ -8,7 +8,7 @@ from typing import Any
 
 from plugins.waiting import patience_s
 
-from nsqtools.forward import Redirects
+from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.http_pool import Answer
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
@@ -48,8 +48,8 @@ class Pool:
         pool: Any = self
         return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
 
-    def submit(self, sink: HttpSink) -> None:
-        sink.submit(parcel_of(b"1"), lambda parcel, outcome: self.outcomes.append(outcome))
+    def submit(self, sink: HttpSink, parcel: Parcel) -> None:
+        sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
 
     def start(self) -> None: ...
     def call_soon(self, call: Any) -> None:
@@ -66,7 +66,7 @@ class Pool:
 def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
     pool = Pool()
     secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
-    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW))
+    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW), parcel_of(b"1"))
     pool.answer(0, 307, location="/there")
     pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
     pool.answer(2, 307, location="https://elsewhere/")
@@ -74,3 +74,14 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     told = [str(request.headers).count("secret") for request, _ in pool.sent]
     assert told == [2, 2, 2, 0]
     assert b"X-Id: 1" in pool.sent[3][0].headers
+
+
+def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:
+    pool, parcel = Pool(), parcel_of(b"1")
+    sink = pool.sink(mode=EndpointMode.ALL)
+    pool.submit(sink, parcel)
+    pool.submit(sink, parcel)
+    for number, status in ((0, 200), (1, 500), (3, 200), (2, 500)):
+        pool.answer(number, status)
+    pool.submit(sink, parcel)
+    assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
