@@ -16,7 +16,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.input import RecordSource
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
@@ -100,6 +100,8 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
 
     assert counts == PublishCounts(unsent=count - 3, rejected=3)
     assert (tmp_path / "unsent").read_bytes() == text
+    with pytest.raises(ConfigurationError, match="is read"):
+        UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
 
 def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
