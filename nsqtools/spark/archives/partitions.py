@@ -246,7 +246,7 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
         return content.kind is not LineKind.nothing
     if content.kind is LineKind.bodies:
         return settings.topic in topics
-    # a file of one of our writers has one topic; others, and what was repaired of them, may mix them
+    # a file of one of our writers has one topic; another, repaired or not, may mix them
     return file.head is None or content.topic in ("", *topics)
 
 
