@@ -270,7 +270,9 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
         except (FileNotFoundError, DeniedError, ValueError):
             pass
     rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
-    return TableFile(entry.name, entry.size, rows, least, most, partition_of(entry.name))
+    above = partition_of(storage.where(entry.name))  # a place may lead into partitions
+    at = {key: above[key] for key in ("topic", "date") if key in above} | partition_of(entry.name)
+    return TableFile(entry.name, entry.size, rows, least, most, at)
 
 
 def _beginning(storage: Storage, entry: Entry) -> bytes:

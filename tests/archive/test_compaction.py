@@ -264,6 +264,7 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     [file] = (tmp_path / "output").rglob("*.parquet")
 
     assert done(compact(file, tmp_path / "again")) == (2, 0)
+    assert content(tmp_path / "again") == content(tmp_path / "output")  # its folders say the topic
     write_archive(file.with_name("x.gz"), [message(2)])
     assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
 
