@@ -310,6 +310,7 @@ def _files_of(
     names = actions.column_names
     keys = [name for name in names if name.startswith("partition.")]
     columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
+    columns.append("null_count.ts_ns")
     partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not wanted
     for batch in actions.select([name for name in columns if name in names]).to_batches(FILES):
         for row in batch.to_pylist():
@@ -318,12 +319,13 @@ def _files_of(
                 at = {name.removeprefix("partition."): _shown(row[name]) for name in keys}
                 partitions[key] = at if wanted(at) else None
             if (partition := partitions[key]) is not None:
+                is_timed = not row.get("null_count.ts_ns")  # else no time leaves the file out
                 yield TableFile(
                     unquote(row["path"]),
                     row["size_bytes"],
                     row.get("num_records"),
-                    row.get("min.ts_ns"),
-                    row.get("max.ts_ns"),
+                    row.get("min.ts_ns") if is_timed else None,
+                    row.get("max.ts_ns") if is_timed else None,
                     partition,
                 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from plugins.archives import KILLING_ITSELF, Writer, flush, write_archive
 from plugins.object_store import Bucket
 
@@ -267,6 +268,15 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert content(tmp_path / "again") == content(tmp_path / "output")  # its folders say the topic
     write_archive(file.with_name("x.gz"), [message(2)])
     assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
+
+
+def test_rows_without_a_time_among_others_are_damage_in_a_table_too(tmp_path: Path) -> None:
+    times = pyarrow.array([BEGIN, None, BEGIN + DAY_NS], pyarrow.int64())
+    ones = {name: ["a", "b", "c"] for name in ("nsqd", "id", "body")}
+    rows = pyarrow.table({"topic": ["t"] * 3, "ts_ns": times, "attempts": [1] * 3, **ones})
+    write_deltalake(tmp_path / "in", rows, partition_by=["topic"])
+    with pytest.raises(NsqError, match="with and without a time"):  # each day had them
+        compact(tmp_path / "in", tmp_path / "out")
 
 
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
