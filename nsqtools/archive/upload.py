@@ -53,7 +53,15 @@ from urllib.parse import quote
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.journal import KEPT_FOR_S
-from nsqtools.archive.layout import Index, hidden_below, index_of, load_index, manifest_of, owner_of
+from nsqtools.archive.layout import (
+    Head,
+    Index,
+    hidden_below,
+    index_of,
+    load_index,
+    manifest_of,
+    owner_of,
+)
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
@@ -135,8 +143,8 @@ def remove_old_records(directory: Path) -> None:
     for record in list(hidden_below(directory, UPLOADED)):
         path = owner_of(record)
         if not path.exists() and record.stat().st_mtime < oldest:
+            record.unlink(missing_ok=True)  # first: the index keeps the name from other files
             index_of(path).unlink(missing_ok=True)
-            record.unlink(missing_ok=True)
     for record in list(hidden_below(directory, UPLOADING)):
         path = owner_of(record)
         if not path.exists() and not index_of(path).exists():
@@ -180,12 +188,15 @@ def upload(path: Path, plan: UploadPlan) -> int:
 
 
 def _is_uploaded(path: Path) -> bool:
-    """Whether a whole record says so: the file may be removed then."""
+    """Whether a whole record says so of this file: it may be removed then."""
     try:
         with open_to_read(uploaded_of(path)) as file:
-            return decode_record(file.read(1 << 16)) is not None
+            record = decode_record(file.read(1 << 16))
     except (FileNotFoundError, NotRegularError):
         return False
+    index = load_index(index_of(path))
+    identity = f"-{_identity_in(index.head)}." if index and index.head else ""
+    return record is not None and identity in f"{record.name}."  # else one had the name before
 
 
 def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
@@ -221,10 +232,15 @@ def host_token(host: str) -> str:
     return _NOT_IN_NAMES.sub("_", host) or "host"
 
 
+def _identity_in(head: Head) -> str:
+    """Return what names of objects have of a head."""
+    return f"{head.writer[:WRITER_DIGITS]}-{head.number}"
+
+
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
     """Return the name of a file's object. Raises ``OSError``."""
     head = index.head
-    identity = f"{head.writer[:WRITER_DIGITS]}-{head.number}" if head else hash_of(path)[:32]
+    identity = _identity_in(head) if head else hash_of(path)[:32]
     token = f".{host_token(plan.host)}-{identity}"
     name = before_extension(path.relative_to(plan.directory).as_posix(), token)
     if not plan.by_topic_and_date:

@@ -25,6 +25,7 @@ from nsqtools.archive.storage_objects import ObjectStorage, open_storage
 from nsqtools.archive.upload import (
     NotUploadable,
     UploadPlan,
+    UploadRecord,
     Uploads,
     files_to_upload,
     upload,
@@ -112,12 +113,16 @@ def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer:
     assert uploaded_of(path).exists()
 
 
+OTHER = UploadRecord("file:///", "clicks.web1-5b1c2f0e8d9a4e6f-17.log.gz").encode()
+
+
+@pytest.mark.parametrize("record", [b"", OTHER])
 def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
-    out: Path, storage: Storage, writer: Writer
+    out: Path, storage: Storage, writer: Writer, record: bytes
 ) -> None:
     path = finished(writer)
     size = path.stat().st_size
-    uploaded_of(path).write_bytes(b"")
+    uploaded_of(path).write_bytes(record)
 
     assert upload(path, plan(out, storage, deletes=True)) == size
 
