@@ -190,14 +190,16 @@ def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
+    """What a file had stays, and only its owner may read it."""
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     reading = in_background((tmp_path / "pipe").read_bytes)
-    for name in ("link", "pipe"):
+    for name in ("link", "link", "pipe"):
         with UnsentFiles(tmp_path / name, b"\n") as unsent:
             unsent.write(b"record")
 
-    assert (tmp_path / "file").read_bytes() == b"record\n"
+    assert (tmp_path / "file").read_bytes() == b"record\nrecord\n"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert reading.result(patience_s(10)) == b"record\n"
 
 
