@@ -7,10 +7,13 @@ import time
 from typing import Any
 
 import pytest
+from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s
 
+from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
+from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
@@ -52,7 +55,10 @@ class Pool:
     def submit(self, sink: HttpSink, parcel: Parcel) -> None:
         sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
 
+    failure = None
+
     def start(self) -> None: ...
+    def stop(self) -> None: ...
     def call_soon(self, call: Any) -> None:
         call()
         self.after_turn()
@@ -95,3 +101,16 @@ def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> Non
         pool.answer(number, status)
     pool.submit(sink, parcel)
     assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
+
+
+def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"1")
+    monkeypatch.setattr(ConsumerIO, "received", None)
+    forwarder = forward_to(
+        Pool().sink(), "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, exit_idle_s=patience_s(1)
+    )
+    with pytest.raises(RuntimeError, match="the I/O thread failed"):
+        forwarder.run()
