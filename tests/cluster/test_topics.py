@@ -36,6 +36,14 @@ def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
     assert "is not the HTTP port of" in str(report.failed[0])
 
 
+def test_an_nsqd_is_not_overlooked_because_another_one_has_an_http_address(nsqd: GoNsqd) -> None:
+    tcp = [nsqd.tcp_address, "127.0.0.1:1"]
+
+    report = inspect("clicks", ClusterAddresses([nsqd.http_address], nsqd_tcp=tcp))
+
+    assert "127.0.0.1:1: no answer at its usual HTTP port" in str(report.failed)
+
+
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     go_nsqd: Callable[..., GoNsqd],
     nsqlookupd: Callable[..., GoNsqlookupd],
