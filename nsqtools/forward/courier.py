@@ -32,7 +32,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -302,9 +303,9 @@ class Courier:
             self.changed.wait(0.05)
             self.changed.clear()
         self._sink.stop(max(0.1, until - time.monotonic()))
+        self.act(time.monotonic())
         if self._dead_letters is not None:
             self._dead_letters.close()
-        self.act(time.monotonic())
         self._give_back(self._held)
         self._give_back(deque(self._under_way))
 
@@ -364,26 +365,34 @@ class DeadLetterTopic:
 class DeadLetterFile:
     """Appends lines to a file, each on disk before its message is finished.
 
-    Raises `OutputError` when the file cannot be opened. A line that a crash tore is ended first.
-    Several processes may share a file: it is locked while one writes, because what could not be
-    written whole is cut off again, and nothing of another's must be.
+    Raises `OutputError` when the file cannot be opened. It is opened for each put, because it may
+    be renamed or removed meanwhile. A line that a crash tore is ended first. Several processes may
+    share a file: it is locked while one writes, because what could not be written whole is cut off
+    again, and nothing of another's must be.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            with locked(self._fd):
-                self._end_torn_line()
-            sync_folder(path.parent)
+            with self._opened():
+                pass
         except OSError as exc:
             raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
 
-    def _end_torn_line(self) -> None:
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The file that has the name now, locked, and its last line ended."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            with locked(fd):
+                size = os.fstat(fd).st_size
+                if not size:
+                    sync_folder(self._path.parent)
+                elif os.pread(fd, 1, size - 1) != b"\n":
+                    os.write(fd, b"\n")
+                yield fd
+        finally:
+            os.close(fd)
 
     def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
         """Write the messages as they came, with the reason."""
@@ -395,23 +404,23 @@ class DeadLetterFile:
             for message in messages
         )
         try:
-            with self._lock, locked(self._fd):
-                self._append(lines)
+            with self._opened() as fd:
+                _append(fd, lines)
         except OSError as exc:
             log.error("cannot write %s (%s)", self._path, exc.strerror)
             kept(parcel, False)
         else:
             kept(parcel, True)
 
-    def _append(self, lines: bytes) -> None:
-        start = os.fstat(self._fd).st_size
-        try:
-            write_all(self._fd, lines)
-            os.fdatasync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, start)  # or what follows would be glued to half a line
-            raise
-
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Nothing is open."""
+
+
+def _append(fd: int, lines: bytes) -> None:
+    start = os.fstat(fd).st_size
+    try:
+        write_all(fd, lines)
+        os.fdatasync(fd)
+    except OSError:
+        os.ftruncate(fd, start)  # or what follows would be glued to half a line
+        raise

@@ -47,6 +47,7 @@ KILL_AFTER_S = 5.0  # from TERM to KILL
 GRACE_S = 2.0  # from the end of its input to TERM
 MAX_GIVEN = 512  # messages that a persistent command has not answered
 MAX_LINE = 1 << 20  # of what is printed; longer ones are broken
+MAX_READS = 16  # at a time; as much as a pipe of a user may hold
 RESTART_BASE_S, RESTART_MAX_S = 0.1, 10.0
 PLACE = b"{}"
 TAKEN_BACK = Outcome(Fate.FAILED, "taken back by nsqd")
@@ -336,8 +337,9 @@ class _Worker(ABC):
         self.sink.go_on()  # where it has answered
 
     def _read(self, stream: int) -> None:
+        """Read what is there. A command that prints faster than we pass on must not keep us."""
         with contextlib.suppress(BlockingIOError):
-            while stream in self.fds:
+            for _ in range(MAX_READS if stream in self.fds else 0):
                 data = os.read(self.fds[stream], 1 << 16)
                 self._rests[stream] += data
                 self._lines(stream)

@@ -48,7 +48,8 @@ RETRY_S = 5.0  # how often it is asked whether a topic is there again
 class ForwardSettings:
     """Which topics, from where, and what happens on the way.
 
-    ``pattern`` is searched for in the names of topics; ``refresh_s`` is how often, in seconds.
+    ``pattern`` is searched for in the names of topics, but for those to ``leave_out``;
+    ``refresh_s`` is how often, in seconds.
     ``check`` raises `ConfigurationError` for a topic that must not be forwarded; ``user_agent`` is
     what the consumer of a topic says that it is.
 
@@ -62,6 +63,7 @@ class ForwardSettings:
     connection: ConnectionSettings
     options: ClientOptions
     pattern: str | None = None
+    leave_out: frozenset[str] = frozenset()
     refresh_s: float = 60.0
     check: Callable[[str], None] = lambda topic: None
     user_agent: Callable[[str], str] | None = None
@@ -193,9 +195,9 @@ class TopicSources:
         self._begin_found(known)
 
     def _begin_found(self, known: KnownTopics) -> None:
-        for topic in sorted(
-            known.names - {*self._consumers, *self._settings.topics, *self._refused}
-        ):
+        settings = self._settings
+        known_here = {*self._consumers, *settings.topics, *settings.leave_out, *self._refused}
+        for topic in sorted(known.names - known_here):
             try:
                 self._begin(topic).start()
             except ConfigurationError as exc:

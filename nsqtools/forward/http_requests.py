@@ -34,6 +34,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # What libcurl adds unasked. An empty header takes it out.
 _UNASKED = (b"Accept:", b"Content-Type:", b"Expect:")
+_SECRET = (b"authorization:", b"cookie:", b"proxy-authorization:")
 
 
 class HttpRequest(NamedTuple):
@@ -50,12 +51,14 @@ class HttpRequest(NamedTuple):
 class Endpoint:
     """A URL; what follows the host may be a template. Raises `ConfigurationError`.
 
-    ``is_given`` is False for what a redirect names: it has no template.
+    ``is_given`` is False for what a redirect names: it has no template, and ``has_secrets`` only
+    on the same host: another must not get what proves who we are.
     """
 
     def __init__(self, url: str, *, allows_private: bool = True, is_given: bool = True) -> None:
         self.url = url
         self.allows_private = allows_private
+        self.has_secrets = is_given
         base, path = _split(url)
         try:
             parts = urlsplit(base)
@@ -190,6 +193,8 @@ class RequestBuilder:
             value = encode(messages.topic, messages.nsqd, messages[:1])
             if value := _CONTROL.sub(b" ", value).strip():  # nothing in it begins another header
                 headers.append(name + value)
+        if not endpoint.has_secrets:
+            headers = [each for each in headers if not each.lower().startswith(_SECRET)]
         return HttpRequest(
             endpoint.base + self._target(endpoint, parcel),
             headers,

@@ -27,6 +27,7 @@ from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
+from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
@@ -108,10 +109,10 @@ def retry_after_s(text: str, now_s: float) -> float | None:
     if text.isdecimal():
         return float(min(int(text[:9]), 3600))
     try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        moment_s = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return min(max(0.0, moment.timestamp() - now_s), 3600.0)
+    return min(max(0.0, moment_s - now_s), 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,9 @@ class HttpSink:
         if self._settings.mode is EndpointMode.ALL:
             holders = self._partial.holders(exchange.parcels)
             exchange.lacking = [each for each in self._circuits if each not in holders]
+            if not exchange.lacking:  # all have it, from deliveries at the same time
+                self._finish(exchange, DELIVERED)
+                return
         self._pending.append(exchange)
         self._go_on()
 
@@ -447,6 +451,9 @@ class HttpSink:
             return
         if is_same:  # what the user gave may be on a private network, what a server says may not
             target.allows_private = endpoint.allows_private
+        place = endpoint.origin[1]
+        if target.origin[1] in (place, Address(place.host, 443)):
+            target.has_secrets = endpoint.has_secrets
         exchange.hops += 1
         exchange.target = target
         self._pending.appendleft(exchange)

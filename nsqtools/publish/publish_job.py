@@ -16,7 +16,7 @@ import re
 import stat
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self
 
@@ -270,15 +270,28 @@ class UnsentFiles:
 
     The file of an nsqd is ``PATH.HOST:PORT``: publishing it again to that nsqd repeats nothing on
     the others. Files are opened at once: a bad path must not show at the end. All methods raise
-    `OutputError`.
+    `OutputError`. Raises `ConfigurationError` for a file among the ``inputs`` of the run (``-`` is
+    standard input), which would never end.
     """
 
-    def __init__(self, path: Path, delimiter: bytes, addresses: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        delimiter: bytes,
+        addresses: Collection[str] = (),
+        *,
+        inputs: Iterable[str] = (),
+    ) -> None:
         self._delimiter = delimiter
         names = {address: f"{path}.{address}" for address in addresses} or {"": str(path)}
         self._files: dict[str, _Appended] = {}
         for address, name in names.items():
-            self._files[address] = _Appended(name)
+            self._files[address] = file = _Appended(name)
+            if any(map(file.is_file, inputs)):
+                raise ConfigurationError(
+                    f"{name} is read, and what is not confirmed would be appended to it",
+                    hint="Give --unsent-file another file.",
+                )
 
     def write(self, record: bytes, lacking: Collection[str] | None = None) -> None:
         """Append a record for the nsqd that lack it (None: all)."""
@@ -313,6 +326,13 @@ class _Appended:
             self._is_regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
             if self._is_regular:
                 sync_folder(Path(os.path.realpath(name)).parent)
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether the path, or ``-`` for standard input, leads to this regular file."""
+        with suppress(OSError):
+            given = os.stat(0 if path == "-" else path)
+            return self._is_regular and os.path.samestat(given, os.fstat(self._descriptor))
+        return False
 
     def append(self, data: bytes) -> None:
         self._buffer += data

@@ -28,6 +28,7 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
+from nsqtools.protocol.names import parse_address
 from nsqtools.records.envelope import MessageLike
 
 
@@ -170,7 +171,8 @@ class Publisher:
         self.client_options = client_options
         self.stopped = threading.Event()
         self.counts = PublishCounts()
-        distinct = list(dict.fromkeys(addresses))
+        # as producers call them: the default port may be left out, or a nsqd be given twice
+        distinct = list(dict.fromkeys(str(parse_address(each)) for each in addresses))
         is_each = options.mode is PublishMode.ALL and len(distinct) > 1
         self.counts_by_nsqd = {nsqd: PublishCounts() for nsqd in distinct if is_each}
         self.has_given_up = False

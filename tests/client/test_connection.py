@@ -176,6 +176,7 @@ def test_an_idle_producer_is_not_timed_out_and_one_whose_peer_takes_no_bytes_is(
     producer.publish(TOPIC, b"x")
     time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
+    nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
     proxy.pause(TO_SERVER)
     time.sleep(1.3)

@@ -56,7 +56,7 @@ def test_all_lookupd_are_asked_and_those_that_refuse_or_hang_delay_no_other(
     for lookupd, nsqd in zip(lookupds, nsqds, strict=True):
         lookupd.list_nsqd(nsqd.tcp_address)
     bad = ["127.0.0.1:1", deaf_address]
-    options = {"lookupd_poll_timeout_s": 0.5, "fail_fast": True}
+    options = {"lookupd_poll_timeout_s": patience_s(0.5), "fail_fast": True}
     consumer = consume(lookupd=[*bad, *(lookupd.address for lookupd in lookupds)], **options)
     assert set(consumer.connections) == {nsqd.tcp_address for nsqd in nsqds}
     wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="another round")

@@ -56,7 +56,7 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     time.sleep(7)  # a handshake may take 5 s
     os.kill(archiver.pid, signal.SIGCONT)
     wait_until(
-        lambda: archiver.poll() is not None or nsqd.log.count("desired protocol magic") == 2,
+        lambda: archiver.poll() is not None or nsqd.log.count("desired protocol magic") > 1,
         what="a second try",
     )
     proxy.resume(TO_CLIENT)

@@ -12,7 +12,7 @@ import pytest
 from plugins.power_cut import PowerCut
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.forward.courier import Courier, DeadLetterFile
+from nsqtools.forward.courier import Courier, DeadLetterFile, Kept
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
@@ -103,6 +103,32 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert not source.in_flight
 
 
+def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
+    class Late(Destination):
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            self.end = lambda: report(parcel, Outcome(Fate.REFUSED, "HTTP 400"))
+
+        def stop(self, timeout_s: float) -> None:
+            self.end()
+
+    class Box:
+        is_closed = False
+
+        def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
+            kept(parcel, not self.is_closed)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    counters = Counters()
+    courier = Courier(
+        Late(), counters, max_attempts=0, dead_letters=Box(), on_circuit=lambda is_open: None
+    )
+    courier.send(Source().parcel(1))
+    courier.drain(0.0, lambda: None)
+    assert counters.totals.dead_lettered == 1
+
+
 # -- dead letters -------------------------------------------------------------------------------
 
 
@@ -127,6 +153,20 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
         content = cut.files.get("dead.jsonl", b"")
         assert [body for body in promised if b'"%s"' % body not in content] == []
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> None:
+    """Also when the file was taken away, and after what another process left of a line."""
+    path = tmp_path / "dead.jsonl"
+    box = DeadLetterFile(path)
+    path.rename(tmp_path / "taken")
+    box.put(Source().parcel(1), "HTTP 400", lambda parcel, is_kept: None)
+    with path.open("ab") as torn:
+        torn.write(b"torn")
+    box.put(Source().parcel(2), "HTTP 400", lambda parcel, is_kept: None)
+
+    one, rest, two = path.read_bytes().splitlines()
+    assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
 
 
 def test_what_one_process_cannot_write_takes_nothing_of_another_along(

@@ -16,7 +16,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.input import RecordSource
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
@@ -100,6 +100,8 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
 
     assert counts == PublishCounts(unsent=count - 3, rejected=3)
     assert (tmp_path / "unsent").read_bytes() == text
+    with pytest.raises(ConfigurationError, match="is read"):
+        UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
 
 def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
@@ -179,14 +181,16 @@ def test_what_was_kept_is_there_after_a_power_cut(
 
 
 def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
+    """What a file had stays, and only its owner may read it."""
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     reading = in_background((tmp_path / "pipe").read_bytes)
-    for name in ("link", "pipe"):
+    for name in ("link", "link", "pipe"):
         with UnsentFiles(tmp_path / name, b"\n") as unsent:
             unsent.write(b"record")
 
-    assert (tmp_path / "file").read_bytes() == b"record\n"
+    assert (tmp_path / "file").read_bytes() == b"record\nrecord\n"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert reading.result(patience_s(10)) == b"record\n"
 
 

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools import ClientOptions
 from nsqtools.client.outcomes import not_sent, rejected, unknown
 from nsqtools.errors import ConnectionLost, ServerError
 from nsqtools.publish.publisher import (
     CATCH_UP_S,
     PublishBatch,
+    Publisher,
+    PublishOptions,
     PublishOutcome,
     RateLimit,
     outcome_of,
@@ -34,6 +37,11 @@ def test_the_worst_outcome_of_a_record_counts() -> None:
         batch.note(nsqd, place, error)
     assert batch.failures == {0: kinds.UNSENT, 1: kinds.REJECTED}
     assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
+
+
+def test_an_nsqd_without_a_port_has_the_name_that_its_outcomes_come_with() -> None:
+    publisher = Publisher(["a", "a:4150", "b:1"], ClientOptions(), PublishOptions())
+    assert [*publisher.counts_by_nsqd] == ["a:4150", "b:1"]
 
 
 # -- the rate limit, on a clock that the test moves -----------------------------------------------

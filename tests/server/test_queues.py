@@ -219,6 +219,7 @@ def test_order_is_kept_through_memory_and_disk_whatever_is_taken_back(
         else:
             waiting += new
         assert len(backlog) == len(waiting)
+        assert len(backlog) - backlog.disk_depth <= limit  # in memory
     while backlog.has_messages:
         found = backlog.get(4, 1000)
         assert found == waiting[: len(found)]

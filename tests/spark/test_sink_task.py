@@ -161,7 +161,9 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
 ) -> None:
     """Rows that may be stored are unknown, and no more to blame than the others."""
     options = PublishOptions(PublishMode.FAILOVER, 0.3, retry_unknown=goes_away)
-    plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path, options=options)
+    dead, ledger = tmp_path / "dead", tmp_path / "ledger"
+    ledger.mkdir()
+    plan = make_plan(scripted_nsqd.address, dead_letters=dead, ledger=ledger, options=options)
     done = in_background(run, plan, chunk(numbered(0, 10)))
     connection = with_rows(scripted_nsqd)
     if goes_away:
@@ -174,7 +176,8 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     reason = "not confirmed: an earlier" if goes_away else ".*E_MPUB_FAILED the disk is full"
     with pytest.raises(kind, match=f"partition 0: {reason}"):
         done.result(patience_s(10))
-    assert list(tmp_path.iterdir()) == []
+    assert dead_letters(dead) == []
+    assert [each.done for each in read_entries(ledger)] == [0]  # the next attempt sends them
 
 
 def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(

@@ -83,6 +83,7 @@ class ForwardOptions(Consuming):
 
         own = {
             "pattern": self.topic_pattern,
+            "leave_out": frozenset(filter(None, [self.dead_letter_topic])),  # or it feeds itself
             "refresh_s": self.topic_refresh,
             "keep": self.keep,
             "pick": self.pick,

@@ -125,7 +125,10 @@ def pub(
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
     with (
         Progress(runtime) as progress,
-        publishing.open(runtime, ending, resumes=False, defer_s=defer) as (publisher, unsent),
+        publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths) as (
+            publisher,
+            unsent,
+        ),
     ):
         total = size_of(given.paths)
         began_s = runtime.monotonic()

@@ -269,10 +269,11 @@ def redrive(
                 f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
     letters = Letters(topic, error)
-    is_rereadable = all(str(path) != "-" for path in files)
+    paths = list(map(str, files))
+    resumes = "-" not in paths
     with (
         Progress(runtime) as progress,
-        publishing.open(runtime, b"\n", resumes=is_rereadable, dry_run=dry_run) as opened,
+        publishing.open(runtime, b"\n", resumes=resumes, dry_run=dry_run, inputs=paths) as opened,
     ):
         publisher, unsent = opened
         job = PublishJob(
@@ -283,7 +284,7 @@ def redrive(
             warn=lambda line: progress.tell(f"nsq: {line}"),
             show=lambda: progress.show(lambda: f"{publisher.counts.confirmed:,} confirmed"),
         )
-        source = RecordSource([str(path) for path in files], b"\n", job.is_over)
+        source = RecordSource(paths, b"\n", job.is_over)
         with stopping(publisher.stop) as signals:
             job.run(source.batches())
             publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))

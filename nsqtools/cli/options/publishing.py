@@ -108,11 +108,13 @@ class Publishing(OptionSet):
         resumes: bool = True,
         defer_s: float | None = None,
         dry_run: bool = False,
+        inputs: Iterable[str] = (),
     ) -> Iterator[tuple[Publisher, UnsentFiles | None]]:
         """Return what publishes, and where ``--unsent-file`` wants what is not confirmed.
 
-        ``ending`` ends each record there. ``resumes`` tells that the next run would have the same
-        messages from the beginning. Raises as `OneChannel.open`, and `OutputError` for the file.
+        ``ending`` ends each record there; ``inputs`` are the files of records. ``resumes`` tells
+        that the next run would have the same messages from the beginning. Raises as
+        `OneChannel.open` and `UnsentFiles`.
         """
         from nsqtools.publish.publish_job import UnsentFiles
 
@@ -122,7 +124,7 @@ class Publishing(OptionSet):
             if self.unsent_file is not None and not dry_run:
                 # what one channel lacks is for no nsqd of the settings
                 each = () if self.channel.name else publisher.counts_by_nsqd
-                files = UnsentFiles(self.unsent_file, ending, each)
+                files = UnsentFiles(self.unsent_file, ending, each, inputs=inputs)
                 unsent = stack.enter_context(files)
             if self.channel.name and not dry_run:
                 target = self.channel.open(

@@ -152,7 +152,8 @@ def test_another_endpoint_is_tried_before_a_requeue(
 
 
 def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
-    server = http_server(*[(429, {"Retry-After": "1"})] * 3)
+    strange = {"Retry-After": f"Thu, 01 Jan 2020 00:00:00 +{10**20}"}
+    server = http_server((429, strange), *[(429, {"Retry-After": "1"})] * 2)
     began = time.monotonic()
     result = forward("-n", "6", "--post", server.url)
 

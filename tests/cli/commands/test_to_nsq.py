@@ -106,6 +106,13 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     assert pair.left() == 2
     assert "is requeued: its body cannot be transformed" in result.err
 
+    pair.source.create_channel("dead", "audit")  # which a pattern finds, and does not mean
+    pair.publish(*BODIES)
+    more = ["--pick", ".status", "--topic-pattern", ".", "--dead-letter-topic", "dead"]
+    assert "dead letters" in run_nsq(pair.args(*A_MOMENT, *more)).err
+    [dead] = pair.source.stats("dead")["topics"]
+    assert [each["channel_name"] for each in dead["channels"]] == ["audit"]
+
 
 def test_messages_are_held_while_the_destination_is_away(
     run_nsq: RunNsq,

@@ -1,0 +1,87 @@
+"""Sinks alone: commands that print without end, and answers in an order that is rare."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+from plugins.waiting import patience_s
+
+from nsqtools.forward import EndpointMode, Redirects
+from nsqtools.forward.exec_sink import ExecSettings, ExecSink
+from nsqtools.forward.http_pool import Answer
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
+from nsqtools.forward.http_sink import HttpSettings, HttpSink
+from nsqtools.forward.parcel import Outcome, Parcel
+from nsqtools.testing import fake_batch
+
+
+def parcel_of(body: bytes) -> Parcel:
+    return Parcel(fake_batch([body]), [body], "clicks", 0.0)
+
+
+def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
+    """Also where its output is passed on more slowly than it comes."""
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    settings = ExecSettings("/bin/sh", ("sh", "-c", "yes"), "run", timeout_s=0.2)
+    sink = ExecSink(settings, lambda stream, data: time.sleep(0.03))
+    try:
+        sink.submit(parcel_of(b"1"), lambda parcel, outcome: outcomes.put(outcome))
+        assert outcomes.get(timeout=patience_s(10)).error == "sh took longer than 0.2 s"
+    finally:
+        sink.stop(1.0)
+
+
+class Pool:
+    """In place of an `HttpPool`: the test answers, in its order."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []  # requests, and what to call with the answer
+        self.outcomes: list[Outcome] = []
+
+    def sink(self, *headers: str, **settings: Any) -> HttpSink:
+        builder = RequestBuilder(
+            content_type="text/plain", user_agent="", headers=list(map(parse_header, headers))
+        )
+        endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
+        pool: Any = self
+        return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
+
+    def submit(self, sink: HttpSink, parcel: Parcel) -> None:
+        sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
+
+    def start(self) -> None: ...
+    def call_soon(self, call: Any) -> None:
+        call()
+        self.after_turn()
+
+    def send(self, *request: Any) -> None:
+        self.sent.append(request)
+
+    def answer(self, number: int, status: int, **more: str) -> None:
+        self.call_soon(lambda: self.sent[number][1](Answer(status, **more), False))
+
+
+def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
+    pool = Pool()
+    secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
+    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW), parcel_of(b"1"))
+    pool.answer(0, 307, location="/there")
+    pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
+    pool.answer(2, 307, location="https://elsewhere/")
+
+    told = [str(request.headers).count("secret") for request, _ in pool.sent]
+    assert told == [2, 2, 2, 0]
+    assert b"X-Id: 1" in pool.sent[3][0].headers
+
+
+def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:
+    pool, parcel = Pool(), parcel_of(b"1")
+    sink = pool.sink(mode=EndpointMode.ALL)
+    pool.submit(sink, parcel)
+    pool.submit(sink, parcel)
+    for number, status in ((0, 200), (1, 500), (3, 200), (2, 500)):
+        pool.answer(number, status)
+    pool.submit(sink, parcel)
+    assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
