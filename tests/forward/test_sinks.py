@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.daemons import GoNsqd
-from plugins.waiting import patience_s
+from plugins.processes import is_alive
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
+from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer
@@ -35,6 +40,18 @@ def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
         assert outcomes.get(timeout=patience_s(10)).error == "sh took longer than 0.2 s"
     finally:
         sink.stop(1.0)
+
+
+def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_path: Path) -> None:
+    starter = Starter()
+    with (tmp_path / "pid").open("w+b") as file:
+        words = [b"/bin/sh", b"-c", b"echo $PPID $$; exec sleep 1000"]
+        starter.start(1, words, [], [file.fileno()] * 3)
+        wait_until(lambda: (tmp_path / "pid").read_bytes().endswith(b"\n"), what="the command")
+    parent, command = map(int, (tmp_path / "pid").read_text().split())
+    os.kill(parent, signal.SIGKILL)
+    starter.lost()  # and nothing of it was read
+    wait_until(lambda: not is_alive(command), what="the end of the command")
 
 
 class Pool:
