@@ -236,8 +236,13 @@ class Cluster:
     def keep_only(self, nsqds: Iterable[NsqdToAsk]) -> None:
         """Close the connections to all nsqd but these and those given, and forget these clients.
 
-        Who asks again and again says so after each look: every nsqd that ever left would keep one.
+        Who asks again and again says so after each look: every nsqd that ever left would keep one,
+        and its last error.
         """
+        now_s = time.monotonic()
+        for address, (until_s, _) in list(self._silent.items()):
+            if until_s <= now_s:
+                self._silent.pop(address, None)
         kept = {*self._given, *(nsqd.client.url for nsqd in nsqds)}
         with self._lock:
             left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
