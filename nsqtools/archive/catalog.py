@@ -64,7 +64,7 @@ class Inputs:
 
 
 def find_inputs(paths: Sequence[Location]) -> Inputs:
-    """Separate archives from Parquet and Delta: the first file with data decides.
+    """Separate archives from Parquet and Delta; a place of both is read as archives are.
 
     Raises `NotFoundError`, and as `failure_of` says.
     """
@@ -95,8 +95,9 @@ def _kind(place: Location) -> str:
         except FileNotFoundError:
             raise NotFoundError(f"there is no {place}") from None
     for entry in entries:
-        magic = storage.read_range(entry.name, 0, len(PARQUET_MAGIC))
-        return "parquet" if magic == PARQUET_MAGIC else "archives"
+        if storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+            return "archives"
+        return "parquet" if all(each.name.endswith(".parquet") for each in entries) else "archives"
     return "archives"
 
 
@@ -157,6 +158,15 @@ class Source:
         }
 
     @property
+    def begin(self) -> list[list[int]]:
+        """What tells an archive from one with the same head, as two machines of one image write.
+
+        Empty for other files.
+        """
+        has_head = self.archive is not None and self.archive.head is not None
+        return [list(span) for span in self.spans[:1]] if has_head else []
+
+    @property
     def slot_days(self) -> set[date | None]:
         """The days of the partitions that it belongs to: None where its messages have no times."""
         return {*self.days} or {None}
@@ -174,6 +184,7 @@ def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
 
 
 def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
+    known: dict[str, tuple[Span, ...]] = {}
     for archive in find_archives([str(place) for place in places]):
         if archive.is_in_progress or not wanted(_topic_of(archive.name)):
             continue
@@ -182,13 +193,18 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             continue
         scan = look_at(archive)
         head = archive.head
+        key = f"{head.writer} {head.number}" if head else archive.shown
+        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
+        both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
+        if any(one != other for one, other in both):
+            key = archive.shown
         source = Source(
             archive.storage,
             archive.name,
-            f"{head.writer} {head.number}" if head else archive.shown,
+            key,
             scan.size,
             None,
-            tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members),
+            spans,
             archive=replace(archive, members=scan.members),
             damage=scan.damage,
         )

@@ -352,10 +352,10 @@ class Compaction:
             small = [each for each in sources if self._is_small(slot, each)]
             kept = [each for each in sources if each not in small]
             return ("small", small, kept) if len(small) > 1 else ("done", [], [])
-        known = self._note(slot).get("sources", {})
-        new = [each for each in sources if known.get(each.key) != each.size]
+        note = self._note(slot)
+        new = [each for each in sources if _noted(note, each) != each.size]
         if slot.day is None:
-            new = [each for each in sources if each.key not in known]
+            new = [each for each in sources if _noted(note, each) is None]
         return ("done" if not new else "late" if there else "new"), new, []
 
     def _is_small(self, slot: Slot, source: Source) -> bool:
@@ -464,7 +464,8 @@ class Compaction:
         note = self._note(partition.slot)
         sources = note.get("sources", {}) | {each.key: each.size for each in partition.sources}
         names = note.get("files", {}) | {file.path: file.bytes for file in files}
-        document = {"version": 1, "sources": sources, "files": names}
+        begins = note.get("begins", {}) | {each.key: each.begin for each in partition.sources}
+        document = {"version": 1, "sources": sources, "files": names, "begins": begins}
         with failing("write", self.output):
             self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
 
@@ -515,7 +516,7 @@ class Compaction:
         return chosen, kept
 
     def _why_not(self, source: Source, slot: Slot, note: Mapping[str, Any]) -> str:
-        if note.get("sources", {}).get(source.key) != source.size:
+        if _noted(note, source) != source.size:
             return f"not all of it is compacted: {slot.topic} on {slot.day}"
         for name, size in note["files"].items() if self.table is None else ():
             try:
@@ -524,6 +525,14 @@ class Compaction:
             except FileNotFoundError:
                 return f"{self.storage.where(name)} is missing"
         return ""
+
+
+def _noted(note: Mapping[str, Any], source: Source) -> int | None:
+    """Return the size that a file had when it was taken, None if it was not."""
+    if note.get("begins", {}).get(source.key, source.begin) != source.begin:
+        return None
+    size: int | None = note.get("sources", {}).get(source.key)
+    return size
 
 
 def delete_archive(source: Source) -> bool:

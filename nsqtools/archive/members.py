@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
+from nsqtools.records.envelope import decode
 
 GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
 GZIP_LEVEL = 6
@@ -282,7 +284,8 @@ def unpack_members(file: SeekableFile, codec: Codec, offset: int = 0) -> Iterato
 PLAIN_MEMBER_SIZE = 1 << 20
 
 _HEAD = re.compile(
-    rb'^\{"topic": "([^"\n]*)", "nsqd": "[^"\n]*", "id": "[^"\n]*", "ts": (-?\d+),', re.MULTILINE
+    rb'^\{"topic": "([^"\n]*)", "nsqd": "[^"\n]*", "id": "[^"\n]*", "ts": (-?\d{1,19}),',
+    re.MULTILINE,
 )
 
 
@@ -362,7 +365,19 @@ def _scan_plain(file: BinaryIO, scan: Scan) -> None:
 
 def topics_in(text: bytes) -> set[str]:
     """Return the topics of the messages in a text; none in one of bare bodies."""
-    return _names(_HEAD.findall(text))
+    return _names(_heads_in(text))
+
+
+def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
+    """Return topic and time of each message in whole lines, of those of other programs too."""
+    heads: list[tuple[bytes, bytes]] = _HEAD.findall(text)
+    if len(heads) < text.count(b"\n"):
+        for line in text.split(b"\n"):
+            if b'"nsqd"' in line and not _HEAD.match(line):
+                with suppress(ValueError):
+                    message = decode(line)
+                    heads.append((message.topic.encode(), b"%d" % message.timestamp_ns))
+    return heads
 
 
 def _names(heads: list[tuple[bytes, bytes]]) -> set[str]:
@@ -386,7 +401,7 @@ class _Tally:
 
     def _count(self, text: bytes) -> None:
         self._lines += text.count(b"\n")
-        if heads := _HEAD.findall(text):
+        if heads := _heads_in(text):
             times = [*self._times, *[int(time) for _, time in heads]]
             self._times = [min(times), max(times)]
             self._topics.update(_names(heads))

@@ -225,12 +225,12 @@ def read(
     """
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-            names = file.schema_arrow.names
+            names, column = file.schema_arrow.names, _column_of_times(file)
             wanted = names if columns is None else [name for name in columns if name in names]
             asked = wanted
             if within != EVER and TIME in names and TIME not in wanted:
                 asked = [*wanted, TIME]
-            groups = [n for n in range(file.num_row_groups) if _may_have(file, n, within)]
+            groups = [n for n in range(file.num_row_groups) if _may_have(file, n, column, within)]
             for batch in file.iter_batches(
                 BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
             ):
@@ -268,15 +268,29 @@ def contents_of(source: Path | BinaryIO) -> Contents:
             topics: list[str | None] = []
             if "topic" in names:
                 topics = file.read(["topic"])["topic"].unique().to_pylist()
-            least, most, untimed = _times_of(file) if TIME in names else (None, None, rows)
+            least, most, untimed = _times_of(file)
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)
     return Contents(names, rows, least, most, untimed, sorted(topics, key=str))
 
 
+def _column_of_times(file: Any) -> int | None:
+    """Return the number of the column of times among those of Parquet, where a struct is several.
+
+    None if there is no such column. Raises `CorruptError` when it is not of whole numbers.
+    """
+    if TIME not in file.schema_arrow.names:
+        return None
+    kind = file.schema_arrow.field(TIME).type
+    if not types.is_integer(kind):
+        raise CorruptError(f"its {TIME} is {kind}, not int64")
+    return int([column.path for column in file.schema].index(TIME))
+
+
 def _times_of(file: Any) -> tuple[int | None, int | None, int]:
     """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
-    column = file.schema_arrow.names.index(TIME)
+    if (column := _column_of_times(file)) is None:
+        return None, None, file.metadata.num_rows
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
     found = [group.column(column).statistics for group in groups]
     if all(each is not None and each.has_min_max and each.has_null_count for each in found):
@@ -292,10 +306,10 @@ def time_span(times: Any) -> list[int | None]:
     return list(compute.min_max(times).as_py().values())
 
 
-def _may_have(file: Any, number: int, within: TimeRange) -> bool:
-    if within == EVER or TIME not in file.schema_arrow.names:
+def _may_have(file: Any, number: int, column: int | None, within: TimeRange) -> bool:
+    if within == EVER or column is None:
         return True
-    bounds = file.metadata.row_group(number).column(file.schema_arrow.names.index(TIME)).statistics
+    bounds = file.metadata.row_group(number).column(column).statistics
     if bounds is None or not bounds.has_min_max or bounds.null_count:
         return True
     return within.meets(bounds.min, bounds.max)

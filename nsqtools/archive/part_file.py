@@ -252,6 +252,8 @@ def finish(path: Path, directories: Directories) -> Path:
         final = wanted.with_name(with_rev(wanted.name, rev))
         try:
             if not _is_same(part, index, final):
+                if final.exists():  # an index beside it would be taken for its own
+                    continue
                 place(index, index_of(final))
                 place(part, final)
             break

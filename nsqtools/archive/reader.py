@@ -12,20 +12,21 @@ their first line. Bare bodies have no topic, nsqd, id and time; those fields are
 `verify` says what is wrong with a file, and `repair` makes it whole again: it holds every member
 that is good then, and from a member that is cut off the lines that can still be read; lines that
 are no messages are left out, where the others are. It gets a new index. The damaged file stays
-beside it as ``.NAME.damaged``.
+beside it as ``.NAME.damaged``, a later one under a name of its own.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
@@ -45,9 +46,10 @@ from nsqtools.archive.members import (
 )
 from nsqtools.archive.storage import ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
-from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
+from nsqtools.files.durable import NEW, copy_of, place, replace_file, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
+from nsqtools.records.naming import with_rev
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
@@ -74,7 +76,7 @@ def read_text(
         try:
             with closing(archive.open()) as file:
                 codec = codec_at(file)
-                on_problem = functools.partial(on_damage, shown)
+                on_problem = partial(on_damage, shown)
                 end, size = 0, file.seek(0, os.SEEK_END)
                 for member in archive.members or ():
                     end = member.end
@@ -141,8 +143,8 @@ def _read_rest(
 def look_at(archive: ArchiveFile) -> Scan:
     """Return what a file holds, by its index, its first and its last member.
 
-    Where these have several topics, or there is no index that fits, all of it is read. Raises
-    `OutputError`; damage is in the result.
+    Where these have several topics, or there is no index that fits or that knows their times, all
+    of it is read. Raises `OutputError`; damage is in the result.
     """
     scan = Scan()
     if archive.table is not None:
@@ -159,6 +161,9 @@ def look_at(archive: ArchiveFile) -> Scan:
                             scan.topics |= topics_in(text)
                         if member is members[-1] and len(scan.topics) < 2:
                             break
+                    if scan.topics and is_whole and not all(m.max_ts for m in members):
+                        scan = Scan(size=scan.size)  # its times are unknown, not those of 1970
+                        scan_file(file, scan)
                 else:
                     scan_file(file, scan)
         except FileNotFoundError:
@@ -359,6 +364,8 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         )
     path = archive.path
     beside = copy_of(path)
+    if archive.members is not None:  # the index of before, when a repair was killed: it misleads
+        archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
     try:
         with open_to_read(path) as file:
             begin_member = members_of(codec_at(file))
@@ -373,13 +380,28 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             copy.flush()
             os.fsync(copy.fileno())
         members = scan_members(beside).members
-        replace_file(index_of(path), Index(archive.head, members).encode())
-        path.rename(path.with_name(f".{path.name}{DAMAGED}"))
+        _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
+        replace_file(index_of(path), Index(archive.head, members).encode())
     except OSError as exc:
         raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
     return count
+
+
+def _keep(path: Path) -> None:
+    """Give a damaged file a name beside it that no other has. Raises ``OSError``."""
+    for number in itertools.count():
+        name = with_rev(f".{path.name}", number) + DAMAGED
+        with suppress(FileExistsError):
+            place(path, path.with_name(name))
+            return
+
+
+def _readable_in(delimiter: bytes, archive: ArchiveFile) -> int:
+    """How many lines of a file can be read."""
+    texts = _readable(_whole_lines(archive, delimiter), delimiter)
+    return sum(text.count(delimiter) for text in texts)
 
 
 def _readable(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:

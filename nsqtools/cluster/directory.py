@@ -117,11 +117,15 @@ class Cluster:
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         self._logins = {shown_url(url): url for url in urls}  # those given, with password
-        tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
+        tcp_addresses = [parse_address(text) for text in addresses.nsqd_tcp]
+        if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
+            tcp_addresses = []
         self._names: dict[str, str] = {}  # of those given, as they last said it
         self._unproven = {
-            http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0): tcp
+            url: tcp
             for tcp in tcp_addresses
+            if (url := http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0))
+            not in self._logins
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
         self.lookupds = {

@@ -215,8 +215,11 @@ class Replay:
             yield InputBatch(batch)
 
     def _due_at(self, timestamp_ns: int, now: float) -> float:
-        """The clock reading at which a message of that time is due; the first is at once."""
-        if self._speed is None:
+        """The clock reading at which a message of that time is due; the first is at once.
+
+        So is one without a time, a bare body, which says nothing about the others.
+        """
+        if self._speed is None or not timestamp_ns:
             return now
         first_ns, began = self._first = self._first or (timestamp_ns, now)
         return began + (timestamp_ns - first_ns) / NS / self._speed

@@ -264,6 +264,8 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     [file] = (tmp_path / "output").rglob("*.parquet")
 
     assert done(compact(file, tmp_path / "again")) == (2, 0)
+    write_archive(file.with_name("x.gz"), [message(2)])
+    assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
 
 
 def test_what_lies_in_a_bucket_is_recognized(bucket: Bucket) -> None:
@@ -291,9 +293,10 @@ def test_each_topic_gets_its_own_rows_of_a_file_of_several(
 ) -> None:
     (tmp_path / "in").mkdir()
     kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32(), "topic": kind}
-    names = ["topic", "ts_ns", "nsqd", "id", "attempts", "body"]
+    names = ["page", "topic", "ts_ns", "nsqd", "id", "attempts", "body"]
     some = [("a", BEGIN), (other, BEGIN), ("a", BEGIN + 1), (None, last_ns)]
-    rows = [(*each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
+    page = {"path": "/", "status": 200}  # which is two columns of Parquet
+    rows = [(page, *each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
     columns = zip(names, zip(*rows, strict=True), strict=True)
     table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
     pq.write_table(table, tmp_path / "in" / "x.parquet")
@@ -331,6 +334,20 @@ def test_topics_that_only_the_middle_of_an_archive_has_are_damage(tmp_path: Path
 
     assert content(output) == expected([0, 2], "a")
     assert told.deletable()[0] == []
+
+
+@pytest.mark.parametrize("index", [b"", b"0 %d 2 0 0\n"])
+def test_lines_that_another_program_wrote_are_messages_of_their_days(
+    tmp_path: Path, index: bytes
+) -> None:
+    path = tmp_path / "archive" / "x.jsonl"
+    path.parent.mkdir()
+    first, second = encode_many("clicks", "n:1", [message(0), message(600)]).splitlines(True)
+    path.write_bytes(first + second.replace(b'": ', b'":').replace(b', "', b',"'))
+    if index:  # of a file whose times nobody knew
+        index_of(path).write_bytes(index % path.stat().st_size)
+    compact(tmp_path / "archive", tmp_path / "output")
+    assert content(tmp_path / "output") == expected([0, 600], "clicks")
 
 
 def test_messages_beside_those_of_invalid_topics_keep_their_times(tmp_path: Path) -> None:
@@ -394,6 +411,22 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
     assert [delete_archive(each) for each in third.deletable()[0]] == [True]
     assert not path.exists()
     assert not index_of(path).exists()
+
+
+@pytest.mark.parametrize("is_gone_meanwhile", [False, True])
+def test_archives_of_two_machines_of_one_image_are_both_taken(
+    tmp_path: Path, is_gone_meanwhile: bool
+) -> None:
+    for number, host in enumerate(("one", "two")):
+        (tmp_path / "a" / host).mkdir(parents=True)
+        writer = Writer(tmp_path / "a" / host, writer="f" * 32)
+        writer.write([message(number)])
+        writer.finish()
+        if is_gone_meanwhile or number:
+            told = compact(tmp_path / "a", tmp_path / "out")
+            assert all(map(delete_archive, told.deletable()[0]))
+    assert content(tmp_path / "out") == expected([0, 1], "clicks")
+    assert find_archives([tmp_path / "a"]) == []
 
 
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:

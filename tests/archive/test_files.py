@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from plugins.archives import Writer, finished_files, parts, text_of
+from plugins.archives import Writer, finished_files, parts, text_of, write_archive
 from plugins.disk_calls import DiskCalls
 
+from nsqtools.archive import reader
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import (
     Head,
@@ -21,7 +22,7 @@ from nsqtools.archive.layout import (
 )
 from nsqtools.archive.members import gzip_members, scan_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
-from nsqtools.archive.reader import repair
+from nsqtools.archive.reader import repair, verify
 from nsqtools.files.durable import place
 from nsqtools.protocol.frames import WireMessage
 
@@ -166,6 +167,7 @@ def test_a_finished_file_never_replaces_another(directories: Directories) -> Non
 
     assert final.name == "clicks-000001.log.gz"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
+    assert not index_of(directories.output / NAME).exists()
     assert members_of(index_of(final))
     assert parts(directories.work) == []
 
@@ -216,6 +218,27 @@ def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
     index = load_index(index_of(final))
     assert index is not None
     assert (index.head, len(index.members)) == (HEAD, 1)
+
+
+@pytest.mark.parametrize("step", ["rename", "replace_file"])
+def test_a_repair_that_was_killed_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    messages = [WireMessage(n, 1, b"%016d" % n, b"body") for n in range(1, 6)]
+    path = write_archive(tmp_path / "a.gz", *([each, each] for each in messages))
+    data = path.read_bytes()
+    second = find_archives([path])[0].members[1]  # type: ignore[index]
+    path.write_bytes(data[: second.offset] + bytes(second.length) + data[second.end :])
+    damaged = path.read_bytes()
+    with monkeypatch.context() as patch:
+        where = Path if step == "rename" else reader
+        patch.setattr(where, step, lambda *args: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            repair(find_archives([path])[0])
+
+    assert repair(find_archives([path])[0]) == 8
+    assert verify(find_archives([path])[0]).problems == ()
+    assert damaged in [each.read_bytes() for each in tmp_path.glob(".a*.damaged")]
 
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
@@ -286,5 +309,4 @@ def test_a_repaired_file_is_on_disk_before_it_replaces_the_damaged_one(
 
     wanted = [("fsync", ".a.log.copy"), ("rename", "a.log"), ("fsync", tmp_path.name)]
     calls = [call for call in disk_calls.seen if call in wanted]
-    assert calls[0] == wanted[0]
-    assert calls[-2:] == wanted[1:]
+    assert calls[:3] == wanted

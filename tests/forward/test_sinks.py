@@ -6,9 +6,10 @@ import queue
 import time
 from typing import Any
 
+import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.forward import EndpointMode, Redirects
+from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.http_pool import Answer
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
@@ -74,6 +75,15 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     told = [str(request.headers).count("secret") for request, _ in pool.sent]
     assert told == [2, 2, 2, 0]
     assert b"X-Id: 1" in pool.sent[3][0].headers
+
+
+@pytest.mark.parametrize("form", BatchForm)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
+    """Joined with others in UTF-8 it is none, and the byte of a line break may be half a letter."""
+    builder = RequestBuilder(content_type="", user_agent="", batch=form)
+    with pytest.raises(ValueError):
+        builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 
 
 def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:

@@ -194,13 +194,16 @@ def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> Non
     for topic in ("a", "b"):
         Writer(tmp_path, topic=topic).write(messages(0, 2))
     mixed = encode_many("b", "n", messages(5, 6)) + encode_many("a", "n", messages(6, 7))
-    (tmp_path / "mixed.jsonl").write_bytes(mixed)
+    for name in ("mixed.jsonl", "repaired.jsonl"):
+        (tmp_path / name).write_bytes(mixed)
+    (tmp_path / ".repaired.jsonl.index").write_bytes(b"0 %d 2 0 0\n" % len(mixed))
     settings = ReadSettings((str(tmp_path),), topics=frozenset({"a"}))
 
     paths = {r.shown for partition in plan_batch(settings) for r in partition.ranges}
 
-    assert paths == {str(tmp_path / name) for name in ("a-000001.log.gz", "mixed.jsonl")}
-    assert [row["body"] for row in rows(settings)] == [b"body 0", b"body 1", b"body 6"]
+    names = ("a-000001.log.gz", "mixed.jsonl", "repaired.jsonl")
+    assert paths == {str(tmp_path / name) for name in names}
+    assert [row["body"] for row in rows(settings)] == [b"body 0", b"body 1", b"body 6", b"body 6"]
 
 
 def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: Path) -> None:

@@ -246,8 +246,8 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
         return content.kind is not LineKind.nothing
     if content.kind is LineKind.bodies:
         return settings.topic in topics
-    # a file with an index has one topic; other files may mix topics
-    return not file.has_index or content.topic in ("", *topics)
+    # a file of one of our writers has one topic; another, repaired or not, may mix them
+    return file.head is None or content.topic in ("", *topics)
 
 
 def _parts(

@@ -38,12 +38,13 @@ def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[byt
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
     write_archive(tmp_path / "a.gz", messages(0, 6))
+    (tmp_path / "bare.log").write_bytes(b"a body without a time\n")
 
     began = time.monotonic()
-    run_nsq(replay(nsqd, tmp_path, "--speed", "10x"))
+    run_nsq(replay(nsqd, tmp_path, "--speed", "10x", "-t", "clicks"))
 
     assert time.monotonic() - began >= 0.5
-    assert nsqd.topic_stats("clicks")["message_count"] == 6
+    assert nsqd.topic_stats("clicks")["message_count"] == 7
 
 
 def test_an_interrupted_replay_goes_on_where_it_stopped(
