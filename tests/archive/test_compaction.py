@@ -268,6 +268,20 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
 
 
+def test_what_lies_in_a_bucket_is_recognized(bucket: Bucket) -> None:
+    bucket.storage.put("lake/topic=a/date=b/x.parquet", b"PAR1....")
+    bucket.storage.put("table/_delta_log/0.json", b"{}")
+    bucket.storage.put("archive/.a.gz.index", b"")
+    bucket.storage.put("archive/a.gz", b"x")
+    places = [parse_place(f"{bucket.url}/{name}") for name in ("archive", "lake", "table", "none")]
+
+    found = find_inputs(places[:3])
+
+    assert [found.archives, found.parquet, found.delta] == [(place,) for place in places[:3]]
+    with pytest.raises(NsqError, match="there is no"):
+        find_inputs(places[3:])
+
+
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 
