@@ -240,14 +240,18 @@ class CommonConsumer:
                 return None
             if isinstance(entry, Stopped):
                 self.backlog.put(entry)  # for the next that asks, on any thread
-                if self._io.loop.failure is not None:
-                    raise RuntimeError("the I/O thread failed") from self._io.loop.failure
+                self.raise_failure()
                 return None
             assert isinstance(entry, list)
             if self._drains:
                 return entry
             for batch in entry:
                 give_back(batch)
+
+    def raise_failure(self) -> None:
+        """Raise ``RuntimeError`` if a defect has ended it, and no stop."""
+        if self._io.loop.failure is not None:
+            raise RuntimeError("the I/O thread failed") from self._io.loop.failure
 
     def _check_size(self, size: int, within_s: float) -> None:
         """Raise `ConfigurationError` for batches that cannot be."""

@@ -117,11 +117,15 @@ class Cluster:
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         self._logins = {shown_url(url): url for url in urls}  # those given, with password
-        tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
+        tcp_addresses = [parse_address(text) for text in addresses.nsqd_tcp]
+        if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
+            tcp_addresses = []
         self._names: dict[str, str] = {}  # of those given, as they last said it
         self._unproven = {
-            http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0): tcp
+            url: tcp
             for tcp in tcp_addresses
+            if (url := http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0))
+            not in self._logins
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
         self.lookupds = {
@@ -232,8 +236,13 @@ class Cluster:
     def keep_only(self, nsqds: Iterable[NsqdToAsk]) -> None:
         """Close the connections to all nsqd but these and those given, and forget these clients.
 
-        Who asks again and again says so after each look: every nsqd that ever left would keep one.
+        Who asks again and again says so after each look: every nsqd that ever left would keep one,
+        and its last error.
         """
+        now_s = time.monotonic()
+        for address, (until_s, _) in list(self._silent.items()):
+            if until_s <= now_s:
+                self._silent.pop(address, None)
         kept = {*self._given, *(nsqd.client.url for nsqd in nsqds)}
         with self._lock:
             left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]

@@ -28,7 +28,7 @@ from nsqtools.protocol.stats import TopicStats, read_stats
 from nsqtools.protocol.text import counted
 
 DRAIN_CHANNEL = "nsq-drain"
-"""Takes what waits in a topic without channels; deleted afterwards."""
+"""Takes what waits in a topic without channels; deleted when it is empty."""
 
 IDLE_S = 1.0
 
@@ -83,8 +83,11 @@ def plan_moves(
         name = topic.topic_name
         if topic.paused and topic.depth:
             left.append(f"topic {name} is paused, with {topic.depth} messages in it")
+        # those of a drain that was interrupted, or left what is deferred, are the topic's own
+        is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
+        channels = () if is_bare else topic.channels
         holding = []
-        for channel in topic.channels:
+        for channel in channels:
             if not messages_of(channel) or is_ephemeral(channel.channel_name):
                 continue
             if channel.paused:
@@ -92,10 +95,12 @@ def plan_moves(
                 left.append(f"channel {name}/{channel.channel_name} is paused, with {kept} in it")
             else:
                 holding.append(channel)
-        waiting = topic.depth if not topic.channels and not topic.paused else 0
+        waiting = 0
+        if is_bare and not topic.paused:
+            waiting = topic.depth + sum(map(messages_of, topic.channels))
         if not holding and not waiting:
             continue
-        known = {channel.channel_name for channel in topic.channels}
+        known = {channel.channel_name for channel in channels}
         paused: dict[str, bool] = {}  # of the channels on the other nsqd
         if name in there:
             paused = {channel.channel_name: channel.paused for channel in there[name].channels}
@@ -134,7 +139,7 @@ class Drain:
 
     def plan(self, *, allow_repeats: bool) -> DrainPlan:
         """Look at both nsqd and decide. Raises `ConfigurationError` when they are the same one."""
-        if tcp_address(self._source) == tcp_address(self._target):
+        if self._source.info() == self._target.info():  # an address may have several names
             raise ConfigurationError("an nsqd cannot be drained into itself")
         source, target = (read_stats(each.stats()) for each in (self._source, self._target))
         return plan_moves(source.topics or (), target.topics or (), allow_repeats=allow_repeats)
@@ -164,7 +169,17 @@ class Drain:
             self._source.administer("create", move.topic, DRAIN_CHANNEL)
             self._empty(move, DRAIN_CHANNEL, published, producer)
             if not self._stopped.is_set():
-                self._source.administer("delete", move.topic, DRAIN_CHANNEL)
+                self._remove_channel(move.topic)
+
+    def _remove_channel(self, topic: str) -> None:
+        """Delete `DRAIN_CHANNEL`, unless it has messages: deferred ones, or new ones."""
+        self._source.administer("pause", topic)  # what is published from here on stays in it
+        try:
+            topics = read_stats(self._source.stats(topic)).topics or ()
+            if not any(messages_of(channel) for each in topics for channel in each.channels):
+                self._source.administer("delete", topic, DRAIN_CHANNEL)
+        finally:
+            self._source.administer("unpause", topic)
 
     def _empty(self, move: Move, channel: str, published: set[bytes], producer: Producer) -> None:
         address = tcp_address(self._source)

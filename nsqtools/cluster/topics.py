@@ -180,9 +180,10 @@ def check_subscription(
         if create:
             return ""
         raise NotFoundError(f"topic {topic} does not exist", hint=_suggestion(report))
-    if is_ephemeral(channel) and not report.channels and report.backlog and not force:
+    if is_ephemeral(channel) and report.backlog and not force:
+        where = " on an nsqd" if report.channels else ""  # others have some, or know of them
         raise ConfigurationError(
-            f"topic {topic} has no channel and {report.backlog} messages waiting: what an "
+            f"topic {topic} has no channel and {report.backlog} messages waiting{where}: what an "
             f"ephemeral channel does not read before you leave would be destroyed",
             hint="Name a channel that stays (--channel NAME), or go on with --force.",
         )

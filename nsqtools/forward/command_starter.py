@@ -95,7 +95,7 @@ class Starter:
 
     def lost(self) -> None:
         """Kill the commands of a process that was killed."""
-        for pid in self._pids.values():
+        for pid in {*self._pids.values(), *_leaders(self._process.pid)}:
             _kill(pid, signal.SIGKILL)
         self.close()
 
@@ -108,6 +108,20 @@ class Starter:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _leaders(session: int) -> Iterator[int]:
+    """The process groups of a session whose first process runs, where /proc tells.
+
+    A command that was started a moment ago is among them; the process had no time to tell of it.
+    """
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid = int(name)
+            with open(f"/proc/{name}/stat", "rb") as file:
+                _, _, group, its_session = file.read().rpartition(b") ")[2].split()[:4]
+            if int(its_session) == session and int(group) == pid != session:
+                yield pid
 
 
 # -- the process itself ----------------------------------------------------------------------------

@@ -132,7 +132,8 @@ class TopicSources:
             consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
 
     def ended(self, consumer: CommonConsumer) -> None:
-        """A consumer has delivered its last message."""
+        """A consumer has delivered its last message. Raises ``RuntimeError`` for a defect."""
+        consumer.raise_failure()
         [topic] = consumer.topics
         if self._consumers.get(topic) is consumer and not self._is_stopping:
             del self._consumers[topic]

@@ -224,7 +224,7 @@ class RequestBuilder:
         bodies = [body for parcel in parcels for body in parcel.bodies]
         if self.batch is BatchForm.JSON:
             for body in bodies:
-                json.loads(body)
+                json.loads(body.decode())  # of bytes it would take UTF-16, and a mark before UTF-8
             return b"[" + b",".join(bodies) + b"]"
         return b"".join(_one_line(body) + b"\n" for body in bodies)
 
@@ -254,7 +254,7 @@ def identity_of(parcels: Sequence[Parcel]) -> bytes:
 def _one_line(body: bytes) -> bytes:
     """A body as a line: JSON may have line ends between its values only."""
     if b"\n" in body or b"\r" in body:
-        json.loads(body)
+        json.loads(body.decode())
         return body.replace(b"\r", b" ").replace(b"\n", b" ")
     return body
 

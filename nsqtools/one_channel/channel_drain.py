@@ -63,7 +63,11 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
     """Return what is moved, and a line for each queue that stays, with the reason."""
     moves, stays = [], []
     longest = _longest_delay(nsqd)
-    for topic in _topics(nsqd):
+    topics = _topics(nsqd)
+    names = {channel.channel_name for topic in topics for channel in topic.channels}
+    if only and (only not in names or is_ephemeral(only)):
+        raise NotFoundError(f"{nsqd.url} has no channel {only}")
+    for topic in topics:
         name = topic.topic_name
         if topic.depth:
             why = "paused" if topic.paused else "without a channel"
@@ -76,8 +80,6 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
                 moves.append(ChannelMove(name, channel.channel_name, *counts, longest))
             elif messages := messages_of(channel):
                 stays.append(f"channel {name}/{channel.channel_name} is paused, with {messages}")
-    if only and not moves and not stays:
-        raise NotFoundError(f"{nsqd.url} has no channel {only}")
     return moves, stays
 
 

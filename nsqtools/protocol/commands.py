@@ -168,6 +168,8 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
     if decoded.max_rdy_count < 1:
         raise ProtocolError(f"nsqd allows RDY {decoded.max_rdy_count} at most")
+    if decoded.msg_timeout < 1:
+        raise ProtocolError(f"nsqd allows {decoded.msg_timeout} ms for a message")
     return decoded
 
 

@@ -257,7 +257,7 @@ class InputCheckpoint:
                 f"{path} is the checkpoint of other files: {', '.join(map(str, before))}",
                 hint="Give the same files in the same order, or another checkpoint.",
             )
-        if head != self._head(place):
+        if not head or head != self._head(place):  # none: it had been cut when this was written
             raise ConfigurationError(
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",

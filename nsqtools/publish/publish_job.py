@@ -320,12 +320,15 @@ class _Appended:
         self._name = name
         self._buffer = bytearray()
         self._is_synced = True
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with self._blaming():
-            self._descriptor = os.open(name, flags, 0o600)
-            self._is_regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-            if self._is_regular:
-                sync_folder(Path(os.path.realpath(name)).parent)
+            self._open()
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._name, flags, 0o600)
+        self._is_regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        if self._is_regular:
+            sync_folder(Path(os.path.realpath(self._name)).parent)
 
     def is_file(self, path: str) -> bool:
         """Tell whether the path, or ``-`` for standard input, leads to this regular file."""
@@ -343,6 +346,11 @@ class _Appended:
     def _flush(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
         with self._blaming():
+            if self._is_regular and not self.is_file(self._name):  # it was taken away meanwhile
+                before = self._descriptor
+                self._open()
+                os.fsync(before)
+                os.close(before)
             write_all(self._descriptor, data)
 
     def sync(self) -> None:

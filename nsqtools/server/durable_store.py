@@ -205,15 +205,17 @@ class DurableStore:
         stored = source if isinstance(source, DurableBacklog) else None
         messages = source.get(count, max_bytes)
         if messages:
+            number = 0 if stored is None else stored.number  # one that is empty is false
 
             def done(error: BackendError | None) -> None:
-                if error is not None:
-                    source.put_back(messages)
-                elif stored is not None:
+                if error is None and stored is not None:
                     stored.forget(messages)
+                elif error is not None and (stored is None or stored.number == number):
+                    source.put_back(messages)  # unless it was emptied meanwhile
                 moved(error, messages, 0.0, True)
 
-            self.publish(targets, messages, 0, done, stored.places(messages) if stored else [])
+            takes = [] if stored is None else stored.places(messages)
+            self.publish(targets, messages, 0, done, takes)
             return True
         rows = stored.deferred_rows(count) if stored is not None else []
         for at, (due_ns, turn, message) in enumerate(rows, 1):

@@ -136,6 +136,7 @@ class LookupRegistry(Registry):
             ValueError,
             KeyError,
             TypeError,
+            RecursionError,
         ) as exc:
             reason = str(exc) or "no answer in time"
             self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
@@ -188,7 +189,7 @@ class LookupPeer:
         while True:
             try:
                 await self._converse()
-            except (OSError, EOFError, NsqError, TimeoutError) as exc:
+            except (OSError, EOFError, NsqError, TimeoutError, UnicodeError) as exc:  # no host
                 self._log.error(f"LOOKUPD({self.address}): {exc or type(exc).__name__}")
             await asyncio.sleep(_RETRY_S)
 

@@ -201,6 +201,7 @@ class Tail:
             wait_s = self._watch.wait_s(now) if end is None else TICK_S
             entry = self._consumer.backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
+                entry.consumer.raise_failure()
                 return End.STOPPED
             if isinstance(entry, Batch):
                 self._pass_on(entry)  # which may take as long as its reader likes

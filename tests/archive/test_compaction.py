@@ -279,6 +279,20 @@ def test_rows_without_a_time_among_others_are_damage_in_a_table_too(tmp_path: Pa
         compact(tmp_path / "in", tmp_path / "out")
 
 
+def test_what_lies_in_a_bucket_is_recognized(bucket: Bucket) -> None:
+    bucket.storage.put("lake/topic=a/date=b/x.parquet", b"PAR1....")
+    bucket.storage.put("table/_delta_log/0.json", b"{}")
+    bucket.storage.put("archive/.a.gz.index", b"")
+    bucket.storage.put("archive/a.gz", b"x")
+    places = [parse_place(f"{bucket.url}/{name}") for name in ("archive", "lake", "table", "none")]
+
+    found = find_inputs(places[:3])
+
+    assert [found.archives, found.parquet, found.delta] == [(place,) for place in places[:3]]
+    with pytest.raises(NsqError, match="there is no"):
+        find_inputs(places[3:])
+
+
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 

@@ -11,10 +11,11 @@ A transcript is a file in transcripts/:
     [3]                                  and the exit status unless it is 0
 
 Commands run in an empty directory, which is their home, find the nsqd by the environment, and may
-name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP`` and
-``$LOOKUP_TCP``, which is also what the transcript shows. Before each, everything that was published
-is in its channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons
-holds for the Go daemons and the embedded ones. On a terminal columns are shown two blanks apart.
+name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP``,
+``$LOOKUP_TCP`` and ``$NAMED_HTTP`` (of the nsqd, at localhost), which is also what the transcript
+shows. Before each, everything that was published is in its channels, nothing is in flight and
+nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and the embedded
+ones. On a terminal columns are shown two blanks apart.
 Those of Spark (spark-...) have the session of the tests, and what they ask has one answer.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
@@ -135,6 +136,8 @@ class Cluster:
         self._nsqds.append(self._serve(nsqd))
         prefix = "" if name == "nsqd" else f"{name.upper()}_"
         self.names |= {f"{prefix}TCP": nsqd.tcp_address, f"{prefix}HTTP": nsqd.http_address}
+        if name == "nsqd":
+            self.names["NAMED_HTTP"] = f"localhost:{nsqd.http_address.rpartition(':')[2]}"
 
     def settle(self) -> None:
         """Wait until nothing is under way between or inside the daemons."""

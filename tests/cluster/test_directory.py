@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import ProtocolError
+from nsqtools.errors import DeadlineExceeded, ProtocolError
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -52,6 +53,19 @@ def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
     for survey in surveys:
         assert [node.address for node in survey.nodes] == [nsqd.http_address]
         assert "no answer in time" in str(survey.failures[0].error)
+
+
+def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: str) -> None:
+    def wait() -> None:
+        time.sleep(0.01)
+        raise DeadlineExceeded("no answer in time")
+
+    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as asked:
+        with pytest.raises(DeadlineExceeded):
+            asked.ask_one("left:4151", wait, time.monotonic())
+        time.sleep(0.02)
+        asked.keep_only([])
+        assert not asked._silent
 
 
 def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(

@@ -12,7 +12,8 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.topics import TopicReport, inspect_topic
+from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
+from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -35,6 +36,14 @@ def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
     assert "is not the HTTP port of" in str(report.failed[0])
 
 
+def test_an_nsqd_is_not_overlooked_because_another_one_has_an_http_address(nsqd: GoNsqd) -> None:
+    tcp = [nsqd.tcp_address, "127.0.0.1:1"]
+
+    report = inspect("clicks", ClusterAddresses([nsqd.http_address], nsqd_tcp=tcp))
+
+    assert "127.0.0.1:1: no answer at its usual HTTP port" in str(report.failed)
+
+
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     go_nsqd: Callable[..., GoNsqd],
     nsqlookupd: Callable[..., GoNsqlookupd],
@@ -44,10 +53,15 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
     nsqd.publish("clicks", b"a", b"b", b"c")
 
-    wait_until(lambda: lookupd.producers("clicks"), what="nsqd has registered the topic")
+    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    other.create_channel("clicks", "archive")  # which says nothing of the first one
+
+    wait_until(lambda: len(lookupd.producers("clicks")) == 2, what="both have registered it")
     addresses = ClusterAddresses(lookupd_http=[lookupd.http_address, unreachable_address])
     report = inspect("clicks", addresses, HTTPAccess(timeout_s=patience_s(0.5)))
 
     assert report.backlog == 3
     assert len(report.failed) == 1
     assert unreachable_address in str(report.failed[0])
+    with pytest.raises(ConfigurationError, match="3 messages waiting on an nsqd"):
+        check_subscription(report, "mine#ephemeral")

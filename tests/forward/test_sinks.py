@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
-from plugins.waiting import patience_s
+import pytest
+from plugins.daemons import GoNsqd
+from plugins.processes import is_alive
+from plugins.waiting import patience_s, wait_until
 
-from nsqtools.forward import EndpointMode, Redirects
+from nsqtools.client.consumer_io import ConsumerIO
+from nsqtools.forward import BatchForm, EndpointMode, Redirects
+from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
+from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
@@ -33,6 +42,18 @@ def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
         sink.stop(1.0)
 
 
+def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_path: Path) -> None:
+    starter = Starter()
+    with (tmp_path / "pid").open("w+b") as file:
+        words = [b"/bin/sh", b"-c", b"echo $PPID $$; exec sleep 1000"]
+        starter.start(1, words, [], [file.fileno()] * 3)
+        wait_until(lambda: (tmp_path / "pid").read_bytes().endswith(b"\n"), what="the command")
+    parent, command = map(int, (tmp_path / "pid").read_text().split())
+    os.kill(parent, signal.SIGKILL)
+    starter.lost()  # and nothing of it was read
+    wait_until(lambda: not is_alive(command), what="the end of the command")
+
+
 class Pool:
     """In place of an `HttpPool`: the test answers, in its order."""
 
@@ -51,7 +72,10 @@ class Pool:
     def submit(self, sink: HttpSink, parcel: Parcel) -> None:
         sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
 
+    failure = None
+
     def start(self) -> None: ...
+    def stop(self) -> None: ...
     def call_soon(self, call: Any) -> None:
         call()
         self.after_turn()
@@ -76,6 +100,15 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     assert b"X-Id: 1" in pool.sent[3][0].headers
 
 
+@pytest.mark.parametrize("form", BatchForm)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
+    """Joined with others in UTF-8 it is none, and the byte of a line break may be half a letter."""
+    builder = RequestBuilder(content_type="", user_agent="", batch=form)
+    with pytest.raises(ValueError):
+        builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
+
+
 def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:
     pool, parcel = Pool(), parcel_of(b"1")
     sink = pool.sink(mode=EndpointMode.ALL)
@@ -85,3 +118,16 @@ def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> Non
         pool.answer(number, status)
     pool.submit(sink, parcel)
     assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
+
+
+def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"1")
+    monkeypatch.setattr(ConsumerIO, "received", None)
+    forwarder = forward_to(
+        Pool().sink(), "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, exit_idle_s=patience_s(1)
+    )
+    with pytest.raises(RuntimeError, match="the I/O thread failed"):
+        forwarder.run()

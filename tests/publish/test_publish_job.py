@@ -180,6 +180,15 @@ def test_what_was_kept_is_there_after_a_power_cut(
         assert set(promised) <= set(cut.files.get("unsent", b"").splitlines())
 
 
+def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
+    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
+        unsent.write(b"x" * 100_000)  # more than the buffer
+        (tmp_path / "unsent").rename(tmp_path / "taken")
+        unsent.write(b"2")
+    assert (tmp_path / "unsent").read_bytes() == b"2\n"
+    assert (tmp_path / "taken").stat().st_size == 100_001
+
+
 def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
     """What a file had stays, and only its owner may read it."""
     (tmp_path / "link").symlink_to("file")

@@ -7,13 +7,14 @@ import io
 import json
 import struct
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import Event
 
 import httpx
-from plugins.waiting import patience_s
+import pytest
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.requests import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
@@ -22,6 +23,7 @@ from nsqtools.server.lookup_peers import LookupPeer
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")
 TIMEOUT_S = patience_s(10.0)
+Answer = Callable[[StreamReader, StreamWriter], Coroutine[None, None, None]]
 
 
 def test_a_topic_that_is_created_while_others_are_announced_is_announced_too() -> None:
@@ -90,25 +92,44 @@ async def drip(reader: StreamReader, writer: StreamWriter) -> None:
     writer.close()
 
 
-def test_an_nsqlookupd_that_answers_byte_by_byte_does_not_hold_a_new_topic() -> None:
-    asyncio.run(create_a_topic_beside_a_slow_nsqlookupd())
+async def nest(reader: StreamReader, writer: StreamWriter) -> None:
+    """An HTTP server whose answer is deeper than JSON is read."""
+    body = b"[" * 100_000
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.read()
+    writer.close()
 
 
-async def create_a_topic_beside_a_slow_nsqlookupd() -> None:
-    http = await asyncio.start_server(drip, "127.0.0.1", 0)
+@pytest.mark.parametrize("answer", [drip, nest])
+def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(answer: Answer) -> None:
+    """One answers byte by byte or too deeply, another is at no possible name."""
+    asyncio.run(create_a_topic_beside_a_bad_nsqlookupd(answer))
+
+
+async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer) -> None:
+    http = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = http.sockets[0].getsockname()[1]
     identified = Event()
     tcp = await asyncio.start_server(partial(answer_tcp, port, identified), "127.0.0.1", 0)
     host, tcp_port = tcp.sockets[0].getsockname()
     place = f"{host}:{tcp_port}"
 
+    log = io.StringIO()
+
     def publish() -> bytes:
         timeouts = {"http_client_connect_timeout": 0.2, "http_client_request_timeout": 0.3}
-        with EmbeddedNsqd(lookupd_tcp_address=[place], **timeouts) as nsqd:
-            url = f"http://{nsqd.http_address}/pub?topic="
-            httpx.post(f"{url}early", content=b"one", timeout=TIMEOUT_S)
-            assert identified.wait(TIMEOUT_S)
-            return httpx.post(f"{url}clicks", content=b"one", timeout=TIMEOUT_S).content
+        with EmbeddedNsqlookupd() as other:
+            channel = "topic=clicks&channel=archive"
+            httpx.post(f"http://{other.http_address}/channel/create?{channel}").raise_for_status()
+            places = [place, other.tcp_address, "a..b:4160"]
+            with EmbeddedNsqd(lookupd_tcp_address=places, log=log, **timeouts) as nsqd:
+                url = f"http://{nsqd.http_address}"
+                httpx.post(f"{url}/pub?topic=early", content=b"one", timeout=TIMEOUT_S)
+                assert identified.wait(TIMEOUT_S)
+                wait_until(lambda: "'early'" in known_topics(other), what="it is registered")
+                httpx.post(f"{url}/pub?topic=clicks", content=b"one", timeout=TIMEOUT_S)
+                return httpx.get(f"{url}/stats?topic=clicks").content
 
     async with http, tcp, asyncio.timeout(TIMEOUT_S):
-        assert await asyncio.to_thread(publish) == b"OK"
+        assert b"[archive" in await asyncio.to_thread(publish)
+    assert "ERROR: LOOKUPD(a..b:4160): " in log.getvalue()

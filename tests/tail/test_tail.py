@@ -13,6 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
+from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_lines
 from nsqtools.tail.tail import End, LimitWatch, RunLimits, Tail
@@ -101,6 +102,15 @@ def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -
     wait_until(
         lambda: nsqd.depth("clicks", "c") == 300, what="every message waits again", timeout_s=3
     )
+
+
+def test_a_defect_is_no_quiet_end(
+    nsqd: GoNsqd, make_tail: MakeTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_lines(nsqd, "clicks", 1)
+    monkeypatch.setattr(ConsumerIO, "received", None)
+    with pytest.raises(RuntimeError, match="the I/O thread failed"):
+        make_tail().run()
 
 
 def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(

@@ -201,6 +201,8 @@ def _run(program: str, given: Given, argv: Sequence[str]) -> int:
         from nsqtools.cli.parsing.app import run
 
         return run(argv, runtime)
+    except BrokenPipeError:  # its reader went away, of which main knows
+        raise
     except (NsqError, OSError) as exc:
         return report_error(exc, sys.stderr, debug=bool(os.environ.get("NSQ_DEBUG")))
 

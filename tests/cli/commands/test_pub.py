@@ -17,7 +17,8 @@ from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.publish.input import RecordSource
+from nsqtools.errors import ConfigurationError
+from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource
 
 
 def to(nsqd: Nsqd, topic: str = "events") -> list[str]:
@@ -153,3 +154,13 @@ def test_the_place_counts_every_byte(tmp_path: Path) -> None:
     for offset, last in places[:-1]:
         assert data[:offset].endswith(last + b"\r\n")
     assert places[-1] == (len(data), b"last")
+
+
+def test_a_file_that_was_cut_during_the_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2\n")
+    checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])
+    path.write_bytes(b"")
+    checkpoint.settle(InputBatch([b"1", b"2"], InputPlace(0, 4, 2)))
+    with pytest.raises(ConfigurationError, match="is not the file"):
+        InputCheckpoint(tmp_path / "checkpoint", [str(path)])

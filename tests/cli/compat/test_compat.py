@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.cli.commands import compat
 from nsqtools.cli.commands.compat import go_main, install
 from nsqtools.cli.commands.go_utilities import UTILITIES
 from nsqtools.cli.main import UTILITIES as NAMES
+from nsqtools.cli.running.runtime import ReaderGone
 from nsqtools.errors import OutputError
 
 PLACE = ["-nsqd-tcp-address=127.0.0.1:1"]
@@ -47,6 +49,15 @@ def test_a_link_takes_go_flags(tmp_path: Path) -> None:
     link.chmod(0o755)
     done = subprocess.run([link, "-h"], capture_output=True, check=False)
     assert done.stderr.startswith(b"Usage of to_nsq:")
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> int:
+        raise ReaderGone("stdout was closed by its reader")
+
+    monkeypatch.setattr(compat, "print_stat", gone)
+    with pytest.raises(BrokenPipeError):
+        go_main("nsq_stat", ["-topic=t", "-channel=c", "-nsqd-http-address=127.0.0.1:1"])
 
 
 def test_what_the_go_program_takes_and_cannot_do_is_refused(
