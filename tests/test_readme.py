@@ -206,7 +206,7 @@ def fill(nsqd: EmbeddedNsqd) -> None:
     assert "archive" in channels
     clicks = [json.dumps({"n": n, "page": "/checkout"}) for n in range(MESSAGES)]
     # one client, for each reads all certificates of the machine
-    with httpx.Client(base_url=f"http://{nsqd.http_address}") as api:
+    with httpx.Client(base_url=f"http://{nsqd.http_address}", timeout=patience_s(5)) as api:
         for topic in ("clicks", "views", "events", "orders"):
             api.post(f"/topic/create?topic={topic}").raise_for_status()
             for channel in channels:

@@ -34,11 +34,13 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
+from nsqtools.records.naming import COMPRESSED
 
 DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
 NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
+_OF_ARCHIVES = (".log", ".jsonl", *COMPRESSED)
 
 
 def begin_ns(day: date) -> int:
@@ -97,7 +99,10 @@ def _kind(place: Location) -> str:
     for entry in entries:
         if storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
             return "archives"
-        return "parquet" if all(each.name.endswith(".parquet") for each in entries) else "archives"
+        # beside Parquet any other name may be a note of somebody's, or Parquet without an ending
+        return (
+            "archives" if any(each.name.endswith(_OF_ARCHIVES) for each in entries) else "parquet"
+        )
     return "archives"
 
 

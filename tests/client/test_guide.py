@@ -89,15 +89,19 @@ def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
         wait_until(lambda: port.exists() and port.read_text().endswith("\n"), what="the port")
         url = f"http://127.0.0.1:{port.read_text().strip()}"
         for path in ("/live", "/ready"):
-            assert httpx.get(url + path, trust_env=False).status_code == 200
-        metrics = httpx.get(url + "/metrics", trust_env=False).text.split("\n")
+            assert httpx.get(url + path, trust_env=False, timeout=patience_s(5)).status_code == 200
+        metrics = httpx.get(url + "/metrics", trust_env=False, timeout=patience_s(5)).text.split(
+            "\n"
+        )
         assert 'orders_handled{outcome="ok"} 20' in metrics
         nsqd.stop()
         wait_until(
-            lambda: httpx.get(f"{url}/ready", trust_env=False).status_code == 503,
+            lambda: (
+                httpx.get(f"{url}/ready", trust_env=False, timeout=patience_s(5)).status_code == 503
+            ),
             what="a worker that is not ready",
         )
-        assert httpx.get(f"{url}/live", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/live", trust_env=False, timeout=patience_s(5)).status_code == 200
     nsqd.start()
     assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
     assert (tmp_path / "output").read_text().count("billed") == 20

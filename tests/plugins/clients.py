@@ -90,7 +90,7 @@ def run_program(program: str, *arguments: str) -> str:
     Returns what it said on stderr.
     """
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
         text=True,
         timeout=patience_s(30),

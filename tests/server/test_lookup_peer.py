@@ -56,7 +56,9 @@ async def announce_while_more_come(lookupd: EmbeddedNsqlookupd) -> None:
 
 
 def known_topics(lookupd: EmbeddedNsqlookupd) -> str:
-    answer = httpx.get(f"http://{lookupd.http_address}/topics").raise_for_status()
+    answer = httpx.get(
+        f"http://{lookupd.http_address}/topics", timeout=patience_s(5)
+    ).raise_for_status()
     return str(answer.json()["topics"])
 
 
@@ -120,7 +122,9 @@ async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer) -> None:
         timeouts = {"http_client_connect_timeout": 0.2, "http_client_request_timeout": 0.3}
         with EmbeddedNsqlookupd() as other:
             channel = "topic=clicks&channel=archive"
-            httpx.post(f"http://{other.http_address}/channel/create?{channel}").raise_for_status()
+            httpx.post(
+                f"http://{other.http_address}/channel/create?{channel}", timeout=patience_s(5)
+            ).raise_for_status()
             places = [place, other.tcp_address, "a..b:4160"]
             with EmbeddedNsqd(lookupd_tcp_address=places, log=log, **timeouts) as nsqd:
                 url = f"http://{nsqd.http_address}"
@@ -128,7 +132,7 @@ async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer) -> None:
                 assert identified.wait(TIMEOUT_S)
                 wait_until(lambda: "'early'" in known_topics(other), what="it is registered")
                 httpx.post(f"{url}/pub?topic=clicks", content=b"one", timeout=TIMEOUT_S)
-                return httpx.get(f"{url}/stats?topic=clicks").content
+                return httpx.get(f"{url}/stats?topic=clicks", timeout=patience_s(5)).content
 
     async with http, tcp, asyncio.timeout(TIMEOUT_S):
         assert b"[archive" in await asyncio.to_thread(publish)

@@ -253,17 +253,19 @@ def test_counts_are_served_and_written(
 
     def served(path: str) -> str:
         try:
-            return str(httpx.get(f"http://127.0.0.1:{port}{path}").text)
+            return str(httpx.get(f"http://127.0.0.1:{port}{path}", timeout=patience_s(5)).text)
         except httpx.TransportError:
             return ""
 
     wait_until(lambda: line in served("/metrics"), what="metrics", timeout_s=15)
-    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=patience_s(5)).status_code == 200
     pair.target.stop()
     pair.source.publish(TOPIC, b"held")
     wait_until(lambda: "nsq_forward_failing 1" in served("/metrics"), what="a failure")
     wait_until(
-        lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 503,
+        lambda: (
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=patience_s(5)).status_code == 503
+        ),
         what="ill health",
     )
     process.send_signal(signal.SIGTERM)
