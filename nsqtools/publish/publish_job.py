@@ -348,9 +348,14 @@ class _Appended:
         with self._blaming():
             if self._is_regular and not self.is_file(self._name):  # it was taken away meanwhile
                 before = self._descriptor
-                self._open()
-                os.fsync(before)
-                os.close(before)
+                try:
+                    self._open()
+                except FileNotFoundError:
+                    if not os.fstat(before).st_nlink:
+                        raise  # otherwise its folder was renamed, and it is there
+                else:
+                    os.fsync(before)
+                    os.close(before)
             write_all(self._descriptor, data)
 
     def sync(self) -> None:

@@ -187,6 +187,11 @@ def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
         unsent.write(b"2")
     assert (tmp_path / "unsent").read_bytes() == b"2\n"
     assert (tmp_path / "taken").stat().st_size == 100_001
+    (tmp_path / "folder").mkdir()
+    with UnsentFiles(tmp_path / "folder" / "unsent", b"\n") as unsent:
+        (tmp_path / "folder").rename(tmp_path / "moved")
+        unsent.write(b"3")
+    assert (tmp_path / "moved" / "unsent").read_bytes() == b"3\n"
 
 
 def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
