@@ -282,6 +282,25 @@ def test_rows_without_a_time_among_others_are_damage_in_a_table_too(tmp_path: Pa
         compact(tmp_path / "in", tmp_path / "out")
 
 
+def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path) -> None:
+    ones = {name: ["a"] for name in ("topic", "nsqd", "id", "body")}
+    rows = pyarrow.table({"ts_ns": [BEGIN], "attempts": [1], **ones})
+    table = tmp_path / "env=prod" / "table"
+    for _ in range(2):
+        write_deltalake(table, rows, partition_by=["topic"], mode="overwrite")
+    (kept,) = DeltaCatalog(str(table)).files()
+    (removed,) = {*(table / "topic=a").iterdir()} - {table / kept.path}
+
+    assert table_files([table, table / "topic=a"]) == {table: [kept.path]}
+    assert [each.name for each in find_archives([table / "topic=a"])] == [kept.path]
+    assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
+    with pytest.raises(ConfigurationError, match="does not count in the Delta table"):
+        find_archives([removed])
+    (table / ".nsq-log").mkdir()
+    write_archive(table / ".nsq-log" / "a.gz", [message(1)])
+    assert len(find_archives([table / ".nsq-log"])) == 1
+
+
 def test_what_lies_in_a_bucket_is_recognized(bucket: Bucket) -> None:
     bucket.storage.put("lake/topic=a/date=b/x.parquet", b"PAR1....")
     bucket.storage.put("table/_delta_log/0.json", b"{}")
