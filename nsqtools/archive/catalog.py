@@ -166,12 +166,20 @@ class Source:
 
     @property
     def begin(self) -> list[list[int]]:
-        """What tells an archive from one with the same head, as two machines of one image write.
+        """What tells an archive from another with the same key: its begin, of two machines of one
+        image; without a head when it was written, of a file that took the place of another.
 
-        Empty for other files.
+        Empty for other files, and where it is unknown.
         """
-        has_head = self.archive is not None and self.archive.head is not None
-        return [list(span) for span in self.spans[:1]] if has_head else []
+        if self.has_head:
+            return [list(span) for span in self.spans[:1]]
+        entry = None if self.archive is None or self.damage else self.archive.entry
+        return [] if entry is None else [[entry.modified_ns]]
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it is an archive that is known wherever it lies."""
+        return self.archive is not None and self.archive.head is not None
 
     @property
     def slot_days(self) -> set[date | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -242,6 +243,24 @@ def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
             note.unlink()  # as if it had been killed before it was written
         compact(tmp_path / "a", output, delta=delta)
         assert len(content(output)) == 4
+
+
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_a_file_without_an_index_is_another_when_one_as_long_took_its_place(
+    tmp_path: Path, is_bare: bool
+) -> None:
+    path = tmp_path / "a" / "x.log"
+    path.parent.mkdir()
+    for number in (0, 1):
+        lines = encode_many("clicks", "n:4150", [message(number * 2)])
+        path.write_bytes(b"body %d\n" % number if is_bare else lines)
+        os.utime(path, (number, number))
+        compaction = compact(tmp_path / "a", tmp_path / "out")
+        assert done(compaction) == (1, 0)
+    assert len(content(tmp_path / "out")) == 2
+    with path.open("ab") as file:
+        file.write(b"more\n" if is_bare else lines)
+    assert done(compact(tmp_path / "a", tmp_path / "out")) == ((0, 0) if is_bare else (2, 2))
 
 
 def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
