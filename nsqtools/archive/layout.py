@@ -131,7 +131,9 @@ class TimeRange:
     until_ns: int | None = None
 
     def has(self, timestamp_ns: int) -> bool:
-        """Return whether a time is in it."""
+        """Return whether a time is in it; 0, of a bare body, is in none that has an end."""
+        if not timestamp_ns:
+            return self.since_ns is None and self.until_ns is None
         return (self.since_ns is None or timestamp_ns >= self.since_ns) and (
             self.until_ns is None or timestamp_ns < self.until_ns
         )

@@ -232,7 +232,10 @@ def read_messages(
     delimiter: bytes = b"\n",
     within: TimeRange = EVER,
 ) -> Iterator[Envelope]:
-    """Iterate over a file's messages. Raises as `read_text`."""
+    """Iterate over a file's messages: those in a range of times, and without a time.
+
+    Raises as `read_text`.
+    """
     if archive.table is not None:
         yield from _read_rows(archive, on_damage, within)
         return
@@ -251,7 +254,7 @@ def read_messages(
             except ValueError as exc:
                 on_damage(archive.shown, f"line {number} is not a message: {exc}")
                 continue
-            if within.has(message.timestamp_ns):
+            if within.has(message.timestamp_ns) or not message.timestamp_ns:
                 yield message
 
 

@@ -21,7 +21,7 @@ from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
@@ -179,7 +179,11 @@ class Drain:
             if not any(messages_of(channel) for each in topics for channel in each.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
         finally:
-            self._source.administer("unpause", topic)
+            try:
+                self._source.administer("unpause", topic)
+            except HTTPError as exc:
+                if exc.status != 404:  # an ephemeral topic goes with its last channel
+                    raise
 
     def _empty(self, move: Move, channel: str, published: set[bytes], producer: Producer) -> None:
         address = tcp_address(self._source)

@@ -215,6 +215,8 @@ class HttpSink:
     ) -> None:
         if settings.mode is EndpointMode.HASH and settings.key is None:
             raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
+        if settings.key is not None and settings.mode is not EndpointMode.HASH:
+            raise ConfigurationError("--key is for --mode hash")
         self._settings = settings
         self._builder = builder
         self._is_batched = builder.batch is not None

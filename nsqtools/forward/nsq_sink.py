@@ -74,7 +74,8 @@ class NsqSink:
 
     ``nsqds`` are those that there were at the start.
 
-    Raises as `nsqd_of`, and `ConfigurationError` for a bad address, and for hash without a key.
+    Raises as `nsqd_of`, and `ConfigurationError` for a bad address, and for hash without a
+    key, or a key without hash.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class NsqSink:
     ) -> None:
         if mode is ForwardMode.HASH and key is None:
             raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
+        if key is not None and mode is not ForwardMode.HASH:
+            raise ConfigurationError("--key is for --mode hash")
         # what is under way is limited by the forwarder: submitting must not block
         self._options = options = destination.client_options(max_outstanding=100_000)
-        self._key = key if mode is ForwardMode.HASH else None
+        self._key = key
         self._places: dict[Parcel, int] = {}  # of the parts, among the producers
         self.nsqds = nsqd_of(destination)
         if self._key is not None:  # each begins with another one

@@ -175,7 +175,7 @@ HELP = {
     "delivered": "Messages that the destination confirmed, finished.",
     "dead_lettered": "Messages written to the dead letters, finished.",
     "dropped": "Messages that the destination refused and that were dropped as asked, finished.",
-    "requeued": "Messages requeued, to be delivered later.",
+    "requeued": "Messages requeued after a failure, or under way at a stop.",
     "repeated": "Messages sent again although the destination may have had them.",
     "failures": "Tries to deliver that failed.",
     "bytes": "Bytes of the bodies delivered.",

@@ -154,6 +154,7 @@ class Replay:
     ) -> None:
         self.read = 0
         self.repeated = 0
+        self.timeless = 0
         self._archives = archives
         self._selection = selection
         self._publisher = publisher
@@ -244,7 +245,10 @@ class Replay:
             is_new = not selection.dedupe or self._is_new(message)
             if archived.number <= self._done[archived.file]:
                 continue
-            if not is_new or not selection.within.has(message.timestamp_ns):
+            if not is_new:
+                continue
+            if not selection.within.has(message.timestamp_ns):
+                self.timeless += not message.timestamp_ns
                 continue
             if selection.keep is None or selection.keep(message):
                 selection.outgoing(message)  # raises where there is no topic

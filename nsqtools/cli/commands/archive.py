@@ -33,7 +33,7 @@ from nsqtools.cli.options.printing import (
 )
 from nsqtools.cli.options.tables import BodyChoice, TableFormat
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter
+from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
 from nsqtools.cli.render.output import (
     ListingForm,
     moment,
@@ -178,15 +178,24 @@ def cat(
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
+    timeless = 0
+
+    def is_within(message: Envelope) -> bool:
+        nonlocal timeless
+        is_in = within.has(message.timestamp_ns)
+        timeless += not is_in  # the reader leaves out the others
+        return is_in
+
     messages = (
         message
         for archive in find_archives(paths)
         for message in read_messages(archive, damage, delimiter=ending, within=within)
-        if chosen(message) and (keep is None or keep(message))
+        if is_within(message) and chosen(message) and (keep is None or keep(message))
     )
     lines = map(encode, itertools.islice(messages, count))
     while some := list(itertools.islice(lines, LINES_A_WRITE)):
         write_bytes(runtime, b"".join(some))
+    report_timeless(runtime, timeless)
     if count is None:
         chosen.check()
     return damage.status

@@ -303,6 +303,8 @@ class RequestOptions(OptionSet):
             raise ConfigurationError("--batch is for --post")
         if is_get and self.content_type is not None:
             raise ConfigurationError("--content-type is for --post")
+        if is_get and self.sign_key_file is not None:
+            raise ConfigurationError("--sign-key-file is for --post: the body is what is signed")
         usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
         given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
         files = [str(path) for path in given if path]

@@ -32,7 +32,7 @@ from nsqtools.cli.options.publishing import (
     topic_map,
 )
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts
+from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_timeless
 from nsqtools.cli.render.output import write_json, write_lines, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import PublishMode
@@ -124,6 +124,7 @@ def replay(
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
     archives = find_archives(paths)
+    local = [str(each.path) for each in archives if not each.is_remote]
 
     def prepared(publisher: Publisher, **more: Any) -> Replay:
         noted = Checkpoint(checkpoint) if checkpoint else None
@@ -136,7 +137,7 @@ def replay(
             return ExitStatus.FAILED
     with (
         Progress(runtime) as progress,
-        publishing.open(runtime, b"", dry_run=dry_run) as (publisher, unsent),
+        publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as (publisher, unsent),
     ):
         damage = DamageReporter(runtime, progress)
         began_s = runtime.monotonic()
@@ -162,6 +163,7 @@ def replay(
             publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     if count is None and not signals.received and not publisher.last_error:
         chosen.check()
+    report_timeless(runtime, job.timeless)
     if dry_run:
         status = show_planned(runtime, job, damage, json=json)
     else:

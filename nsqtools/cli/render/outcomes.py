@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, status_of_work
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
     import logging
@@ -147,6 +147,12 @@ def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> ExitSt
     reporter = DamageReporter(runtime)
     reporter.report_all(damages)
     return reporter.status
+
+
+def report_timeless(runtime: Runtime, count: int) -> None:
+    """Say what a range of times has left out because nothing tells when it was."""
+    if count:
+        runtime.tell(f"nsq: {counted(count, 'message')} without a time left out of the range")
 
 
 def report_counts(
