@@ -14,16 +14,18 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from nsqtools.archive.delta import DeltaCatalog, Partition, is_table
+from nsqtools.archive.delta import Partition, is_table
 from nsqtools.archive.finding import (
     PARQUET_MAGIC,
     ArchiveFile,
     Wanted,
     all_of,
+    files_in_table,
     files_of_table,
     find_archives,
     is_of_others,
     parquet_entries,
+    root_of,
 )
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
@@ -164,12 +166,20 @@ class Source:
 
     @property
     def begin(self) -> list[list[int]]:
-        """What tells an archive from one with the same head, as two machines of one image write.
+        """What tells an archive from another with the same key: its begin, of two machines of one
+        image; without a head when it was written, of a file that took the place of another.
 
-        Empty for other files.
+        Empty for other files, and where it is unknown.
         """
-        has_head = self.archive is not None and self.archive.head is not None
-        return [list(span) for span in self.spans[:1]] if has_head else []
+        if self.has_head:
+            return [list(span) for span in self.spans[:1]]
+        entry = None if self.archive is None or self.damage else self.archive.entry
+        return [] if entry is None else [[entry.modified_ns]]
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it is an archive that is known wherever it lies."""
+        return self.archive is not None and self.archive.head is not None
 
     @property
     def slot_days(self) -> set[date | None]:
@@ -233,9 +243,11 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
     for place in map(str, places):
         storage = open_storage(place)
         with failing("read", place):
-            is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
-            is_folder = not is_file and any(storage.list())
-            found = files_of_table(storage, wanted) if is_folder else find_archives([place])
+            found = files_in_table(place, wanted)
+            if found is None:
+                is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
+                is_folder = not is_file and any(storage.list())
+                found = files_of_table(storage, wanted) if is_folder else find_archives([place])
         for archive in found:
             if archive.table is not None:
                 yield from _table_source(archive)
@@ -287,28 +299,21 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
     """
     found: dict[Location, list[str]] = {}
     for place in places:
-        root = _root_of(place)
+        with failing("read", place):
+            root = root_of(place)
+            in_table = files_in_table(str(place), wanted)
         inside = "" if root == place else str(place)[len(str(root)) + 1 :]
         names = found.setdefault(root, [])
+        if in_table is not None:
+            names += [each.name for each in in_table]
+            continue
         if inside.endswith(".parquet"):
             names += [inside] if wanted(partition_of(inside)) else []
             continue
         storage = open_storage(str(root))
         with failing("read", place):
-            if is_table(storage):
-                files = [each.path for each in DeltaCatalog(str(root)).files(wanted=wanted)]
-            else:
-                entries = parquet_entries(storage, list(storage.list()))
-                files = [each.name for each in entries if wanted(partition_of(each.name))]
+            entries = parquet_entries(storage, list(storage.list()))
+            files = [each.name for each in entries if wanted(partition_of(each.name))]
         folder = f"{inside}/" if inside else ""
         names += [name for name in files if name.startswith(folder)]
-    return found
-
-
-def _root_of(place: Location) -> Location:
-    """The place above the partitions that a place leads into; of a lone file its folder."""
-    above: Sequence[Location] = place.parents
-    if folders := [each for each in (place, *above) if "=" in each.name]:
-        return folders[-1].parent
-    is_file = not isinstance(place, Path) or not place.is_dir()
-    return place.parent if place.name.endswith(".parquet") and is_file else place
+    return {root: list(dict.fromkeys(names)) for root, names in found.items()}

@@ -529,10 +529,11 @@ class Compaction:
 
 def _noted(note: Mapping[str, Any], source: Source) -> int | None:
     """Return the size that a file had when it was taken, None if it was not."""
-    if note.get("begins", {}).get(source.key, source.begin) != source.begin:
-        return None
     size: int | None = note.get("sources", {}).get(source.key)
-    return size
+    before = note.get("begins", {}).get(source.key) or source.begin
+    # bare bodies that were appended to do not come again
+    is_other = before != source.begin and (source.has_head or size == source.size)
+    return None if is_other else size
 
 
 def delete_archive(source: Source) -> bool:

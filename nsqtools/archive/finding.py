@@ -40,6 +40,7 @@ from nsqtools.archive.layout import (
     partition_of,
     split_head,
 )
+from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.archive.storage import (
     ChangedError,
     DeniedError,
@@ -190,10 +191,10 @@ def foreign_file(shown: str, why: str) -> ConfigurationError:
 def _find(place: str) -> list[ArchiveFile]:
     storage = open_storage(place)
     is_local = isinstance(storage, LocalStorage)
+    if (in_table := files_in_table(place)) is not None:
+        return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
-    if is_table(storage):
-        return files_of_table(storage)
     in_progress = [e for e in storage.list() if is_hidden(_base(e), PART)] if is_local else []
     listed = sorted(storage.list(), key=_order)
     if not listed and not is_local:
@@ -312,6 +313,53 @@ def files_of_table(
         for each in parquet_entries(storage, listed)
         if wanted(partition_of(each.name))
     ]
+
+
+def files_in_table(place: str, wanted: Wanted = all_of) -> list[ArchiveFile] | None:
+    """Return the files that count of a Delta table, of a folder or a file in one; else None.
+
+    Raises `NsqError` and ``OSError``.
+    """
+    at = absolute(parse_place(place))
+    root = root_of(at)
+    if not _has_log(root):
+        return None
+    storage = open_storage(place if root == at else str(root))
+    if root == at:
+        return files_of_table(storage, wanted)
+    inside = str(at)[len(str(root)) + 1 :]
+    if is_of_others(inside):  # logs that have not landed yet
+        return None
+    found = files_of_table(storage)
+    found = [each for each in found if f"{each.name}/".startswith(f"{inside}/")]
+    if not found and inside.endswith(".parquet"):
+        raise ConfigurationError(
+            f"{place} does not count in the Delta table {root}",
+            hint="Give the table; --topic takes a part of it.",
+        )
+    return [each for each in found if each.table is None or wanted(each.table.partition)]
+
+
+def root_of(place: Location) -> Location:
+    """Return the place above the partitions that a place leads into; of a lone file its folder.
+
+    A Delta table is one, whatever the folders that it lies in are called. Raises ``OSError``.
+    """
+    is_file = not isinstance(place, Path) or not place.is_dir()
+    lone = place.parent if place.name.endswith(".parquet") and is_file else place
+    above: list[Location] = [place, *place.parents]
+    ends = [number for number, each in enumerate(above) if "=" in each.name]
+    nearest = [lone, *above[: ends[-1] + 2]] if ends else [lone]
+    return next(filter(_has_log, nearest), nearest[-1])
+
+
+def _has_log(place: Location) -> bool:
+    if isinstance(place, Path) and not place.is_dir():
+        return False
+    try:
+        return is_table(open_storage(str(place)))
+    except DeniedError:  # who may list a folder only
+        return False
 
 
 def parquet_entries(storage: Storage, listed: Sequence[Entry]) -> list[Entry]:

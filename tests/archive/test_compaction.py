@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -244,6 +245,24 @@ def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
         assert len(content(output)) == 4
 
 
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_a_file_without_an_index_is_another_when_one_as_long_took_its_place(
+    tmp_path: Path, is_bare: bool
+) -> None:
+    path = tmp_path / "a" / "x.log"
+    path.parent.mkdir()
+    for number in (1, 2):
+        lines = encode_many("clicks", "n:4150", [message(number * 2)])
+        path.write_bytes(b"body %d\n" % number if is_bare else lines)
+        os.utime(path, (number, number))
+        compaction = compact(tmp_path / "a", tmp_path / "out")
+        assert done(compaction) == (1, 0)
+    assert len(content(tmp_path / "out")) == 2
+    with path.open("ab") as file:
+        file.write(b"more\n" if is_bare else lines)
+    assert done(compact(tmp_path / "a", tmp_path / "out")) == ((0, 0) if is_bare else (2, 2))
+
+
 def test_damage_is_refused_or_left_out_and_told(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a" / "clicks.gz", [message(0)], [message(1)], [message(2)])
     data = bytearray(path.read_bytes())
@@ -280,6 +299,25 @@ def test_rows_without_a_time_among_others_are_damage_in_a_table_too(tmp_path: Pa
     write_deltalake(tmp_path / "in", rows, partition_by=["topic"])
     with pytest.raises(NsqError, match="with and without a time"):  # each day had them
         compact(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path) -> None:
+    ones = {name: ["a"] for name in ("topic", "nsqd", "id", "body")}
+    rows = pyarrow.table({"ts_ns": [BEGIN], "attempts": [1], **ones})
+    table = tmp_path / "env=prod" / "table"
+    for _ in range(2):
+        write_deltalake(table, rows, partition_by=["topic"], mode="overwrite")
+    (kept,) = DeltaCatalog(str(table)).files()
+    (removed,) = {*(table / "topic=a").iterdir()} - {table / kept.path}
+
+    assert table_files([table, table / "topic=a"]) == {table: [kept.path]}
+    assert [each.name for each in find_archives([table / "topic=a"])] == [kept.path]
+    assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
+    with pytest.raises(ConfigurationError, match="does not count in the Delta table"):
+        find_archives([removed])
+    (table / ".nsq-log").mkdir()
+    write_archive(table / ".nsq-log" / "a.gz", [message(1)])
+    assert len(find_archives([table / ".nsq-log"])) == 1
 
 
 def test_what_lies_in_a_bucket_is_recognized(bucket: Bucket) -> None:

@@ -193,10 +193,11 @@ def test_all_options_are_read(tmp_path: Path) -> None:
     assert topic_settings(given, {}).spool.topics == ("clicks", "views")
     as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
     assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
-    for name in ("a1", "a2", "b"):
+    for name in ("a1", "a2", "b", "b[1]", "b1"):
         (tmp_path / name).touch()
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]
-    assert read(path=str(tmp_path / "c*")).roots() == [tmp_path / "c*"]
+    for name in ("c*", "b[1]"):  # what is there is no pattern
+        assert read(path=str(tmp_path / name)).roots() == [tmp_path / name]
 
 
 # -- a sink ---------------------------------------------------------------------------------------

@@ -125,8 +125,10 @@ def ingest(
             "give topics (-t TOPIC), or a --topic-pattern, or a directory of archives"
         )
     if archive_dir is not None:
-        if channel is not None or spool_dir is not None:
-            raise ConfigurationError("--channel and --spool-dir are for topics, not for archives")
+        if channel is not None or spool_dir is not None or create:
+            raise ConfigurationError(
+                "--channel, --spool-dir and --create are for topics, not for archives"
+            )
         for option, folder in (("--output", output), ("--checkpoint", checkpoint)):
             refuse_nested(option, folder, archive_dir)
         options = {
@@ -137,6 +139,10 @@ def ingest(
         }
         source = archive_source(archive_dir, options)
     else:
+        if raw or work_dir is not None or skip_damaged:
+            raise ConfigurationError(
+                "--raw, --work-dir and --skip-damaged are for archives, not for topics"
+            )
         channel = channel or CHANNEL
         if topic:
             look_before(topic, channel, connection, runtime, create=create, force=True)

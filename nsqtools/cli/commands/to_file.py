@@ -225,6 +225,8 @@ class ArchiveOptions(OptionSet):
             logs = archive.directories.output
             if storage is not None:
                 require(storage)
+            elif self.delete_uploaded or settings:
+                raise _no_upload()
             return Landings(plan, logs, self.max_local_bytes, on_landed)
         if storage is None:
             if (
@@ -233,7 +235,7 @@ class ArchiveOptions(OptionSet):
                 or settings
                 or self.max_local_bytes is not None
             ):
-                raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+                raise _no_upload()
             return None
         from nsqtools.archive.topic_writer import RecordFormat
         from nsqtools.archive.upload import UploadPlan, Uploads
@@ -252,6 +254,10 @@ class ArchiveOptions(OptionSet):
             deletes=self.delete_uploaded,
         )
         return Uploads(files, self.max_local_bytes)
+
+
+def _no_upload() -> ConfigurationError:
+    return ConfigurationError("there is no upload", hint="Give --upload URL.")
 
 
 def _compressor(

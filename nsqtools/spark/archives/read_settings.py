@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -147,12 +148,16 @@ class ReadSettings:
         return [place for place in places if isinstance(place, StoredPlace)]
 
     def roots(self) -> list[Path]:
-        """Return the files and directories that the paths name now: patterns change."""
+        """Return the files and directories that the paths name now: patterns change.
+
+        What is there under a name with brackets is that, and no pattern.
+        """
         roots: list[Path] = []
         for path in self.paths:
             if isinstance(parse_place(path), StoredPlace):
                 continue
-            found = sorted(glob.glob(path)) if glob.has_magic(path) else []
+            is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+            found = sorted(glob.glob(path)) if is_pattern else []
             roots += map(Path, found or [path])
         return roots
 

@@ -46,6 +46,7 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["ingest", *TO_LAKE], 2, "give topics (-t TOPIC)"),
         (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give topics (-t TOPIC)"),
         (["ingest", "archive", "-c", "spark", *TO_LAKE], 2, "are for topics"),
+        (["ingest", "-t", "clicks", "--skip-damaged", *TO_LAKE], 2, "are for archives"),
         (["ingest", "-t", "clicks", *TO_LAKE, AWAY], 4, "127.0.0.1:1 (connection refused)"),
         (["replay", "/no/such/path"], 3, "there is no /no/such/path"),
         (["replay", "archive", "--topic", "a="], 2, "invalid --topic 'a='"),
