@@ -34,11 +34,12 @@ def write_archive(
     topic: str = "clicks",
     nsqd: str = "nsqd:4150",
     is_finished: bool = True,
+    head: Head | None = None,
 ) -> Path:
     """Write a jsonl file with an index, a flush for each member: zstd if named so, else gzip."""
     path.parent.mkdir(parents=True, exist_ok=True)
     compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else gzip_members(6)
-    file = PartFile(path, 0o640, compressor, now_s=0.0)
+    file = PartFile(path, 0o640, compressor, 0.0, head)
     flush(file, topic, nsqd, members)
     return finish(path, Directories(path.parent, path.parent)) if is_finished else path
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from plugins.archives import Writer, write_archive
 
+from nsqtools.archive.layout import Head
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.jobs.ingestion import _lag
@@ -178,8 +179,9 @@ def test_a_filter_of_the_query_skips_members(
 
 
 def test_rows_of_other_nsqd_are_not_even_handed_to_spark(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.log.gz", messages(0, 1), nsqd="one:4150", topic="a")
-    write_archive(tmp_path / "b.log.gz", messages(1, 2), nsqd="two:4150", topic="a")
+    for number, nsqd in enumerate(("one:4150", "two:4150")):
+        some, head = messages(number, number + 1), Head(f"{7:032x}", number)
+        write_archive(tmp_path / f"{number}.log.gz", some, nsqd=nsqd, topic="a", head=head)
     one, both = EqualTo(("nsqd",), "one:4150"), In(("nsqd",), ("one:4150", "two:4150"))
     filters: list[Filter]
     for filters, expected in (
@@ -199,7 +201,8 @@ def test_spark_pushes_filters_where_the_option_asks_for_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write_archive(tmp_path / "a.log.gz", messages(0, 30), topic="a")
-    other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b")
+    head = Head(f"{7:032x}", 1)
+    other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)
     data = bytearray(other.read_bytes())
     data[-12:-8] = b"\0\0\0\0"  # reading it would fail
     other.write_bytes(data)
