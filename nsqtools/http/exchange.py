@@ -77,7 +77,7 @@ class Exchanges:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._open = 0  # requests
-        self._is_to_close = False
+        self._is_closed = False
         self._transport = _Transport(tls)
         self._client = httpx.Client(
             transport=self._transport,
@@ -90,17 +90,16 @@ class Exchanges:
         )
 
     def close(self) -> None:
-        """Close the connections when the open requests have ended; a later one opens new ones.
+        """Close the connections when the open requests have ended; a later one keeps none.
 
         A pool that is closed forgets a connection that is being made, which nobody then closes.
         """
         with self._lock:
-            self._is_to_close = True
+            self._is_closed = True
             self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._is_to_close and not self._open:
-            self._is_to_close = False
+        if self._is_closed and not self._open:
             self._transport.close()
 
     def request(
