@@ -113,7 +113,7 @@ class Starter:
 def _leaders(session: int) -> Iterator[int]:
     """The process groups of a session whose first process runs, where /proc tells.
 
-    A command that was started a moment ago is among them; the process had no time to tell of it.
+    A command that was started a moment ago is among them; the process had no time to report it.
     """
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
