@@ -38,7 +38,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.forward import ForwardMode
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
@@ -74,8 +74,7 @@ class NsqSink:
 
     ``nsqds`` are those that there were at the start.
 
-    Raises as `nsqd_of`, and `ConfigurationError` for a bad address, and for hash without a
-    key, or a key without hash.
+    Raises as `nsqd_of` and `check_key`, and `ConfigurationError` for a bad address.
     """
 
     def __init__(
@@ -85,10 +84,7 @@ class NsqSink:
         mode: ForwardMode = ForwardMode.ROUND_ROBIN,
         key: Callable[..., bytes] | None = None,
     ) -> None:
-        if mode is ForwardMode.HASH and key is None:
-            raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
-        if key is not None and mode is not ForwardMode.HASH:
-            raise ConfigurationError("--key is for --mode hash")
+        check_key(key, is_hash=mode is ForwardMode.HASH)
         # what is under way is limited by the forwarder: submitting must not block
         self._options = options = destination.client_options(max_outstanding=100_000)
         self._key = key
