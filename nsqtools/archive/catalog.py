@@ -145,6 +145,9 @@ class Source:
     is_shared: bool = False
     """Whether its file has messages of other topics, too, for which there is another source."""
     archive: ArchiveFile | None = None
+    begin: str = ""
+    """What tells an archive from another with the same key: its begin, of two machines of one
+    image; without a head its content, of a file that took the place of another."""
     damage: str = ""
 
     @property
@@ -163,18 +166,6 @@ class Source:
             for span in (self.spans if self.is_timed else ())
             for number in range(span.min_ts // DAY_NS, span.max_ts // DAY_NS + 1)
         }
-
-    @property
-    def begin(self) -> list[list[int]]:
-        """What tells an archive from another with the same key: its begin, of two machines of one
-        image; without a head when it was written, of a file that took the place of another.
-
-        Empty for other files, and where it is unknown.
-        """
-        if self.has_head:
-            return [list(span) for span in self.spans[:1]]
-        entry = None if self.archive is None or self.damage else self.archive.entry
-        return [] if entry is None else [[entry.modified_ns]]
 
     @property
     def has_head(self) -> bool:
@@ -213,6 +204,10 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
         if any(one != other for one, other in both):
             key = archive.shown
+        begin = repr(spans[:1])
+        if head is None and not scan.damage:
+            with failing("read", archive.shown):
+                begin = archive.storage.digest(archive.name, scan.size)
         source = Source(
             archive.storage,
             archive.name,
@@ -221,6 +216,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             None,
             spans,
             archive=replace(archive, members=scan.members),
+            begin=begin,
             damage=scan.damage,
         )
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))

@@ -102,7 +102,7 @@ class Job:
     def name(self) -> str:
         """The name of the file, the same for the same work."""
         read = {each.shown: each for part in self.slices for each in part.sources}.values()
-        sources = [(each.key, each.size, *each.begin) for each in read]
+        sources = [(each.key, each.size, each.begin) for each in read]
         present = [each.key for each in self.present]
         identity = repr((self.slot, self.slices[0].since_ns, self.slices[-1].until_ns, present))
         digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]

@@ -156,7 +156,7 @@ class Storage(ABC):
         of it is read back, a range at a time.
         """
         size = path.stat().st_size
-        if self.stat(name).size != size or self._hash(name, size) != hash_of(path):
+        if self.stat(name).size != size or self.digest(name, size) != hash_of(path):
             raise self._differs(name)
 
     def verify_data(self, name: str, data: bytes, version: str) -> None:
@@ -167,7 +167,8 @@ class Storage(ABC):
     def _differs(self, name: str) -> ChangedError:
         return ChangedError(errno.EIO, "what is stored differs from the file", self.where(name))
 
-    def _hash(self, name: str, size: int) -> str:
+    def digest(self, name: str, size: int) -> str:
+        """Return the SHA-256 of the first bytes of an object, in hex."""
         content = hashlib.sha256()
         for start in range(0, size, COMPARED_SIZE):
             content.update(self.read_range(name, start, min(COMPARED_SIZE, size - start)))
