@@ -47,7 +47,7 @@ from nsqtools.files.durable import (
     temporary_beside,
     written_beside,
 )
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import open_to_read, walk
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
 HDFS_SCHEMES = ("hdfs", "webhdfs")
@@ -275,16 +275,10 @@ class LocalStorage(Storage):
             if not isinstance(exc, FileNotFoundError):
                 raise exc
 
-        for folder, folders, names in os.walk(self._path(prefix), onerror=fail):
-            folders.sort()
-            for name in sorted(names):
-                if TEMPORARY.fullmatch(name):
-                    continue
-                path = Path(folder, name)
-                try:
+        for folder, names in walk(self._path(prefix), fail):
+            for path in (folder / name for name in names if not TEMPORARY.fullmatch(name)):
+                with suppress(FileNotFoundError):  # removed meanwhile
                     yield self._entry(path.relative_to(self.root).as_posix(), path)
-                except FileNotFoundError:  # removed meanwhile
-                    continue
 
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         path = self._path(prefix)
