@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
@@ -37,6 +36,7 @@ from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
+from nsqtools.files.scratch import scratch_directory
 
 KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"
@@ -169,8 +169,8 @@ def draft_for(storage: Storage) -> Iterator[Path]:
         staging.mkdir(0o750, parents=True, exist_ok=True)
         yield staging / f"{uuid4().hex}.parquet"
         return
-    with TemporaryDirectory(prefix="nsq-compact-") as folder:
-        yield Path(folder, "file.parquet")
+    with scratch_directory("nsq-compact-") as folder:
+        yield folder / "file.parquet"
 
 
 def publish(draft: Path, storage: Storage, name: str) -> None:

@@ -243,11 +243,11 @@ def convert(
         nsq archive convert /var/nsq -o s3://bucket/lake --store delta --body json
     """
     import socket
-    from tempfile import TemporaryDirectory
 
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.storage import failure_of
     from nsqtools.archive.table import convert as bring
+    from nsqtools.files.scratch import scratch_directory
 
     host = socket.gethostname().partition(".")[0]
     plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
@@ -255,8 +255,8 @@ def convert(
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0
     try:
-        with TemporaryDirectory(prefix="nsq-convert-") as drafts:
-            for archive, made, problem, unfit in bring(archives, plan, Path(drafts), topic):
+        with scratch_directory("nsq-convert-") as drafts:
+            for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
                 if problem:
                     damage(archive.shown, problem)
                 done += bool(made)
