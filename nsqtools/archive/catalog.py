@@ -20,12 +20,11 @@ from nsqtools.archive.finding import (
     ArchiveFile,
     Wanted,
     all_of,
+    files_in_folder,
     files_in_table,
-    files_of_table,
     find_archives,
     is_of_others,
     parquet_entries,
-    root_of,
 )
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
@@ -239,11 +238,12 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
     for place in map(str, places):
         storage = open_storage(place)
         with failing("read", place):
-            found = files_in_table(place, wanted)
+            found = files_in_table(place, wanted)[1]
             if found is None:
                 is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
-                is_folder = not is_file and any(storage.list())
-                found = files_of_table(storage, wanted) if is_folder else find_archives([place])
+                listed = [] if is_file else list(storage.list())
+                found = files_in_folder(storage, listed, wanted) if listed else None
+            found = find_archives([place]) if found is None else found
         for archive in found:
             if archive.table is not None:
                 yield from _table_source(archive)
@@ -294,10 +294,9 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
     A place may lead into partitions, or be a file. Raises `NsqError`.
     """
     found: dict[Location, list[str]] = {}
-    for place in places:
+    for place in map(absolute, places):
         with failing("read", place):
-            root = root_of(place)
-            in_table = files_in_table(str(place), wanted)
+            root, in_table = files_in_table(str(place), wanted)
         inside = "" if root == place else str(place)[len(str(root)) + 1 :]
         names = found.setdefault(root, [])
         if in_table is not None:
