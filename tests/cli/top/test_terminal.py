@@ -69,12 +69,13 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
 
 @pytest.mark.parametrize(
     ("way", "status"),
-    [("q", 0), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [("q", 0), ("\x03\x03\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=str,
 )
 def test_the_terminal_is_left_as_it_was(
     top: TerminalScreen, way: str | signal.Signals, status: int
 ) -> None:
+    """Also by several interrupts: the first may wait for a lookup that hangs."""
     before = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")
     assert termios.tcgetattr(top.child.child_fd) != before
@@ -94,15 +95,6 @@ def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
 
     wait_until(lambda: not top.child.isalive(), what="it has ended")
     assert top.child.exitstatus == 129
-
-
-def test_a_second_interrupt_leaves_the_terminal_as_it_was(top: TerminalScreen) -> None:
-    """The first one may wait for a lookup that hangs."""
-    top.wait_for("clicks")
-    top.press("\x03\x03\x03")
-
-    assert top.wait_for_end() == 130
-    assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
 
 
 def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(

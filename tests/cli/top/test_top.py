@@ -99,27 +99,6 @@ def test_all_nsqd_and_all_consumers_have_views(open_top: Open, nsqd: Nsqd) -> No
     top.wait_for(f"nsqd > {nsqd.http_address} > clicks", "arch")
 
 
-def test_lines_are_sorted_reversed_and_filtered(open_top: Open, nsqd: Nsqd) -> None:
-    def first_topics(lines: list[str]) -> list[str]:
-        return [line.split()[0] for line in lines[4:6] if line]
-
-    top = open_top(nsqd)
-    assert first_topics(top.wait_for("views")) == ["clicks", "views"]
-    top.press("r")
-    assert first_topics(top.wait_for("topic▲")) == ["views", "clicks"]
-    top.press("r", "s")
-    top.wait_for("depth▼")
-    top.press("/")
-    top.wait_for("words or depth>1000", "filter: _")
-    top.type("waiting>5\r")
-    assert first_topics(top.wait_for("filter: waiting>5", gone="_ ")) == ["clicks"]
-    top.press("/", *["backspace"] * 9)
-    top.type("vie\r")
-    assert first_topics(top.wait_for("filter: vie")) == ["views"]
-    top.press("escape")
-    assert first_topics(top.wait_for("clicks")) == ["clicks", "views"]
-
-
 @pytest.mark.parametrize("ahead", ["/de", "?deq", "cde\r"])
 def test_keys_typed_ahead_reach_what_the_key_before_opened(
     open_top: Open, nsqd: Nsqd, ahead: str
