@@ -27,7 +27,7 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
-from plugins.http_server import HttpServer
+from plugins.http_server import MakeServer
 from plugins.in_process import Result
 from plugins.readme import (
     UNTIL_SIGNAL,
@@ -115,7 +115,7 @@ def serve(
     tmp_path: Path,
     certificates: Certificates,
     auth_server: AuthServer,
-    http_server: Callable[..., HttpServer],
+    http_server: MakeServer,
     run_nsq: RunNsq,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], Place]]:
@@ -267,10 +267,7 @@ def free_hundred() -> int:
 
 
 def test_the_guide_for_spark(
-    serve: Serve,
-    spark_env: dict[str, str],
-    run_spark: RunSpark,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, spark_env: dict[str, str], run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the session that the tests share: a JVM for each command would take most of the time."""
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +21,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized
-from plugins.servers import NSQD_KINDS
+from plugins.servers import NSQD_KINDS, AnyNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import ERROR, MESSAGE, RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
-
-AnyNsqd = Callable[..., Nsqd]
 
 
 @pytest.fixture(scope="module", params=NSQD_KINDS)

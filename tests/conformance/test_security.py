@@ -15,11 +15,11 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 
-AnyNsqd = Callable[..., Nsqd]
 CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 
 

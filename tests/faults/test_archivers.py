@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,10 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.network import TO_CLIENT, Proxy
+from plugins.network import TO_CLIENT, ProxyTo
+from plugins.servers import MakeNsqd
 from plugins.waiting import wait_until
 
 FORMS = {
@@ -61,7 +60,7 @@ def archived(directory: Path, form: str) -> list[bytes]:
 )
 def test_killed_at_random_points_nothing_is_lost_or_doubled(
     quick_nsqd: EmbeddedServer,
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     spawn_nsq: SpawnNsq,
     tmp_path: Path,
     form: str,
@@ -89,7 +88,7 @@ def test_killed_at_random_points_nothing_is_lost_or_doubled(
 
 
 def test_both_make_progress_one_may_end_and_nothing_is_lost_or_in_both(
-    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
+    go_nsqd: MakeNsqd, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=5m")  # an archiver that waits for the processor is not away
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -141,10 +140,7 @@ def test_a_pause_of_the_archiver_doubles_no_row(
 
 
 def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
-    quick_nsqd: EmbeddedServer,
-    proxy_to: Callable[[str], Proxy],
-    spawn_nsq: SpawnNsq,
-    tmp_path: Path,
+    quick_nsqd: EmbeddedServer, proxy_to: ProxyTo, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     """A machine that stands still stops nsqd, too, which then answers when the time is over."""
     nsqd = quick_nsqd

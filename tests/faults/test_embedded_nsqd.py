@@ -20,7 +20,7 @@ from plugins.auth_server import AuthServer
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
@@ -31,7 +31,7 @@ Start = Callable[..., EmbeddedNsqdProcess]
 
 
 @pytest.fixture
-def process(data_path: Callable[[], Path], serve: Serve) -> Start:
+def process(data_path: DataPath, serve: Serve) -> Start:
     return lambda *flags: serve(EmbeddedNsqdProcess(data_path(), *flags))
 
 
@@ -180,9 +180,7 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(
-    process: Start,
-) -> None:
+def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(process: Start) -> None:
     nsqd = process("-mem-queue-size=10000")  # the rest goes to disk
     nsqd.create_topic("t")
     bodies = [b"%200d" % number for number in range(24_000)]
@@ -255,7 +253,7 @@ def test_json_that_is_nested_without_end_ends_the_connection_only(process: Start
 
 
 def test_a_slow_disk_delays_no_publisher(
-    data_path: Callable[[], Path], serve: Serve, monkeypatch: pytest.MonkeyPatch
+    data_path: DataPath, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The syncs by the clock, and nsqd.dat, are not written on the loop."""
     fsync, syncs, go_on = os.fsync, threading.Event(), threading.Event()
@@ -346,7 +344,7 @@ def test_a_restart_frees_the_ports_of_connected_clients(process: Start) -> None:
 
 
 @pytest.fixture
-def nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+def nsqd(data_path: DataPath, serve: Serve) -> EmbeddedServer:
     return serve(EmbeddedServer(data_path(), "-mem-queue-size=2"))
 
 

@@ -10,7 +10,6 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,8 @@ from plugins.archives import (
 )
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.scripted_lookupd import ScriptedLookupd
+from plugins.scripted_lookupd import MakeScripted
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive import archiver
@@ -39,12 +39,12 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
     return nsqlookupd()
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd, lookupd: GoNsqlookupd) -> GoNsqd:
     return go_nsqd(
         f"-lookupd-tcp-address={lookupd.tcp_address}",
         "-broadcast-address=127.0.0.1",
@@ -108,12 +108,7 @@ def threads_and_memory(pid: int) -> tuple[int, float]:
     ("topics", "memory_mb"), [(200, 130), pytest.param(1000, 250, marks=pytest.mark.slow)]
 )
 def test_a_fleet_needs_few_threads_descriptors_and_megabytes(
-    lookupd: GoNsqlookupd,
-    nsqd: GoNsqd,
-    out: Path,
-    spawn_nsq: SpawnNsq,
-    topics: int,
-    memory_mb: int,
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, topics: int, memory_mb: int
 ) -> None:
     published = filled(nsqd, lookupd, topics, 50)
 
@@ -293,11 +288,7 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
 
 
 def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_own_lookups(
-    lookupd: GoNsqlookupd,
-    nsqd: GoNsqd,
-    go_nsqd: Callable[..., GoNsqd],
-    out: Path,
-    spawn_nsq: SpawnNsq,
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, go_nsqd: MakeNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     """A thousand topics may then ask seldom by themselves."""
     other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
@@ -313,7 +304,7 @@ def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_ow
 
 
 def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
-    scripted_lookupd: Callable[[], ScriptedLookupd], nsqd: GoNsqd, out: Path, run_nsq: RunNsq
+    scripted_lookupd: MakeScripted, nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     """The discovery has just got the list of all nsqd with their topics."""
     topics = [f"orders{number}" for number in range(5)]

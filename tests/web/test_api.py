@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from plugins.console import Answer, Console, ask
+from plugins.console import Answer, Console, MakeConsole, ask
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
-from plugins.http_server import HttpServer
-from plugins.servers import Serve
+from plugins.http_server import MakeServer
+from plugins.servers import AnyNsqd, DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -38,9 +38,7 @@ class Side(NamedTuple):
 
 
 @pytest.fixture
-def side(
-    serve: Serve, data_path: Callable[[], Path], console: Callable[..., Console]
-) -> Iterator[Side]:
+def side(serve: Serve, data_path: DataPath, console: MakeConsole) -> Iterator[Side]:
     lookupd = serve(GoNsqlookupd())
     flags = f"-lookupd-tcp-address={lookupd.tcp_address}"
     nsqds = [serve(GoNsqd(data_path(), flags, *LATENCY)) for _ in range(2)]
@@ -251,7 +249,7 @@ def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
 
 @pytest.mark.real_nsqd
 def test_changes_are_refused_unless_they_are_allowed(
-    go_nsqd: Callable[..., GoNsqd], console: Callable[..., Console], tmp_path: Path
+    go_nsqd: MakeNsqd, console: MakeConsole, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd()
     nsqd.create_topic("orders")
@@ -279,10 +277,7 @@ def test_changes_are_refused_unless_they_are_allowed(
 
 @pytest.mark.real_nsqd
 def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot_be(
-    go_nsqd: Callable[..., GoNsqd],
-    console: Callable[..., Console],
-    http_server: Callable[..., HttpServer],
-    tmp_path: Path,
+    go_nsqd: MakeNsqd, console: MakeConsole, http_server: MakeServer, tmp_path: Path
 ) -> None:
     nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
     running = console(
@@ -323,7 +318,7 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
 
 
 @pytest.mark.real_nsqd
-def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: Callable[..., Console]) -> None:
+def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: MakeConsole) -> None:
     alone = console(*(f"--nsqd-http-address={nsqd.http_address}" for nsqd in side.nsqds))
 
     assert alone.get("/api/topics").json()["topics"] == ["clicks", "orders"]
@@ -335,7 +330,7 @@ def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: Callable[..., Co
 
 
 def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
-    any_nsqd: Callable[..., Any], console: Callable[..., Console]
+    any_nsqd: AnyNsqd, console: MakeConsole
 ) -> None:
     nsqd = any_nsqd()
     nsqd.create_topic("orders")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -19,6 +18,7 @@ from plugins.archives import Writer, finished_files, unfinished
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.body_columns import json_schema
@@ -37,7 +37,7 @@ BLOCKED = ["--filename-format", "blocked/<TOPIC>.<HOST><REV>.<DATETIME>.log"]
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     nsqd = go_nsqd("-msg-timeout=10s")
     nsqd.create_channel(TOPIC, CHANNEL)
     return nsqd

@@ -5,17 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 import termios
-from collections.abc import Callable
-from pathlib import Path
 
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.screens import NsqOnAScreen, TerminalScreen
-from plugins.servers import Serve
+from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 ENTER = "\r"
@@ -23,7 +20,7 @@ LEAVES_SCREEN, SHOWS_CURSOR, LEAVES_MOUSE = b"\x1b[?1049l", b"\x1b[?25h", b"\x1b
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     nsqd: Nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel("clicks", "arch")
     nsqd.create_topic("views")
@@ -170,7 +167,7 @@ def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
 
 
 def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
-    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: Callable[..., GoNsqd]
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: MakeNsqd
 ) -> None:
     hanging = go_nsqd()
     here = [f"--nsqd-http-address={each.http_address}" for each in (nsqd, hanging)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -19,7 +18,7 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     """An nsqd with clicks/arch (3 messages), clicks/live and the paused topic views."""
     nsqd: Nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel("clicks", "arch")
