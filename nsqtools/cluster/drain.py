@@ -12,6 +12,7 @@ still held it, for all channels share the ids.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
-from nsqtools.errors import ConfigurationError, HTTPError
+from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
 from nsqtools.protocol.text import counted
+
+log = logging.getLogger("nsqtools")
 
 DRAIN_CHANNEL = "nsq-drain"
 """Takes what waits in a topic without channels; deleted when it is empty."""
@@ -81,10 +84,13 @@ def plan_moves(
     moves, left = [], []
     for topic in source:
         name = topic.topic_name
-        if topic.paused and topic.depth:
-            left.append(f"topic {name} is paused, with {topic.depth} messages in it")
         # those of a drain that was interrupted, or left what is deferred, are the topic's own
         is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
+        waiting = topic.depth + (sum(map(messages_of, topic.channels)) if is_bare else 0)
+        is_ours = is_bare and bool(topic.channels)
+        if topic.paused and (waiting or is_ours):
+            why = ", as a drain leaves it that was killed" if is_ours else ""
+            left.append(f"topic {name} is paused{why}, with {waiting} messages in it")
         channels = () if is_bare else topic.channels
         holding = []
         for channel in channels:
@@ -95,9 +101,8 @@ def plan_moves(
                 left.append(f"channel {name}/{channel.channel_name} is paused, with {kept} in it")
             else:
                 holding.append(channel)
-        waiting = 0
-        if is_bare and not topic.paused:
-            waiting = topic.depth + sum(map(messages_of, topic.channels))
+        if topic.paused or not is_bare:
+            waiting = 0
         if not holding and not waiting:
             continue
         known = {channel.channel_name for channel in channels}
@@ -173,16 +178,19 @@ class Drain:
 
     def _remove_channel(self, topic: str) -> None:
         """Delete `DRAIN_CHANNEL`, unless it has messages: deferred ones, or new ones."""
-        self._source.administer("pause", topic)  # what is published from here on stays in it
         try:
+            # what is published from here on stays in it; it may be paused where this fails, too
+            self._source.administer("pause", topic)
             topics = read_stats(self._source.stats(topic)).topics or ()
             if not any(messages_of(channel) for each in topics for channel in each.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
         finally:
             try:
                 self._source.administer("unpause", topic)
-            except HTTPError as exc:
-                if exc.status != 404:  # an ephemeral topic goes with its last channel
+            except NsqError as exc:
+                # an ephemeral topic goes with its last channel
+                if not (isinstance(exc, HTTPError) and exc.status == 404):
+                    log.warning("topic %s may still be paused: nsq topic unpause %s", topic, topic)
                     raise
 
     def _empty(self, move: Move, channel: str, published: set[bytes], producer: Producer) -> None:
