@@ -289,7 +289,7 @@ class NsqdHTTPClient(HTTPAPI):
     def info(self) -> dict[str, Any]:
         """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
         info = self._object(self._answer("/info"), "tcp_port")
-        ports = [info["tcp_port"], info.get("http_port", 0)]
+        ports = [info["tcp_port"], info.setdefault("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
             raise self._unlike_nsqd()

@@ -334,7 +334,7 @@ def resident_bytes() -> int:
     """Return how much memory this process has, 0 where that is not known."""
     try:
         with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * 4096
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):  # no Linux
         return 0
 
