@@ -251,11 +251,8 @@ class LoopGuard:
 
 def _names(cluster: Cluster) -> dict[str, NsqdHTTPClient]:
     """The nsqd of a cluster that answer, by the names that they are known by."""
-    nsqds, failures = cluster.nsqds()
-    answers, failed = cluster.ask(
-        {nsqd.address: nsqd.client for nsqd in nsqds}, lambda client: (client, client.info())
-    )
-    for failure in [*failures, *failed]:
+    answers, failures = cluster.ask_nsqds(lambda client: (client, client.info()), required=False)
+    for failure in failures:
         log.info("cannot check %s for loops: %s", failure.address, failure.error)
     return {
         f"{info.get('hostname')}/{info.get('broadcast_address')}:{info['tcp_port']}": client
