@@ -164,11 +164,9 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     assert (courier.held, len(source.in_flight)) == (0, 0)
 
 
-def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
     path = tmp_path / "dead.jsonl"
-    with PowerCut(tmp_path, monkeypatch) as record:
+    with PowerCut(tmp_path) as record:
         for run in range(2):
             box = DeadLetterFile(path)
             for number in range(5 * run, 5 * run + 5):
