@@ -569,6 +569,7 @@ class ConsumerIO:
             return
         if self.rdy.test(self.loop.now()):
             self.backoff.expire()
+            self._redistribute()  # from here on at another interval
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
@@ -616,7 +617,7 @@ class ConsumerIO:
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
         interval_s = self._options.rdy_redistribute_interval_s
-        if self.rdy.is_scarce:
+        if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)
         if self._redistributes is None or self._redistributes.interval_s != interval_s:
             if self._redistributes is not None:
