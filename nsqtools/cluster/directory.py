@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -128,6 +129,7 @@ class Cluster:
             not in self._logins
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
+        self._tcp: set[Address] = set()  # of those given by HTTP address
         self.lookupds = {
             short_address(url): self._access.nsqlookupd(url)
             for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
@@ -165,6 +167,11 @@ class Cluster:
     ) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
+        for url, tcp in list(self._unproven.items()):
+            if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
+                self._unproven.pop(url, None)
+                self._given = [each for each in self._given if each != url]
+                impostors = [each for each in impostors if each.address != short_address(url)]
         given = set(announced)
         self._names |= announced
         own = set(self._names.values())
@@ -299,11 +306,12 @@ class Cluster:
     def _name(self, client: NsqdHTTPClient) -> str:
         """Return what an nsqd announces itself as, where that can matter: else it is not asked.
 
-        It can where nsqlookupd may name the same nsqd, which must not count twice, and for the HTTP
-        port beside a TCP address, until it is proven to belong to it.
+        It can where nsqlookupd may name the same nsqd, or it may be one of those given by TCP
+        address, which must not count twice; and for the HTTP port beside such an address, until it
+        is proven to belong to it.
         """
         tcp = self._unproven.get(client.url)
-        if tcp is None and not self.lookupds:
+        if not (self._unproven or self.lookupds):
             return ""
         try:
             info = client.info()
@@ -321,6 +329,8 @@ class Cluster:
                     hint="Give the address with --nsqd-http-address.",
                 )
             self._unproven.pop(client.url, None)
+        else:
+            self._tcp.add(Address(urlsplit(client.url).hostname or "", info["tcp_port"]))
         return f"{info.get('broadcast_address')}:{info.get('http_port')}"
 
     def _client(self, address: str) -> NsqdHTTPClient:
