@@ -651,6 +651,11 @@ class ConsumerIO:
                 left_s,
             )
 
+    def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
+        """From now on have topic and nsqd looked at before each SUB (from any thread)."""
+        for topic, dialer in self._dialers.items():
+            dialer.look = partial(look, topic)
+
     def look_up_soon(self, topic: str = "") -> None:
         """Bring the next round of lookups forward, for one topic or all, where there is any."""
         for name, discovery in self._discoveries.items():
