@@ -191,7 +191,7 @@ def _is_right(read: Columns) -> bool:
 def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
     columns: Columns = {name: read[name] for name in read if name in KEYS_OF and name != "body"}
     if "ts" in read:
-        columns |= {"timestamp": _micros(read["ts"]), "ts_ns": read["ts"]}
+        columns |= {"timestamp": micros(read["ts"]), "ts_ns": read["ts"]}
     if "body" in read:
         raw = _decoded(read["body"], read["body64"])
         if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
@@ -200,7 +200,8 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
     return columns
 
 
-def _micros(ts_ns: Any) -> Any:
+def micros(ts_ns: Any) -> Any:
+    """Return the column ``timestamp`` of times in nanoseconds."""
     return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
@@ -273,7 +274,7 @@ def exact_columns(
         "topic": pyarrow.array(topic, pyarrow.string()),
         "nsqd": pyarrow.array(nsqd, pyarrow.string()),
         "id": pyarrow.array([each.decode("latin-1") for each in ids], pyarrow.string()),
-        "timestamp": _micros(ts_ns),
+        "timestamp": micros(ts_ns),
         "ts_ns": ts_ns,
         "attempts": pyarrow.array(attempts, pyarrow.int32()),
     }
