@@ -268,18 +268,18 @@ class Landings(Uploads):
         self._process.stdin.flush()
 
     def _run(self) -> None:
-        if _is_pending(self._plan.directory):  # its logs may be gone already
-            try:
+        try:
+            if _is_pending(self._plan.directory):  # its logs may be gone already
                 self._ask([])
-            except (OSError, NsqError) as exc:
-                log.warning("cannot finish what an earlier run began to land (%s)", exc)
+        except Exception as exc:  # as below
+            log.warning("cannot finish what an earlier run began to land (%s)", exc)
         while True:
             first = self._next()
             others = self._others()
             batch = dict([first, *others])
             try:
                 landed = self._ask(list(batch))
-            except (OSError, NsqError) as exc:
+            except Exception as exc:  # a defect, too: the thread goes on
                 with self._changed:
                     self._waiting.extendleft(reversed(others))
                 self._failed(*first, exc)
