@@ -253,7 +253,8 @@ class FileSet:
             return file.stem != self.stem(now_s, now_s)
         is_idlest = file is min(self._files.values(), key=lambda other: other.last_used_s)
         is_one_too_many = is_idlest and len(self._files) > MOST_PARTITIONS
-        return is_one_too_many or now_s - file.last_used_s > PARTITION_IDLE_S
+        # a clock that was set back keeps no file open
+        return is_one_too_many or abs(now_s - file.last_used_s) > PARTITION_IDLE_S
 
     def check_in_s(self, now_s: float) -> float | None:
         """Return in how many seconds `over` may have something new; None for never."""

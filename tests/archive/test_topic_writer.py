@@ -265,6 +265,8 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
 
     assert [path.name for path in finished_files(topic.out)] == ["2026-09-20-000000"]
     assert len(parts(topic.out)) == 1
+    writer.rotate(NOW_S - 3600)  # the clock was set back
+    assert parts(topic.out) == []
 
 
 def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
