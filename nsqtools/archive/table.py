@@ -252,11 +252,15 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     identity = identity_of(archive, host)
     if archive.head is not None:
         return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
-    first = next(read_messages(archive, lambda path, problem: None), None)
-    if first is None or first.topic:
+    if not _is_bare(archive):
         return identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
     return f"{identity}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+
+
+def _is_bare(archive: ArchiveFile) -> bool:
+    first = next(read_messages(archive, lambda path, problem: None), None)
+    return first is not None and not first.topic
 
 
 # -- into the table -----------------------------------------------------------------------------
@@ -361,13 +365,19 @@ def convert(
     """
     table = Table(plan)
     known = fields_of(plan.fields or {"properties": {}})
+    there: set[str] | None = None
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", 0
             continue
         stem = stem_of(archive, plan.host)
         app_id = f"nsqtools-convert-{stem}"
-        if table.number_of(app_id):
+        is_there = bool(table.number_of(app_id))
+        if not plan.is_delta and _is_bare(archive):  # its day may be another since it was touched
+            if there is None:
+                there = {entry.name.rpartition("/")[2] for entry in table.storage.list()}
+            is_there = manifest_of(PurePosixPath(f"{stem}.parquet")).name in there
+        if is_there:
             yield archive, [], "", 0
             continue
         while True:
