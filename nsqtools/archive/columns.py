@@ -371,19 +371,19 @@ def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
-    held, size = [], 0
+    held, size, enough = [], 0, BATCH_TEXT
     for text in texts:
         held.append(text)
         size += len(text)
-        if size < BATCH_TEXT:
+        if size < enough:
             continue
         joined = b"".join(held)
         end = joined.rfind(delimiter) + len(delimiter)
         if end < len(delimiter) and size <= LONGEST_LINE:
-            held = [joined]
+            held, enough = [joined], min(2 * size, LONGEST_LINE + 1)  # each look costs all of it
             continue
         end = end if end >= len(delimiter) else size
         yield joined[:end]
-        held, size = [joined[end:]], size - end
+        held, size, enough = [joined[end:]], size - end, BATCH_TEXT
     if rest := b"".join(held):
         yield rest
