@@ -483,7 +483,7 @@ class Uploads:
             except (OSError, NsqError) as exc:
                 self._failed(path, size, exc)
             except Exception:  # a name that is not UTF-8, or a defect: the thread goes on
-                log.exception("%s is not uploaded", path)
+                log.exception("%r is not uploaded", str(path))
                 self._ended(path, size, conflicts=1)
             else:
                 if uploaded:
