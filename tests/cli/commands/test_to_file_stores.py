@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from plugins.archives import Writer, finished_files, unfinished
+from plugins.archives import Writer, finished_files, unfinished, write_archive
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
@@ -26,6 +27,7 @@ from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
+from nsqtools.archive.layout import Head
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
@@ -232,6 +234,29 @@ def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> N
         for message in read_messages(archive, lambda *problem: pytest.fail(str(problem)))
     ]
     assert sorted(found) == sorted(bodies)
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_landed(
+    tmp_path: Path, is_delta: bool
+) -> None:
+    plan = TablePlan(str(tmp_path / "table"), is_delta, "web1")
+    logs, snapshot = tmp_path / "logs", tmp_path / "snapshot"
+
+    def land(number: int, at: int) -> None:
+        log = write_archive(
+            logs / f"{number}.log", clicks(*[b""] * at, b"x")[at:], head=Head("a" * 32, number)
+        )
+        assert len(Lander(plan, logs).land([log]).files) == 1
+
+    land(1, 0)
+    shutil.copytree(logs, snapshot)
+    land(2, 1)
+    shutil.rmtree(logs)
+    snapshot.rename(logs)
+    land(2, 2)
+
+    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3
 
 
 def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
