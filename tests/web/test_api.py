@@ -13,10 +13,11 @@ from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
 from plugins.http_server import HttpServer
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
+from starlette.exceptions import HTTPException
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.web.api import Refused, latencies_together, newest_version, read_body
+from nsqtools.web.api import latencies_together, newest_version, read_body
 
 LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
 
@@ -363,7 +364,7 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(body: bytes, complaint: str) -> None:
-    with pytest.raises(Refused, match=complaint):
+    with pytest.raises(HTTPException, match=complaint):
         read_body(body)
 
 
