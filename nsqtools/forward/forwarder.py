@@ -25,7 +25,7 @@ from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Trou
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, touch_when_due
 from nsqtools.forward.parcel import Counters, Parcel, Sink
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
@@ -436,10 +436,12 @@ def forward_to(
     if max_attempts and dead_letter_file is None:
         raise ConfigurationError("max_attempts needs a dead_letter_file")
     connection = ConnectionSettings(
-        _texts(nsqd_tcp_addresses), _texts(lookupd_http_addresses), options=options or {}
+        tuple(one_or_several(nsqd_tcp_addresses)),
+        tuple(one_or_several(lookupd_http_addresses)),
+        options=options or {},
     )
     settings = ForwardSettings(
-        tuple(map(check_topic, _texts(topic))),
+        tuple(map(check_topic, one_or_several(topic))),
         check_channel(channel),
         connection,
         connection.client_options(**THROUGHPUT),
@@ -451,7 +453,3 @@ def forward_to(
         dead_letters=DeadLetterFile(Path(dead_letter_file)) if dead_letter_file else None,
         limits=RunLimits(None, exit_idle_s, None),
     )
-
-
-def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)

@@ -51,14 +51,16 @@ OWN = {"host": "localhost:4151"}
     [
         *(({"host": host}, "") for host in ("127.0.0.1:4151", "localhost", "[::1]:4151")),
         *(({"host": host}, "") for host in ("nsqd:4151", "nsqd-1.example.org:4151", "10.0.0.7:1")),
+        *(({"host": host}, "") for host in ("a.localhost", "nsqd-1.example.org.", "")),
         *(
             ({"host": host}, "FOREIGN_HOST")
             for host in ("evil.example.com:1", "127.0.0.1.evil.com")
         ),
         (OWN | {"origin": "http://localhost:4151"}, ""),
         (OWN | {"origin": "http://evil.example.com"}, "FOREIGN_ORIGIN"),
+        (OWN | {"origin": "http://localhost"}, "FOREIGN_ORIGIN"),
         (OWN | {"origin": "null"}, "FOREIGN_ORIGIN"),
-        (OWN | {"sec-fetch-site": "same-origin"}, ""),
+        (OWN | {"sec-fetch-site": "same-origin", "origin": "https://of.a.proxy"}, ""),
         (OWN | {"sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
         (OWN | {"sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
     ],
