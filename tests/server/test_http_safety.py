@@ -13,7 +13,7 @@ from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.http_server import foreign_call
+from nsqtools.server.http_server import foreign_call, is_own_host
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -70,6 +70,7 @@ def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], cod
     assert foreign_call("POST", headers, names) == code
     assert foreign_call("GET", headers, names) == ""
     assert foreign_call("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
+    assert not is_own_host("", names)  # HTTP/1.1 has one
 
 
 @pytest.mark.parametrize(
