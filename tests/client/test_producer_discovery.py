@@ -311,7 +311,7 @@ def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
     lookupd = nsqlookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
     nsqds = [serve(kind(data_path(), flag)) for _ in range(3)]
-    options = ClientOptions(publish_timeout_s=2, lookupd_poll_interval_s=0.5)
+    options = ClientOptions(publish_timeout_s=patience_s(2), lookupd_poll_interval_s=0.5)
     at: list[float] = []
 
     def note(publication: Publication) -> None:
@@ -342,7 +342,7 @@ def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
                     used.pause()
                 else:
                     used.kill()
-                time.sleep(1.2)
+                time.sleep(patience_s(1.2))
                 if fault == "hang":
                     used.resume()
                 else:
@@ -350,4 +350,4 @@ def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
         finally:
             is_over.set()
             thread.join()
-    assert max(late - early for early, late in pairwise(at)) < 1
+    assert max(late - early for early, late in pairwise(at)) < patience_s(1)

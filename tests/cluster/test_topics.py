@@ -41,7 +41,8 @@ def test_an_nsqd_is_not_overlooked_because_another_one_has_an_http_address(nsqd:
 
     report = inspect("clicks", ClusterAddresses([nsqd.http_address], nsqd_tcp=tcp))
 
-    assert "127.0.0.1:1: no answer at its usual HTTP port" in str(report.failed)
+    [failure] = report.failed  # none for the HTTP port beside the TCP address of the other
+    assert "127.0.0.1:1: no answer at its usual HTTP port" in str(failure)
 
 
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(

@@ -135,6 +135,7 @@ def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
     assert large < 60 * small
 
 
+@pytest.mark.alone
 def test_many_small_frames_at_once_take_linear_time() -> None:
     stream = encode_frame(0, b"OK") * 50_000
     buffer = FrameBuffer()
