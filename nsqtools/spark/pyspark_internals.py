@@ -131,6 +131,10 @@ def struct_of(schema: pyarrow.Schema) -> StructType:
         raise ConfigurationError(f"Spark has no such column: {exc}") from None
 
 
+GLOB_PATHS = "__globPaths__"
+"""An option of files: ``false`` takes brackets, braces and stars in their paths as they are."""
+
+
 def stand_in(spark: SparkSession, name: str, columns: StructType) -> int:
     """Make an empty view that plans are made of; return what `used_columns` knows it by."""
     jvm: Any = spark._jvm

@@ -24,7 +24,7 @@ from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.archives.read_settings import BYTES, MESSAGE_DDL, Bodies
-from nsqtools.spark.pyspark_internals import struct_of
+from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
@@ -156,12 +156,13 @@ def read_files(
     text, and only the date is one. Raises `NotFoundError` where there is nothing, and
     `ConfigurationError` for Parquet of something else.
     """
-    reader = spark.read.option("basePath", spark_url(root)).option("mergeSchema", ddl is None)
+    reader = spark.read.option("basePath", spark_url(root)).option(GLOB_PATHS, value=False)
+    reader = reader.option("mergeSchema", ddl is None)
     urls = [f"{spark_url(root)}/{name}" for name in names]
     if ddl is not None:
         if not urls:
             return spark.createDataFrame([], ddl)
-        known = spark.read.parquet(urls[0]).columns
+        known = reader.parquet(urls[0]).columns
         if missing := [name for name in NEEDED if name not in known]:
             raise without_columns(f"{root}/{names[0]}", missing)
         return reader.schema(ddl).parquet(*urls)
