@@ -56,6 +56,12 @@ def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
     (tmp_path / "a.log.gz").unlink()
     assert paths(listing) == ["b.log.gz"]
 
+    (tmp_path / "old").mkdir()
+    assert paths(listing) == ["b.log.gz"]
+    (tmp_path / "old").rmdir()
+    assert paths(listing) == ["b.log.gz"]
+    assert set(listing._folders) == {tmp_path}
+
 
 def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None:
     listing = listing_of(tmp_path)

@@ -340,6 +340,7 @@ class Listing:
         """
         roots = self._roots()
         works = [*roots, *([self._work_dir] if self._work_dir else [])]
+        before, self._folders = self._folders, {}  # those that are gone are forgotten
         for root in works:
             if not root.exists():
                 raise NotFoundError(f"there is no {root}")
@@ -347,19 +348,21 @@ class Listing:
             in_progress = [
                 _Found(root, path, is_settled=False)
                 for root in works
-                for folder in self._walk(root, on_damage)
+                for folder in self._walk(root, before, on_damage)
                 for path in folder.in_progress
             ]
             finished = [
                 _Found(root, path, folder.is_settled)
                 for root in roots
-                for folder in self._walk(root, on_damage)
+                for folder in self._walk(root, before, on_damage)
                 for path in folder.finished
             ]
             files = self._unite((*finished, *in_progress), on_damage)
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
-    def _walk(self, root: Path, on_damage: OnDamage) -> Iterator[Folder]:
+    def _walk(
+        self, root: Path, before: Mapping[Path, Folder], on_damage: OnDamage
+    ) -> Iterator[Folder]:
         """Iterate over a directory and those below that are not hidden; or over a single file."""
         if not root.is_dir():
             is_part = is_hidden(root.name, PART)
@@ -369,7 +372,7 @@ class Listing:
         while waiting:
             path = waiting.pop()
             try:
-                folder = self._folder(path)
+                folder = self._folders[path] = self._folder(path, before)
             except FileNotFoundError:
                 continue
             except OSError as exc:
@@ -379,10 +382,10 @@ class Listing:
             waiting += [each for each in folder.folders[::-1] if is_for(each.name, self._topics)]
             yield folder
 
-    def _folder(self, path: Path) -> Folder:
+    def _folder(self, path: Path, before: Mapping[Path, Folder]) -> Folder:
         now_ns = time.time_ns()
         changed_ns = path.stat().st_mtime_ns
-        known = self._folders.get(path)
+        known = self._folders.get(path) or before.get(path)
         if known is not None and known.is_settled and known.changed_ns == changed_ns:
             return known
         folder = Folder(changed_ns, now_ns - changed_ns > SETTLED_NS, [], [], [])
@@ -393,7 +396,6 @@ class Listing:
                 elif not entry.name.startswith("."):
                     kind = folder.folders if entry.is_dir() else folder.finished
                     kind.append(path / entry.name)
-        self._folders[path] = folder
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:

@@ -88,7 +88,7 @@ class ArchiveStream:
         self._listing = listing_of(settings)
         self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, _Extent] | None = None
-        self._names: dict[Head, str] = {}  # of files that were there
+        self._names: dict[Head, str] = {}  # of files that were there and are not read
         self._told: set[str] = set()
 
     # -- where it starts ------------------------------------------------------------------------
@@ -135,6 +135,7 @@ class ArchiveStream:
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
         end = planned_again(find)
+        self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
         if end is start or self._waits_for_more(start):
             return start
         self._last_batch_s = self._monotonic()
