@@ -113,12 +113,12 @@ class SpoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """All of it. Executors need no connection."""
+    """All of it."""
 
     spool: SpoolSettings
     read: ReadSettings
     stream: StreamSettings
-    connection: ConnectionSettings | None
+    connection: ConnectionSettings
 
 
 def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> TopicSettings:
@@ -410,7 +410,6 @@ class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
 
     def __init__(self, settings: TopicSettings) -> None:
-        assert settings.connection is not None
         self._settings = settings.spool
         self._connection = settings.connection
         self._read = settings.read

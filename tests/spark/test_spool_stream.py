@@ -236,14 +236,15 @@ def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
 GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
 
 
-def test_no_secret_travels_to_executors() -> None:
-    from nsqtools.spark.stream_format import NsqStreamReader
+def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nsqtools.spark.nsq_format import NsqFormat
 
-    settings = topic_settings(GIVEN, {"NSQ_AUTH_SECRET": "sesame"})
-    assert settings.connection is not None
-    assert settings.connection.options["auth_secret"] == "sesame"
+    monkeypatch.setenv("NSQ_AUTH_SECRET", "sesame")
+    source = NsqFormat(GIVEN)
+    reader = source.streamReader(source.schema())
+    reader.initialOffset()
 
-    travels = pickle.dumps(NsqStreamReader(settings, ["body"]))
+    travels = pickle.dumps(reader)
 
     assert (b"spool" in travels, b"sesame" in travels) == (True, False)
 
