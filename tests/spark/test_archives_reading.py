@@ -30,7 +30,7 @@ from nsqtools.spark.archives.partitions import (
     plan_batch,
     ranges_of,
 )
-from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -258,7 +258,7 @@ def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
-    raw = {"format": FileFormat.raw, "delimiter": b";"}
+    raw = {"raw": True, "delimiter": b";"}
 
     found = rows(ReadSettings((str(tmp_path),), topic="clicks", **raw))
 
@@ -380,7 +380,7 @@ def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path)
     (archive / "part-0.parquet").write_bytes(b"PAR1\x15\nPAR1")
     (archive / "_spark_metadata").mkdir()
     (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
-    settings = ReadSettings((str(archive),), format=FileFormat.raw)
+    settings = ReadSettings((str(archive),), raw=True)
     reports = tmp_path / "reports"
     reporting = replace(settings, damage_path=reports)
 

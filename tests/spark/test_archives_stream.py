@@ -29,7 +29,6 @@ from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import ReadPartition, plan_batch
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
-    FileFormat,
     ReadSettings,
     StreamSettings,
 )
@@ -271,7 +270,7 @@ def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bodies.log"
     path.write_bytes(b"1\n2\n")
     reports = tmp_path.parent / "reports"
-    read = {"format": FileFormat.raw, "damage_path": reports}
+    read = {"raw": True, "damage_path": reports}
     stream = stream_of(tmp_path, read=read)
     found, offset = drain(stream, stream.initial())
     with path.open("ab") as file:

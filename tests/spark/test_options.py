@@ -17,7 +17,6 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.archive_format import PUSHDOWN
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
-    FileFormat,
     ReadSettings,
     StreamSettings,
     archive_settings,
@@ -177,7 +176,7 @@ def test_all_options_are_read(tmp_path: Path) -> None:
         Path("/w"),
         frozenset({"a", "b"}),
         within=TimeRange(1_795_219_200_000_000_000, 1_795_305_600_000_000_000),
-        format=FileFormat.raw,
+        raw=True,
         delimiter=b"\0",
         topic="clicks",
         damage_path=Path("/r"),

@@ -26,7 +26,7 @@ from nsqtools.spark.archives.archive_files import (
     listing_of,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
-from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
@@ -75,7 +75,7 @@ def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) ->
     """Return why a file that no option excludes cannot be read; empty when it can."""
     if content.kind is not LineKind.bodies or content.foreign:
         return content.foreign
-    if not has_index and settings.format is not FileFormat.raw:
+    if not has_index and not settings.raw:
         return (
             "it does not hold messages as nsq to-file writes them; option format=raw reads bodies"
         )

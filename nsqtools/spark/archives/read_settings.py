@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,13 +69,6 @@ class Bodies:
 BYTES = Bodies()
 
 
-class FileFormat(Enum):
-    """Which files are read: ``auto`` those of to-file, ``raw`` also files of bare bodies."""
-
-    auto = "auto"
-    raw = "raw"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """What is read, and how."""
@@ -90,7 +82,8 @@ class ReadSettings:
     queried_nsqds: frozenset[str] | None = None
     """The only nsqds that it lets through: their rows need not go to Spark."""
     within: TimeRange = EVER
-    format: FileFormat = FileFormat.auto
+    raw: bool = False
+    """Also files of bare bodies."""
     delimiter: bytes = b"\n"
     topic: str | None = None
     """The topic of files of bare bodies."""
@@ -211,14 +204,13 @@ def archive_settings(options: Options) -> ReadSettings:
             hint="damagePath is a directory shared with executors, or a place in an object store, "
             "for reports of damage.",
         )
-    format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
     settings = ReadSettings(
         paths=tuple(str(read_place("path", path)) for path in paths),
         work_dir=options.location("workDir"),
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
-        format=FileFormat(format),
+        raw=options.choice("format", ("auto", "raw"), default="auto") == "raw",
         delimiter=options.ending("delimiter") or b"\n",
         topic=check_topic(topic) if topic else None,
         damage_path=damage_path,
