@@ -30,7 +30,6 @@ pytest_plugins = [
     "plugins.console",
     "plugins.examples",
     "plugins.http_server",
-    "plugins.disk_calls",
     "plugins.disks",
     "plugins.java_classes",
     "plugins.network",

@@ -20,12 +20,11 @@ from nsqtools.archive.finding import (
     ArchiveFile,
     Wanted,
     all_of,
+    files_in_folder,
     files_in_table,
-    files_of_table,
     find_archives,
     is_of_others,
     parquet_entries,
-    root_of,
 )
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
@@ -145,6 +144,9 @@ class Source:
     is_shared: bool = False
     """Whether its file has messages of other topics, too, for which there is another source."""
     archive: ArchiveFile | None = None
+    begin: str = ""
+    """What tells an archive from another with the same key: its begin, of two machines of one
+    image; without a head its content, of a file that took the place of another."""
     damage: str = ""
 
     @property
@@ -163,18 +165,6 @@ class Source:
             for span in (self.spans if self.is_timed else ())
             for number in range(span.min_ts // DAY_NS, span.max_ts // DAY_NS + 1)
         }
-
-    @property
-    def begin(self) -> list[list[int]]:
-        """What tells an archive from another with the same key: its begin, of two machines of one
-        image; without a head when it was written, of a file that took the place of another.
-
-        Empty for other files, and where it is unknown.
-        """
-        if self.has_head:
-            return [list(span) for span in self.spans[:1]]
-        entry = None if self.archive is None or self.damage else self.archive.entry
-        return [] if entry is None else [[entry.modified_ns]]
 
     @property
     def has_head(self) -> bool:
@@ -213,6 +203,10 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
         if any(one != other for one, other in both):
             key = archive.shown
+        begin = repr(spans[:1])
+        if head is None and not scan.damage:
+            with failing("read", archive.shown):
+                begin = archive.storage.digest(archive.name, scan.size)
         source = Source(
             archive.storage,
             archive.name,
@@ -221,6 +215,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             None,
             spans,
             archive=replace(archive, members=scan.members),
+            begin=begin,
             damage=scan.damage,
         )
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
@@ -243,11 +238,12 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
     for place in map(str, places):
         storage = open_storage(place)
         with failing("read", place):
-            found = files_in_table(place, wanted)
+            found = files_in_table(place, wanted)[1]
             if found is None:
                 is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
-                is_folder = not is_file and any(storage.list())
-                found = files_of_table(storage, wanted) if is_folder else find_archives([place])
+                listed = [] if is_file else list(storage.list())
+                found = files_in_folder(storage, listed, wanted) if listed else None
+            found = find_archives([place]) if found is None else found
         for archive in found:
             if archive.table is not None:
                 yield from _table_source(archive)
@@ -298,10 +294,9 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
     A place may lead into partitions, or be a file. Raises `NsqError`.
     """
     found: dict[Location, list[str]] = {}
-    for place in places:
+    for place in map(absolute, places):
         with failing("read", place):
-            root = root_of(place)
-            in_table = files_in_table(str(place), wanted)
+            root, in_table = files_in_table(str(place), wanted)
         inside = "" if root == place else str(place)[len(str(root)) + 1 :]
         names = found.setdefault(root, [])
         if in_table is not None:

@@ -244,6 +244,8 @@ class Compaction:
         self._place = Held()
         self.sources: list[Source] = []
         self.partitions: list[Partition] = []
+        self.grown: list[Source] = []
+        """Files of bare bodies that have changed since they were compacted: they are left out."""
 
     def _check(self, has_table: bool, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
@@ -280,7 +282,7 @@ class Compaction:
                 of_slot.setdefault(Slot(source.topic, day, source.others), []).append(source)
         chosen = {slot: some for slot, some in of_slot.items() if self.selection.has(slot)}
         present = self._present(chosen)
-        self.partitions = []
+        self.partitions, self.grown = [], []
         for slot in sorted(chosen, key=lambda each: (each.day or date.max, each.topic or "")):
             there = [] if self.is_within else present.get(slot, [])
             state, new, kept = self._state(slot, chosen[slot], there)
@@ -354,8 +356,9 @@ class Compaction:
             return ("small", small, kept) if len(small) > 1 else ("done", [], [])
         note = self._note(slot)
         new = [each for each in sources if _noted(note, each) != each.size]
-        if slot.day is None:
-            new = [each for each in sources if _noted(note, each) is None]
+        if slot.day is None:  # bare bodies that were appended to would come again
+            self.grown += [each for each in new if _noted(note, each)]
+            new = [each for each in new if not _noted(note, each)]
         return ("done" if not new else "late" if there else "new"), new, []
 
     def _is_small(self, slot: Slot, source: Source) -> bool:
@@ -531,9 +534,12 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
     """Return the size that a file had when it was taken, None if it was not."""
     size: int | None = note.get("sources", {}).get(source.key)
     before = note.get("begins", {}).get(source.key) or source.begin
-    # bare bodies that were appended to do not come again
-    is_other = before != source.begin and (source.has_head or size == source.size)
-    return None if is_other else size
+    if size is None or before == source.begin:
+        return size
+    if source.has_head or source.damage:
+        return None
+    with failing("read", source.shown):
+        return size if source.storage.digest(source.name, size) == before else None
 
 
 def delete_archive(source: Source) -> bool:

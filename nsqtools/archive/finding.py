@@ -191,7 +191,7 @@ def foreign_file(shown: str, why: str) -> ConfigurationError:
 def _find(place: str) -> list[ArchiveFile]:
     storage = open_storage(place)
     is_local = isinstance(storage, LocalStorage)
-    if (in_table := files_in_table(place)) is not None:
+    if (in_table := files_in_table(place)[1]) is not None:
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
@@ -201,7 +201,7 @@ def _find(place: str) -> list[ArchiveFile]:
         folder, _, name = place.rstrip("/").rpartition("/")
         return [_named(open_storage(folder), name)]
     if _is_table(listed):
-        return files_of_table(storage, listed=listed)
+        return files_in_folder(storage, listed)
     names = {entry.name for entry in listed}
     files = [*filter(_is_finished, listed), *in_progress]
     if is_local:
@@ -296,17 +296,13 @@ def is_of_others(name: str) -> bool:
     return any(part[:1] in "._" for part in name.split("/"))
 
 
-def files_of_table(
-    storage: Storage, wanted: Wanted = all_of, listed: Sequence[Entry] = ()
+def files_in_folder(
+    storage: Storage, listed: Sequence[Entry], wanted: Wanted = all_of
 ) -> list[ArchiveFile]:
-    """Return the files that count of a Delta table, or of a place of Parquet, in order.
+    """Return the files that count of a place of Parquet, in order.
 
-    Raises `NsqError` and ``OSError``.
+    Raises `OutputError` and ``OSError``.
     """
-    if not listed and is_table(storage):
-        files = sorted(DeltaCatalog(storage.url).files(wanted=wanted), key=lambda each: each.path)
-        return [ArchiveFile(storage, each.path, None, table=each) for each in files]
-    listed = listed or list(storage.list())
     names = {entry.name for entry in listed}
     return [
         ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
@@ -315,42 +311,38 @@ def files_of_table(
     ]
 
 
-def files_in_table(place: str, wanted: Wanted = all_of) -> list[ArchiveFile] | None:
-    """Return the files that count of a Delta table, of a folder or a file in one; else None.
-
-    Raises `NsqError` and ``OSError``.
-    """
-    at = absolute(parse_place(place))
-    root = root_of(at)
-    if not _has_log(root):
-        return None
-    storage = open_storage(place if root == at else str(root))
-    if root == at:
-        return files_of_table(storage, wanted)
-    inside = str(at)[len(str(root)) + 1 :]
-    if is_of_others(inside):  # logs that have not landed yet
-        return None
-    found = files_of_table(storage)
-    found = [each for each in found if f"{each.name}/".startswith(f"{inside}/")]
-    if not found and inside.endswith(".parquet"):
-        raise ConfigurationError(
-            f"{place} does not count in the Delta table {root}",
-            hint="Give the table; --topic takes a part of it.",
-        )
-    return [each for each in found if each.table is None or wanted(each.table.partition)]
-
-
-def root_of(place: Location) -> Location:
+def files_in_table(
+    place: str, wanted: Wanted = all_of
+) -> tuple[Location, list[ArchiveFile] | None]:
     """Return the place above the partitions that a place leads into; of a lone file its folder.
 
-    A Delta table is one, whatever the folders that it lies in are called. Raises ``OSError``.
+    If that is a Delta table, whatever the folders that it lies in are called, then also the files
+    that count in it of the place, else None. Raises `NsqError` and ``OSError``.
     """
-    is_file = not isinstance(place, Path) or not place.is_dir()
-    lone = place.parent if place.name.endswith(".parquet") and is_file else place
-    above: list[Location] = [place, *place.parents]
+    at = absolute(parse_place(place))
+    is_file = not isinstance(at, Path) or not at.is_dir()
+    lone = at.parent if at.name.endswith(".parquet") and is_file else at
+    above: list[Location] = [at, *at.parents]
     ends = [number for number, each in enumerate(above) if "=" in each.name]
     nearest = [lone, *above[: ends[-1] + 2]] if ends else [lone]
-    return next(filter(_has_log, nearest), nearest[-1])
+    root = next(filter(_has_log, nearest), None)
+    if root is None:
+        return nearest[-1], None
+    inside = "" if root == at else str(at)[len(str(root)) + 1 :]
+    if inside and is_of_others(inside):  # logs that have not landed yet
+        return root, None
+    storage = open_storage(str(root) if inside else place)
+    files = DeltaCatalog(storage.url).files(wanted=all_of if inside else wanted)
+    if inside:
+        files = [each for each in files if f"{each.path}/".startswith(f"{inside}/")]
+        if not files and inside.endswith(".parquet"):
+            raise ConfigurationError(
+                f"{place} does not count in the Delta table {root}",
+                hint="Give the table; --topic takes a part of it.",
+            )
+        files = [each for each in files if wanted(each.partition)]
+    files.sort(key=lambda each: each.path)
+    return root, [ArchiveFile(storage, each.path, None, table=each) for each in files]
 
 
 def _has_log(place: Location) -> bool:

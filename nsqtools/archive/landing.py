@@ -42,13 +42,14 @@ from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import index_of, load_index
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, identity_of
+from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter
 from nsqtools.archive.upload import (
     HURRIED_S,
     NotUploadable,
     UploadPlan,
     UploadRecord,
     Uploads,
+    identity_of,
     uploaded_of,
 )
 from nsqtools.errors import ConfigurationError, NsqError

@@ -26,7 +26,6 @@ long as it exists, under any name and in any place. Files of early archivers hav
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import open_to_read, walk
 
 PART = ".part"
 INDEX = ".index"
@@ -80,11 +79,8 @@ def owner_of(hidden: P) -> P:
 
 def hidden_below(directory: Path, suffix: str) -> Iterator[Path]:
     """Iterate over the hidden files with a suffix, in all directories below, in order."""
-    for folder, folders, names in os.walk(directory):
-        folders.sort()
-        for name in sorted(names):
-            if is_hidden(name, suffix):
-                yield Path(folder, name)
+    for folder, names in walk(directory):
+        yield from (folder / name for name in names if is_hidden(name, suffix))
 
 
 _LINES = re.compile(rb"(?:\d{1,18} \d{1,18} \d{1,18} -?\d{1,19} -?\d{1,19}\n)*+")

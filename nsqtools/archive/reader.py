@@ -24,7 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -304,38 +304,34 @@ DAMAGED = ".damaged"
 TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What was found in a file; without ``problems`` it is good."""
+def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
+    """Read a whole file, and compare it with its index; return how many messages it has.
 
-    path: str
-    """Or its URL."""
-    messages: int
-    problems: tuple[str, ...]
+    Raises `OutputError`.
+    """
+    shown, is_damaged = archive.shown, False
 
-
-def verify(archive: ArchiveFile) -> Verification:
-    """Read a whole file and compare it with its index. Raises `OutputError`."""
-    problems: list[str] = []
-
-    def note(path: str, problem: str) -> None:
-        problems.append(problem)
+    def note(_: str, problem: str) -> None:
+        nonlocal is_damaged
+        is_damaged = True
+        on_damage(shown, problem)
 
     messages = sum(1 for _ in read_messages(archive, note))
     try:
-        if not problems and not archive.is_in_progress and archive.members is not None:
+        if not is_damaged and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
             end = archive.members[-1].end if archive.members else 0
             if end != size:
-                problems.append(f"its index ends at byte {end} of {size}")
+                note(shown, f"its index ends at byte {end} of {size}")
         if archive.table is not None:
-            if not problems and archive.messages not in (None, messages):
-                problems.append(f"it has {messages} messages, and {archive.messages} in its table")
+            if not is_damaged and archive.messages not in (None, messages):
+                note(shown, f"it has {messages} messages, and {archive.messages} in its table")
         elif archive.is_remote:
-            problems += _differences_from_manifest(archive)
+            for problem in _differences_from_manifest(archive):
+                note(shown, problem)
     except OSError as exc:
-        problems.append(f"{exc.filename}: {exc.strerror}")
-    return Verification(archive.shown, messages, tuple(problems))
+        note(shown, f"{exc.filename}: {exc.strerror}")
+    return messages
 
 
 def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
@@ -37,6 +36,7 @@ from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
+from nsqtools.files.scratch import scratch_directory
 
 KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"
@@ -102,7 +102,7 @@ class Job:
     def name(self) -> str:
         """The name of the file, the same for the same work."""
         read = {each.shown: each for part in self.slices for each in part.sources}.values()
-        sources = [(each.key, each.size, *each.begin) for each in read]
+        sources = [(each.key, each.size, each.begin) for each in read]
         present = [each.key for each in self.present]
         identity = repr((self.slot, self.slices[0].since_ns, self.slices[-1].until_ns, present))
         digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]
@@ -169,8 +169,8 @@ def draft_for(storage: Storage) -> Iterator[Path]:
         staging.mkdir(0o750, parents=True, exist_ok=True)
         yield staging / f"{uuid4().hex}.parquet"
         return
-    with TemporaryDirectory(prefix="nsq-compact-") as folder:
-        yield Path(folder, "file.parquet")
+    with scratch_directory("nsq-compact-") as folder:
+        yield folder / "file.parquet"
 
 
 def publish(draft: Path, storage: Storage, name: str) -> None:

@@ -47,7 +47,7 @@ from nsqtools.files.durable import (
     temporary_beside,
     written_beside,
 )
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import open_to_read, walk
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
 HDFS_SCHEMES = ("hdfs", "webhdfs")
@@ -156,7 +156,7 @@ class Storage(ABC):
         of it is read back, a range at a time.
         """
         size = path.stat().st_size
-        if self.stat(name).size != size or self._hash(name, size) != hash_of(path):
+        if self.stat(name).size != size or self.digest(name, size) != hash_of(path):
             raise self._differs(name)
 
     def verify_data(self, name: str, data: bytes, version: str) -> None:
@@ -167,7 +167,8 @@ class Storage(ABC):
     def _differs(self, name: str) -> ChangedError:
         return ChangedError(errno.EIO, "what is stored differs from the file", self.where(name))
 
-    def _hash(self, name: str, size: int) -> str:
+    def digest(self, name: str, size: int) -> str:
+        """Return the SHA-256 of the first bytes of an object, in hex."""
         content = hashlib.sha256()
         for start in range(0, size, COMPARED_SIZE):
             content.update(self.read_range(name, start, min(COMPARED_SIZE, size - start)))
@@ -274,16 +275,10 @@ class LocalStorage(Storage):
             if not isinstance(exc, FileNotFoundError):
                 raise exc
 
-        for folder, folders, names in os.walk(self._path(prefix), onerror=fail):
-            folders.sort()
-            for name in sorted(names):
-                if TEMPORARY.fullmatch(name):
-                    continue
-                path = Path(folder, name)
-                try:
+        for folder, names in walk(self._path(prefix), fail):
+            for path in (folder / name for name in names if not TEMPORARY.fullmatch(name)):
+                with suppress(FileNotFoundError):  # removed meanwhile
                     yield self._entry(path.relative_to(self.root).as_posix(), path)
-                except FileNotFoundError:  # removed meanwhile
-                    continue
 
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         path = self._path(prefix)

@@ -15,7 +15,6 @@ it makes one file a partition, whichever way it is interrupted. What is damaged 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,7 @@ from nsqtools.archive.layout import NULL_PARTITION, manifest_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.archive.upload import WRITER_DIGITS, NotUploadable, host_token
+from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 
 DAY_NS = 86_400 * 10**9
@@ -237,17 +236,6 @@ def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
 
 def _escaped(value: str | None) -> str:
     return NULL_PARTITION if value is None else quote(value, safe=" ") or NULL_PARTITION
-
-
-def identity_of(archive: ArchiveFile, host: str) -> str:
-    """Return what the files of an archive are called. Raises ``OSError``."""
-    head = archive.head
-    if head is not None:
-        identity = f"{head.writer[:WRITER_DIGITS]}-{head.number}"
-    else:
-        with archive.open() as file:
-            identity = hashlib.file_digest(file, "sha256").hexdigest()[:32]  # type: ignore[arg-type]
-    return f"{host_token(host)}-{identity}"
 
 
 # -- into the table -----------------------------------------------------------------------------

@@ -237,15 +237,21 @@ def _identity_in(head: Head) -> str:
     return f"{head.writer[:WRITER_DIGITS]}-{head.number}"
 
 
+def identity_of(archive: ArchiveFile, host: str) -> str:
+    """Return what ends the names of what an archive becomes. Raises ``OSError``."""
+    if archive.head:
+        return f"{host_token(host)}-{_identity_in(archive.head)}"
+    return f"{host_token(host)}-{archive.storage.digest(archive.name, archive.size())[:32]}"
+
+
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
     """Return the name of a file's object. Raises ``OSError``."""
-    head = index.head
-    identity = _identity_in(head) if head else hash_of(path)[:32]
-    token = f".{host_token(plan.host)}-{identity}"
+    archive = ArchiveFile.at(path, index.members, index.head)
+    token = f".{identity_of(archive, plan.host)}"
     name = before_extension(path.relative_to(plan.directory).as_posix(), token)
     if not plan.by_topic_and_date:
         return name
-    topics = look_at(ArchiveFile.at(path, index.members, head)).topics
+    topics = look_at(archive).topics
     first_ns = index.members[0].min_ts if index.members else 0
     first = datetime.fromtimestamp(first_ns / NS if first_ns else path.stat().st_mtime, UTC)
     topic = quote(min(topics), safe="") if topics else "unknown"

@@ -21,15 +21,15 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.files.scratch import scratch_directory
 from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
 from nsqtools.server.durable_path import named_database, times_kept
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
@@ -157,7 +157,7 @@ class StoredQueues:
 
     def __init__(self, data_path: Path) -> None:
         self._path = data_path
-        self._copies: TemporaryDirectory[str] | None = None
+        self._copies = ExitStack()
         self.problems: list[tuple[str, str]] = []
         self.is_durable = False
         self.times_kept = times_kept(data_path)
@@ -174,8 +174,7 @@ class StoredQueues:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._copies is not None:
-            self._copies.cleanup()
+        self._copies.close()
 
     def _look(self) -> None:
         self._is_in_use = _is_locked(self._path)
@@ -276,8 +275,7 @@ class StoredQueues:
 
     def _of_database(self, path: Path) -> Iterator[StoredQueue]:
         """Yield the queues of a database, after it was copied."""
-        self._copies = TemporaryDirectory(prefix="nsq-queue-")
-        copy = Path(self._copies.name) / path.name
+        copy = self._copies.enter_context(scratch_directory("nsq-queue-")) / path.name
         wal, copied_wal = Path(f"{path}-wal"), Path(f"{copy}-wal")
         for _ in range(_COPIES):
             # of one time if the log was not begun again: it then has all that the file may lack

@@ -25,10 +25,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -38,7 +36,8 @@ from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.files.opening import lock_file, open_to_write, try_lock
+from nsqtools.files.opening import open_to_write
+from nsqtools.files.scratch import scratch_directory
 from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import SESSION, last_lines, spark_errors
@@ -102,7 +101,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     with ExitStack() as stack:
         log = stack.enter_context(session_log(settings.log_path))
         parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
-        scratch = stack.enter_context(scratch_directory(Path(parent)))
+        scratch = stack.enter_context(scratch_directory("nsq-spark-", Path(parent)))
         environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
         stack.enter_context(environment(environ))
         gateway = start_jvm(settings, scratch, log.fileno())
@@ -308,51 +307,3 @@ def end_jvm(jvm: Popen[bytes], timeout_s: float) -> None:
         jvm.wait(timeout_s)
     except TimeoutExpired:
         kill_group(jvm)
-
-
-PREFIX = "nsq-spark-"
-LOCK = "lock"
-YOUNG_S = 60.0
-"""A directory this young may be about to be locked."""
-
-
-@contextmanager
-def scratch_directory(parent: Path) -> Iterator[Path]:
-    """A new directory below ``parent``; abandoned ones are removed first.
-
-    Raises `OutputError` where none can be made.
-    """
-    remove_abandoned(parent)
-    try:
-        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    except OSError as error:
-        raise OutputError(
-            f"cannot make a directory for Spark in {parent} ({error.strerror})",
-            hint="Set TMPDIR, or SPARK_LOCAL_DIRS, to a directory that can be written.",
-        ) from error
-    lock = lock_file(directory / LOCK)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the directories of sessions of this user that were killed."""
-    for directory in parent.glob(f"{PREFIX}*"):
-        try:
-            state = directory.lstat()
-            if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
-                continue
-            lock = open_to_write(directory / LOCK, os.O_RDWR)
-        except OSError:  # not a session's directory, or it was removed just now
-            continue
-        try:
-            if try_lock(lock):
-                shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # where files cannot be locked, it is unknown which sessions live
-            continue
-        finally:
-            os.close(lock)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,8 @@ class Connection(FakeConnection):
 
 EXTENSIONS = {"raw": "", "jsonl": "", "gzip": ".gz", "zstd": ".zst"}
 FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd"]
-BRIEF = [("raw", True), ("jsonl gzip", False), ("jsonl zstd", True)]  # the others are slow
+PLACES = ["out", "work", "elsewhere"]  # of what is in progress; the last on another file system
+BRIEF = [("raw", "work"), ("raw gzip", "elsewhere"), ("jsonl gzip", "out"), ("jsonl zstd", "work")]
 COMPRESSORS = {"": Plain, ".gz": gzip_members(1), ".zst": members_of(Codec.ZSTD)}
 
 
@@ -67,26 +70,35 @@ def assert_all_is_there(promised: list[object], directories: Directories, form: 
     assert max(found.values(), default=1) == 1
 
 
-def directories_on(root: Path, *, has_work_directory: bool) -> Directories:
-    directories = Directories(root / "out", root / "work" if has_work_directory else root / "out")
+@pytest.fixture
+def directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work_directory: str
+) -> Directories:
+    def link_within(source: Path, target: Path, link: Callable[..., None] = os.link) -> None:
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        link(source, target)
+
+    if work_directory == "elsewhere":
+        monkeypatch.setattr(os, "link", link_within)
+    directories = Directories(tmp_path / "disk" / "out", tmp_path / "disk" / work_directory)
     directories.make()
     return directories
 
 
 @pytest.mark.parametrize(
-    ("form", "has_work_directory"),
+    ("form", "work_directory"),
     [
-        pytest.param(form, has_work, marks=[] if (form, has_work) in BRIEF else pytest.mark.slow)
+        pytest.param(form, place, marks=[] if (form, place) in BRIEF else pytest.mark.slow)
         for form in FORMS
-        for has_work in (False, True)
+        for place in PLACES
     ],
 )
 def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, has_work_directory: bool
+    directories: Directories, form: str
 ) -> None:
-    root = tmp_path / "disk"
-    directories = directories_on(root, has_work_directory=has_work_directory)
-    with PowerCut(root, monkeypatch) as record:
+    root = directories.output.parent
+    with PowerCut(root) as record:
         archive(directories, record, form)
 
     cuts = list(record.cuts())
@@ -99,27 +111,22 @@ def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
 
 
 @pytest.mark.parametrize(
-    ("form", "has_work_directory", "every"),
+    ("form", "work_directory", "every"),
     [
-        ("jsonl gzip", False, 7),
-        ("raw", True, 7),
+        ("jsonl gzip", "out", 7),
+        ("raw", "elsewhere", 7),
         *(
-            pytest.param(form, has_work, 1, marks=pytest.mark.slow)
+            pytest.param(form, place, 1, marks=pytest.mark.slow)
             for form in FORMS
-            for has_work in (False, True)
+            for place in PLACES
         ),
     ],
 )
 def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
-    has_work_directory: bool,
-    every: int,
+    directories: Directories, form: str, every: int
 ) -> None:
-    root = tmp_path / "disk"
-    directories = directories_on(root, has_work_directory=has_work_directory)
-    with PowerCut(root, monkeypatch) as record:
+    root = directories.output.parent
+    with PowerCut(root) as record:
         archive(directories, record, form)
 
     recovered = 0
@@ -131,7 +138,7 @@ def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
     for promised, first in unfinished[::every]:
         first.restore(root)
         directories.make()
-        with PowerCut(root, monkeypatch) as recovery:
+        with PowerCut(root) as recovery:
             recovered += len(recover(directories))
         for _, second in recovery.cuts():
             second.restore(root)
@@ -142,11 +149,11 @@ def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
 
 
 def test_a_replaced_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     root = tmp_path / "disk"
     root.mkdir()
-    with PowerCut(root, monkeypatch) as record:
+    with PowerCut(root) as record:
         for content in (b"old", b"new"):
             replace_file(root / "checkpoint", content)
             record.note(content)
@@ -157,10 +164,8 @@ def test_a_replaced_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
             assert cut.files["checkpoint"] in newest
 
 
-def test_the_model_drops_what_was_not_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PowerCut(tmp_path, monkeypatch) as record:
+def test_the_model_drops_what_was_not_synced(tmp_path: Path) -> None:
+    with PowerCut(tmp_path) as record:
         descriptor = os.open(tmp_path / "a", os.O_CREAT | os.O_WRONLY)
         os.write(descriptor, b"one")
         os.fsync(descriptor)

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 from plugins.archives import NOW_S, FakeConnection, finished_files, journal_in, lines_of, parts
-from plugins.disk_calls import DiskCalls
 
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS, part_of
@@ -67,32 +66,6 @@ def topic(tmp_path: Path) -> Iterator[Topic]:
     for writer in topic.writers:
         writer.close()
     topic.locks.close()
-
-
-def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
-    topic: Topic, disk_calls: DiskCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish_many = topic.source.finish_many
-    monkeypatch.setattr(
-        topic.source, "finish_many", lambda ids: (disk_calls.note("FIN"), finish_many(ids))
-    )
-    writer = topic.writer()
-    writer.take(topic.source.deliver(1, 2), NOW_S)
-    disk_calls.seen.clear()
-
-    writer.flush()
-
-    (journal, *rest) = disk_calls.seen
-    assert journal[0] == "write"
-    assert journal[1].endswith(".journal")
-    assert [(call, Path(name).suffix) for call, name in rest] == [
-        ("write", ".part"),
-        ("fdatasync", ".part"),
-        ("write", ".index"),
-        ("fdatasync", ".index"),
-        ("FIN", ""),
-    ]
-    assert topic.source.finished == ids(1, 2)
 
 
 def test_a_message_that_is_written_already_is_finished_and_not_written_again(topic: Topic) -> None:

@@ -28,7 +28,7 @@ from plugins.waiting import wait_until
 
 POLL_S = 0.01
 LOOK_S = 0.1  # between two looks at memory and descriptors
-STALLED_S = 10.0
+STALLED_S = 60.0  # a program that starts on a loaded machine may take 10
 
 Figures = dict[str, float]
 

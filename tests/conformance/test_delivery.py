@@ -39,16 +39,6 @@ def timed_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
         nsqd.kill()
 
 
-def test_every_channel_gets_every_message_with_the_same_identity(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as a, RawClient(nsqd.tcp_address) as b:
-        a.subscribe("t", "a", ready=1)
-        b.subscribe("t", "b", ready=1)
-        nsqd.publish("t", b"body")
-
-        assert a.read_message() == b.read_message()
-
-
 def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with (

@@ -8,11 +8,11 @@ are killed are in test_crash_loop.py there and in test_forwarders_killed.py.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
+from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 MSG_TIMEOUT_S = 2.0
@@ -57,73 +57,6 @@ consumer.run(handle, workers=count)
 """
 
 
-class Fleet:
-    """``processes`` workers of ``count`` handlers each, on some nsqd with ``messages`` in all."""
-
-    def __init__(
-        self,
-        nsqds: list[Nsqd],
-        path: Path,
-        *,
-        way: str,
-        processes: int,
-        count: int,
-        handler_s: float,
-        messages: int,
-    ) -> None:
-        self._nsqds = nsqds
-        self._messages = messages
-        self._path = path
-        for number, nsqd in enumerate(nsqds):
-            nsqd.create_channel(TOPIC, CHANNEL)
-            bodies = [b"%d" % n for n in range(number, messages, len(nsqds))]
-            if bodies:
-                nsqd.publish(TOPIC, *bodies)
-        addresses = [nsqd.tcp_address for nsqd in nsqds]
-        command = [sys.executable, "-c", WORKER, way, str(count), str(handler_s), *addresses]
-        environment = os.environ | {"PYTHONPATH": os.getcwd()}
-        self._workers = [
-            subprocess.Popen(command, cwd=path, env=environment) for _ in range(processes)
-        ]
-
-    @property
-    def handled(self) -> collections.Counter[bytes]:
-        """What was handled until now, and how often."""
-        path = self._path / "handled"
-        return collections.Counter(path.read_bytes().split() if path.exists() else [])
-
-    @property
-    def is_done(self) -> bool:
-        is_empty = not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in self._nsqds)
-        return len(self.handled) == self._messages or is_empty
-
-    def end(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-            worker.wait()
-
-
-MakeFleet = Callable[..., Fleet]
-
-
-@pytest.fixture
-def fleet(data_path: Callable[[], Path], tmp_path: Path) -> Iterator[MakeFleet]:
-    with ExitStack() as all_of_it:
-
-        def make(nsqds: int, **how: object) -> Fleet:
-            servers: list[Nsqd] = []
-            for _ in range(nsqds):
-                server = EmbeddedServer(data_path(), f"-msg-timeout={MSG_TIMEOUT_S:g}s")
-                server.start()
-                all_of_it.callback(server.stop)
-                servers.append(server)
-            made = Fleet(servers, tmp_path, **how)  # type: ignore[arg-type]
-            all_of_it.callback(made.end)
-            return made
-
-        yield make
-
-
 def cells() -> Iterator[object]:
     """(way, nsqd, processes, handlers of each, handler time in msg_timeouts, messages)"""
     yield pytest.param("threads", 12, 2, 2, 0.35, 14)
@@ -146,7 +79,9 @@ def cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("way", "nsqds", "processes", "count", "share", "messages"), list(cells()))
 def test_a_healthy_fleet_handles_everything_once(
-    fleet: MakeFleet,
+    serve: Serve,
+    data_path: Callable[[], Path],
+    tmp_path: Path,
     way: str,
     nsqds: int,
     processes: int,
@@ -154,13 +89,35 @@ def test_a_healthy_fleet_handles_everything_once(
     share: float,
     messages: int,
 ) -> None:
-    handler_s = share * MSG_TIMEOUT_S
-    made = fleet(
-        nsqds, way=way, processes=processes, count=count, handler_s=handler_s, messages=messages
-    )
-    expected_s = messages * handler_s / (processes * count)
-    wait_until(lambda: made.is_done, what="all messages", timeout_s=20 + 3 * expected_s)
-    seen = made.handled
+    handler_s, log = share * MSG_TIMEOUT_S, tmp_path / "handled"
+    log.touch()
+    flag = f"-msg-timeout={MSG_TIMEOUT_S:g}s"
+    servers = [serve(EmbeddedServer(data_path(), flag)) for _ in range(nsqds)]
+    for number, nsqd in enumerate(servers):
+        nsqd.create_channel(TOPIC, CHANNEL)
+        if bodies := [b"%d" % each for each in range(number, messages, nsqds)]:
+            nsqd.publish(TOPIC, *bodies)
+    addresses = [nsqd.tcp_address for nsqd in servers]
+    command = [sys.executable, "-c", WORKER, way, str(count), str(handler_s), *addresses]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+
+    def handled() -> Counter[bytes]:
+        return Counter(log.read_bytes().split())
+
+    with ExitStack() as workers:
+        for _ in range(processes):
+            worker = subprocess.Popen(command, cwd=tmp_path, env=environment)
+            workers.callback(worker.wait)
+            workers.callback(worker.kill)
+        wait_until(
+            lambda: (
+                len(handled()) == messages
+                or not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers)
+            ),
+            what="all messages",
+            timeout_s=20 + 3 * messages * handler_s / (processes * count),
+        )
+        seen = handled()
     print(
         f"{way:8} {nsqds:3} nsqd {processes} x {count:2} at {share:4.2f}: {messages - len(seen)} "
         f"unseen, {seen.total() - len(seen)} of {messages} twice"

@@ -153,6 +153,7 @@ class Course:
     ("fault", "seconds"),
     [
         ("from nsqd only", 3),
+        ("FINs that are cut off", 1),
         *(
             pytest.param(fault, 20, marks=pytest.mark.slow)
             for fault in ("black hole", "from nsqd only", "to nsqd only", "nsqd stopped")
@@ -168,6 +169,7 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
         "black hole": (TO_CLIENT, TO_SERVER),
         "from nsqd only": (TO_CLIENT,),
         "to nsqd only": (TO_SERVER,),
+        "FINs that are cut off": (TO_SERVER,),
         "nsqd stopped": (),
     }[fault]
     for direction in lost:
@@ -177,6 +179,8 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
     began_with = len(course.traffic.confirmed)
     time.sleep(seconds)
     during = len(course.traffic.confirmed)
+    if is_cut := fault == "FINs that are cut off":
+        link.cut(reset=True)
     for direction in lost:
         link.resume(direction)
     if not lost:
@@ -184,6 +188,7 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
     assert during - began_with < 20
     course.goes_on()
     course.end()
+    assert not is_cut or nsqd.channel_stats(TOPIC, "archive")["timeout_count"]
 
 
 @pytest.mark.parametrize(

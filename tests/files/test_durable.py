@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from plugins.disk_calls import DiskCalls
 
 from nsqtools.files.durable import NewestContent, place, remove_temporaries, replace_file
 
@@ -26,21 +25,6 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(small_disk) == ["filler", "nsqd.dat"]
-
-
-def test_the_new_content_is_on_disk_before_the_name_and_the_name_at_the_end(
-    tmp_path: Path, disk_calls: DiskCalls
-) -> None:
-    path = tmp_path / "nsqd.dat"
-    replace_file(path, b"old", 0o600)
-    disk_calls.seen.clear()
-    replace_file(path, b"new", 0o600)
-
-    written, synced, renamed, named = disk_calls.seen
-    assert (written[0], synced) == ("write", ("fsync", written[1]))
-    assert (renamed, named) == (("replace", "nsqd.dat"), ("fsync", tmp_path.name))
-    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
-    assert names(tmp_path) == ["nsqd.dat"]
 
 
 def test_older_content_never_replaces_newer(tmp_path: Path) -> None:

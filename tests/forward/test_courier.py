@@ -132,11 +132,9 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
 # -- dead letters -------------------------------------------------------------------------------
 
 
-def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
     path = tmp_path / "dead.jsonl"
-    with PowerCut(tmp_path, monkeypatch) as record:
+    with PowerCut(tmp_path) as record:
         for run in range(2):
             box = DeadLetterFile(path)
             for number in range(5 * run, 5 * run + 5):

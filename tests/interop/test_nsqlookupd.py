@@ -53,9 +53,8 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Join
     return nsqd, lookupd
 
 
-def test_nsqd_says_who_it_is(joined: Joined) -> None:
+def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Joined) -> None:
     nsqd, lookupd = joined
-
     [node] = lookupd.json("/nodes")["producers"]
     info = json.loads(nsqd.get("/info"))
     for key in ("broadcast_address", "hostname", "tcp_port", "http_port", "version"):
@@ -63,51 +62,34 @@ def test_nsqd_says_who_it_is(joined: Joined) -> None:
     assert node["remote_address"].startswith("127.0.0.1:")
     assert (node["topics"], node["tombstones"]) == ([], [])
 
+    def wait_until_announced() -> None:
+        for topic in ("clicks", "empty"):
+            wait_until(
+                lambda topic=topic: lookupd.producers(topic) == [nsqd.tcp_address],  # type: ignore[misc]
+                what=topic,
+            )
+        wait_until(
+            lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
+            what="the channel",
+        )
 
-def test_topics_and_channels_are_announced_and_taken_back(joined: Joined) -> None:
-    nsqd, lookupd = joined
-    nsqd.create_channel("clicks", "archive")
-
-    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the topic")
-    wait_until(
-        lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
-        what="the channel",
-    )
-    nsqd.post("/topic/delete", topic="clicks")
-    wait_until(lambda: not lookupd.producers("clicks"), what="the topic to be taken back")
-    wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="the channel too")
-
-
-def test_what_was_there_before_is_announced_when_nsqd_starts(joined: Joined) -> None:
-    nsqd, lookupd = joined
     nsqd.create_channel("clicks", "archive")
     nsqd.create_topic("empty")
+    wait_until_announced()
     nsqd.stop()
     wait_until(lambda: not lookupd.json("/nodes")["producers"], what="nsqd to be gone")
     assert lookupd.producers("clicks") == []
-
     nsqd.start()
-
-    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the channel")
-    wait_until(lambda: lookupd.producers("empty") == [nsqd.tcp_address], what="the empty topic")
-
-
-def test_everything_is_announced_again_to_a_nsqlookupd_that_was_restarted(joined: Joined) -> None:
-    nsqd, lookupd = joined
-    nsqd.create_channel("clicks", "archive")
-    wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
-
+    wait_until_announced()
     lookupd.kill()
     lookupd.start()
     # The Go nsqd notices with the next command, and connects again for the one after it.
     nsqd.create_topic("first")
     nsqd.create_topic("second")
-
-    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the topic")
-    wait_until(
-        lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
-        what="the channel",
-    )
+    wait_until_announced()
+    for topic in ("clicks", "empty", "first", "second"):
+        nsqd.post("/topic/delete", topic=topic)
+    wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="all to be taken back")
 
 
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(

@@ -1,6 +1,6 @@
 """What a disk holds after a power cut: record what is done to files, and replay every prefix of it.
 
-    with PowerCut(folder, monkeypatch) as record:
+    with PowerCut(folder) as record:
         write_something()
         record.note(ids)  # a promise, such as a FIN
     for promised, cut in record.cuts():
@@ -34,6 +34,7 @@ import pytest
 
 CALLS = (
     "open",
+    "dup",
     "close",
     "write",
     "pwrite",
@@ -72,11 +73,9 @@ class Cut:
 class PowerCut:
     """Records the calls of `os` that concern a folder, while it is entered."""
 
-    def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, names_with_files: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *, names_with_files: bool = False) -> None:
         self._folder = str(folder)
-        self._patch = monkeypatch
+        self._patch = pytest.MonkeyPatch()
         self._names_with_files = names_with_files
         self._open: dict[int, tuple[int, Any]] = {}  # inode; file, or the path of a directory
         self._names: Names = {}
@@ -152,6 +151,11 @@ class PowerCut:
         else:
             self._open[descriptor] = inode, self._names.setdefault(path, _File())
         return True
+
+    def _on_dup(self, descriptor: int, other: int) -> bool:
+        if other in self._open:
+            self._open[descriptor] = self._open[other]
+        return False
 
     def _on_close(self, _: None, descriptor: int) -> bool:
         self._open.pop(descriptor, None)

@@ -162,10 +162,8 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
 RECORDS = [b"record %d" % number for number in range(10)]
 
 
-def test_what_was_kept_is_there_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PowerCut(tmp_path, monkeypatch) as record:
+def test_what_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    with PowerCut(tmp_path) as record:
         with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
             for number, each in enumerate(RECORDS):
                 unsent.write(each)

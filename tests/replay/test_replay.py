@@ -143,7 +143,7 @@ def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 2)
-    with PowerCut(disk, monkeypatch) as record, UnsentFiles(disk / "unsent", b"") as unsent:
+    with PowerCut(disk) as record, UnsentFiles(disk / "unsent", b"") as unsent:
         replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent)[0].run()
 
     assert nsqd.depth("clicks") == 6

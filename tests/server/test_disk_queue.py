@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.disk_calls import DiskCalls
 from plugins.examples import examples
 from plugins.power_cut import PowerCut
 
@@ -178,29 +177,6 @@ def test_records_come_out_in_order_and_files_go_when_they_are_read(
     disk.close()
 
 
-@pytest.mark.parametrize("on_a_thread", [False, True])
-def test_the_positions_name_only_records_that_are_on_disk(
-    tmp_path: Path, disk_calls: DiskCalls, on_a_thread: bool
-) -> None:
-    later = Later()
-    disk = queue(tmp_path, behind=later)
-    disk.put([RECORD])
-    disk_calls.seen.clear()
-    if on_a_thread:
-        disk.start_sync()
-        later.catch_up()
-    else:
-        disk.sync()
-
-    data, meta_name = "t:ch.diskqueue.000000.dat", "t:ch.diskqueue.meta.dat"
-    synced, written, meta_synced, renamed = disk_calls.seen
-    assert (synced, renamed) == (("fsync", data), ("replace", meta_name))
-    assert written[0] == "write"
-    assert meta_synced == ("fsync", written[1])
-    assert not disk.needs_sync
-    disk.close()
-
-
 def test_a_sync_on_a_thread_never_writes_older_positions_over_newer(tmp_path: Path) -> None:
     later = Later()
     disk = queue(tmp_path, behind=later)
@@ -229,23 +205,30 @@ def test_what_happens_during_a_sync_on_a_thread_is_still_to_be_synced(tmp_path: 
     assert meta(tmp_path).startswith("2\n")
 
 
-@pytest.mark.parametrize("syncs_at_the_end_of_files", [False, True])
+@pytest.mark.parametrize(
+    ("sync_each", "behind"), [(1, None), (7, None), (7, Later())], ids=["often", "now", "thread"]
+)
 def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs_at_the_end_of_files: bool
+    tmp_path: Path, sync_each: int, behind: Later | None
 ) -> None:
     """As Go's nsqd it leaves the names of files to the journal of the file system."""
     put: list[bytes] = []
     got: list[bytes] = []
     taken: list[int] = []  # how many were taken, after each promise
-    with PowerCut(tmp_path, monkeypatch, names_with_files=True) as record:
-        disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5)
+    with PowerCut(tmp_path, names_with_files=True) as record:
+        disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5, behind=behind)
         for number in range(40):
             put.append(record_of := b"%026d" % number)
             disk.put([record_of])
             if number % 3 == 2:
                 got += disk.get(2, ALL)
-            if syncs_at_the_end_of_files or number % 7 == 6:
-                disk.sync()
+            if number % sync_each == sync_each - 1:
+                if behind is None:
+                    disk.sync()
+                else:
+                    disk.start_sync()
+                    behind.catch_up()
+                assert not disk.needs_sync
                 taken.append(len(got))
                 record.note((len(put), len(got)))
         disk.close()

@@ -75,6 +75,15 @@ def test_a_port_in_use_is_named_and_the_other_one_is_free_again() -> None:
             assert third.tcp_address == free
 
 
+def test_a_star_tombstones_all_topics(lookupd: EmbeddedLookupServer) -> None:
+    """Go marks one of them, by chance."""
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.identify()
+        assert peer.ask(b"REGISTER clicks archive\n") == peer.ask(b"REGISTER errors\n") == b"OK"
+        lookupd.post("/topic/tombstone", topic="*", node="nsqd.example:4151")
+        assert lookupd.producers("clicks") == lookupd.producers("errors") == []
+
+
 def test_an_error_reaches_a_peer_that_goes_on_sending(lookupd: EmbeddedLookupServer) -> None:
     with RawPeer(lookupd.tcp_address) as peer:
         peer.send(b"BAD\n" + b"PING\n" * 10_000)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from plugins.archives import Writer, write_archive
 
-from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import TimeRange, index_of, owner_of, part_of
+from nsqtools.archive.part_file import Directories, recover
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import Listing
@@ -74,6 +76,41 @@ def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None
     os.utime(tmp_path, ns=(changed_ns, changed_ns))  # within the clock's grain
 
     assert paths(listing) == ["a.log"]
+
+
+def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "day", root / "z", other, tmp_path / "b"):
+        write_archive(folder / "x.log.gz", [MESSAGE], is_finished=False)
+    (root / "a-other").symlink_to(other)
+    (root / "b").symlink_to(tmp_path / "b")
+    (root / "b" / "cycle").symlink_to(root)
+    (root / "day" / "self").symlink_to(".")
+    (root / "latest").symlink_to("day")
+    (root / "nowhere").symlink_to("nothing")
+    expected = [root / name / "x.log.gz" for name in ("a-other", "b", "day", "z")]
+
+    for step in ("in progress", "finished"):
+        told: list[ArchiveDamage] = []
+        listed = listing_of(root).files(told.append).values()
+        assert [Path(file.shown) for file in listed] == expected
+        found = [each.path for each in find_archives([root])]
+        assert sorted(map(owner_of, found) if step == "in progress" else found) == expected
+        assert not told
+        if step == "in progress":
+            assert sorted(recover(Directories(root, root))) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives links away")
+def test_a_link_that_another_user_planted_is_not_followed(tmp_path: Path) -> None:
+    write_archive(tmp_path / "other" / "a.log.gz", [MESSAGE])
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to("../other")
+    assert paths(listing_of(tmp_path / "root")) == ["a.log.gz"]
+
+    os.chown(tmp_path / "root" / "link", 54321, -1, follow_symlinks=False)
+
+    assert paths(listing_of(tmp_path / "root")) == find_archives([tmp_path / "root"]) == []
 
 
 def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
 
 
 def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
-    with PowerCut(tmp_path, monkeypatch) as record:
+    with PowerCut(tmp_path) as record:
         prepare_ledger(ledger, "job")
         with LedgerPart(ledger, 0) as part, RowDeadLetters(dead, "job", 0, done=0) as letters:
             for number in range(4):

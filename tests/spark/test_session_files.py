@@ -1,11 +1,8 @@
-"""Spark's jars, its log, and the directory of a session, which goes with it or with the next."""
+"""Spark's jars, and its log."""
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.spark.failures import last_lines
-from nsqtools.spark.session import YOUNG_S, scratch_directory, session_log
+from nsqtools.spark.session import session_log
 from nsqtools.spark.spark_settings import beside_sparks_own, default_log_file
 
 pytest.importorskip("pyspark")
@@ -70,52 +67,6 @@ def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
     assert "the connection is lost" in (tmp_path / "spark.log").read_text()
     assert "while sending" in (tmp_path / "spark.log").read_text()
     assert caplog.messages == ["mine"]
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from nsqtools.spark.session import scratch_directory
-with scratch_directory(Path(sys.argv[1])) as directory:
-    print(directory, flush=True)
-    sys.stdin.read()
-"""
-
-
-def make_old(directory: Path) -> None:
-    then = directory.stat().st_mtime - 2 * YOUNG_S
-    os.utime(directory, (then, then))
-
-
-def test_that_of_a_killed_session_is_removed_and_others_are_not(tmp_path: Path) -> None:
-    young, foreign = tmp_path / "nsq-spark-young", tmp_path / "nsq-spark-foreign"
-    for each in (young, foreign):
-        each.mkdir()
-    (young / "lock").touch()
-    make_old(foreign)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        held = Path(process.stdout.readline().decode().strip())
-        make_old(held)
-
-        with scratch_directory(tmp_path) as own:
-            assert own.stat().st_mode & 0o077 == 0
-            (own / "below").mkdir()
-            assert held.exists()
-        process.kill()
-        process.wait()
-
-    assert held.exists()
-    with scratch_directory(tmp_path):
-        pass
-    assert sorted(tmp_path.iterdir()) == [foreign, young]
-    with (
-        pytest.raises(OutputError, match="cannot make a directory for Spark in /nowhere"),
-        scratch_directory(Path("/nowhere")),
-    ):
-        pass
 
 
 FETCHED = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import (
@@ -69,23 +68,21 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import verify as verify_archive
 
+    damage = DamageReporter(
+        runtime, say=lambda line: None if json else write_lines(runtime, [line])
+    )
     archives = find_archives(paths)
-    verdicts = [verify_archive(archive) for archive in archives]
-    damaged = [verdict for verdict in verdicts if verdict.problems]
-    messages = sum(verdict.messages for verdict in verdicts)
+    messages = sum(verify_archive(archive, damage) for archive in archives)
     if json:
         document: Verified = {
             "files": len(archives),
             "messages": messages,
-            "damaged": [{"file": each.path, "problems": list(each.problems)} for each in damaged],
+            "damaged": damage.documents,
         }
         write_json(runtime, document, indent=2)
-    else:
-        for verdict in damaged:
-            write_lines(runtime, (f"{verdict.path}: {problem}" for problem in verdict.problems))
     files = counted(len(archives), "file")
-    runtime.tell(f"nsq: {files}, {messages} messages, {len(damaged)} damaged")
-    return ExitStatus.FAILED if damaged else ExitStatus.DONE
+    runtime.tell(f"nsq: {files}, {messages} messages, {len(damage.files)} damaged")
+    return ExitStatus.FAILED if damage.files else ExitStatus.DONE
 
 
 def repair(
@@ -109,6 +106,7 @@ def repair(
     finished: list[str] = []
     repaired: list[RepairedFile] = []
     failed: list[OutputError] = []
+    damage = DamageReporter(runtime, say=lambda line: None)
     for path in paths:
         if scheme_of(path) in OBJECT_SCHEMES:
             continue
@@ -117,7 +115,9 @@ def repair(
     if not json:
         write_lines(runtime, [f"{path}: finished" for path in finished])
     for archive in archives:
-        if archive.is_in_progress or not verify_archive(archive).problems:
+        if not archive.is_in_progress:
+            verify_archive(archive, damage)
+        if archive.shown not in damage.files:
             continue
         try:
             count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
@@ -243,11 +243,11 @@ def convert(
         nsq archive convert /var/nsq -o s3://bucket/lake --store delta --body json
     """
     import socket
-    from tempfile import TemporaryDirectory
 
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.storage import failure_of
     from nsqtools.archive.table import convert as bring
+    from nsqtools.files.scratch import scratch_directory
 
     host = socket.gethostname().partition(".")[0]
     plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
@@ -255,8 +255,8 @@ def convert(
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0
     try:
-        with TemporaryDirectory(prefix="nsq-convert-") as drafts:
-            for archive, made, problem, unfit in bring(archives, plan, Path(drafts), topic):
+        with scratch_directory("nsq-convert-") as drafts:
+            for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
                 if problem:
                     damage(archive.shown, problem)
                 done += bool(made)

@@ -266,6 +266,8 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     damages = sorted({damage for each in done for damage in each.damages})
     for shown, problem in damages:
         runtime.insist(f"nsq: {shown}: {problem}")
+    for each in compaction.grown:
+        runtime.insist(f"nsq: {each.shown}: left out, as it has changed since it was compacted")
     opened = Counter(each.slot.day for each in compaction.partitions if each.state == "open")
     for day, topics in opened.items():
         runtime.tell(f"nsq: {day} ({topics} topics) is left out: it is not over, see --grace")
@@ -282,7 +284,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
         f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
         "verified"
     )
-    return ExitStatus.PARTLY_DONE if damages else ExitStatus.DONE
+    return ExitStatus.PARTLY_DONE if damages or compaction.grown else ExitStatus.DONE
 
 
 def _name(partition: Partition) -> tuple[str | None, str | None]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
@@ -99,9 +97,9 @@ def replay(
     """
     from nsqtools.archive.catalog import find_inputs
     from nsqtools.archive.location import absolute
+    from nsqtools.files.scratch import scratch_directory
     from nsqtools.spark.format_options import as_options, hand_on_secret
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
-    from nsqtools.spark.session import scratch_directory
 
     request = ReplayRequest(
         tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter
@@ -124,7 +122,7 @@ def replay(
         python_places=(*inputs.archives, *progress),
     )
     with ExitStack() as stack:
-        work = stack.enter_context(scratch_directory(Path(gettempdir())))
+        work = stack.enter_context(scratch_directory("nsq-spark-"))
         job = ReplayJob(
             settings, request, options, ledger, work=work, shares_work=settings.is_local
         )

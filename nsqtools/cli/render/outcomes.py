@@ -102,13 +102,22 @@ class Progress:
 
 
 class DamageReporter:
-    """Reports each damage as it is found, and counts: what readers of archives call."""
+    """Reports each damage as it is found, and counts: what readers of archives call.
 
-    def __init__(self, runtime: Runtime, progress: Progress | None = None) -> None:
+    ``say`` takes the line that is said on stderr else.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        progress: Progress | None = None,
+        *,
+        say: Callable[[str], object] | None = None,
+    ) -> None:
         self.count = 0
         self.files: dict[str, list[str]] = {}
         self._more: Counter[str] = Counter()
-        self._runtime = runtime
+        self._say = say or (lambda line: runtime.tell(f"nsq: {line}"))
         self._progress = progress
 
     def __call__(self, path: Path | str, problem: str) -> None:
@@ -120,7 +129,7 @@ class DamageReporter:
             self._more[str(path)] += 1
         if self._progress is not None:
             self._progress.clear()
-        self._runtime.tell(f"nsq: {path}: {problem}")
+        self._say(f"{path}: {problem}")
 
     def report_all(self, damages: Iterable[ArchiveDamage]) -> None:
         """Report what a job of Spark found, which knows where in a file it was."""

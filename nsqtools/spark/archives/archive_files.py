@@ -67,7 +67,7 @@ from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import is_planted, open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -85,12 +85,14 @@ def is_for(folder: str, topics: Topics) -> bool:
 
 
 class Folder(NamedTuple):
-    """What is in a directory, all in order. ``is_settled``: it can be relied on while the time of
-    change is the same."""
+    """What is in a directory, all in order. ``is_settled``: it can be relied on while ``state``,
+    its device, number and time of change, is the same."""
 
-    changed_ns: int
+    state: tuple[int, int, int]
     is_settled: bool
     folders: list[Path]
+    links: list[Path]
+    """To folders."""
     in_progress: list[Path]
     finished: list[Path]
 
@@ -363,14 +365,17 @@ class Listing:
     def _walk(
         self, root: Path, before: Mapping[Path, Folder], on_damage: OnDamage
     ) -> Iterator[Folder]:
-        """Iterate over a directory and those below that are not hidden; or over a single file."""
+        """Iterate over a directory and those below that are not hidden, each once; those behind
+        links last. Or over a single file."""
         if not root.is_dir():
             is_part = is_hidden(root.name, PART)
-            yield Folder(0, False, [], [root] if is_part else [], [] if is_part else [root])
+            found = ([root], []) if is_part else ([], [root])
+            yield Folder((0, 0, 0), False, [], [], *found)
             return
-        waiting = [root]
-        while waiting:
-            path = waiting.pop()
+        seen: set[tuple[int, int]] = set()
+        links, waiting = [root], list[Path]()
+        while waiting or links:
+            path = waiting.pop() if waiting else links.pop(0)
             try:
                 folder = self._folders[path] = self._folder(path, before)
             except FileNotFoundError:
@@ -379,23 +384,33 @@ class Listing:
                 problem = f"cannot be listed ({exc.strerror or exc})"
                 on_damage(ArchiveDamage(str(path), 0, problem))
                 continue
-            waiting += [each for each in folder.folders[::-1] if is_for(each.name, self._topics)]
-            yield folder
+            if folder.state[:2] not in seen:
+                seen.add(folder.state[:2])
+                links += [each for each in folder.links if is_for(each.name, self._topics)]
+                wanted = [each for each in folder.folders if is_for(each.name, self._topics)]
+                waiting += wanted[::-1]
+                yield folder
 
     def _folder(self, path: Path, before: Mapping[Path, Folder]) -> Folder:
         now_ns = time.time_ns()
-        changed_ns = path.stat().st_mtime_ns
+        status = path.stat()
+        state = (status.st_dev, status.st_ino, status.st_mtime_ns)
         known = self._folders.get(path) or before.get(path)
-        if known is not None and known.is_settled and known.changed_ns == changed_ns:
+        if known is not None and known.is_settled and known.state == state:
             return known
-        folder = Folder(changed_ns, now_ns - changed_ns > SETTLED_NS, [], [], [])
+        folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [], [])
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if is_hidden(entry.name, PART):
                     folder.in_progress.append(path / entry.name)
-                elif not entry.name.startswith("."):
-                    kind = folder.folders if entry.is_dir() else folder.finished
-                    kind.append(path / entry.name)
+                elif entry.name.startswith("."):
+                    continue
+                elif not entry.is_dir():
+                    folder.finished.append(path / entry.name)
+                elif not entry.is_symlink():
+                    folder.folders.append(path / entry.name)
+                elif not is_planted(entry.stat(follow_symlinks=False).st_uid, status):
+                    folder.links.append(path / entry.name)
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:

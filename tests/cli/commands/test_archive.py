@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import zlib
 from pathlib import Path
@@ -14,6 +15,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive.layout import index_of
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import encode_many
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
@@ -81,7 +83,7 @@ def test_parquet_among_archives_is_compacted_as_what_it_is(
 # archives that somebody else made
 
 
-def test_a_member_that_unpacks_to_a_gigabyte_takes_bounded_memory(
+def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded_memory(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     path = tmp_path / "bomb.log.gz"
@@ -92,7 +94,13 @@ def test_a_member_that_unpacks_to_a_gigabyte_takes_bounded_memory(
     index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    assert run_nsq(["archive", "verify", str(path)]).status == 1
+    lines = encode_many("clicks", "n:4150", messages(0, 1)) + b"nonsense\n" * 1100
+    (tmp_path / "lines.log").write_bytes(lines)
+    result = run_nsq(["archive", "verify", str(tmp_path), "--json"])
+
+    assert result.status == 1
+    lengths = [len(each["problems"]) for each in json.loads(result.out)["damaged"]]
+    assert lengths == [1, 1001]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
 
 

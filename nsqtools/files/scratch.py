@@ -1,0 +1,66 @@
+"""Directories for what is put together and does not stay, of which a kill leaves nothing for long.
+
+Each is locked while its process lives, and the next one of its kind removes those that are not
+locked any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nsqtools.errors import OutputError
+from nsqtools.files.opening import lock_file, open_to_write, try_lock
+
+LOCK = "lock"
+YOUNG_S = 60.0
+"""A directory this young may be about to be locked."""
+
+
+@contextmanager
+def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new directory below ``parent``, or where the system has temporary files.
+
+    Abandoned ones whose names have the same prefix are removed first. Raises `OutputError` where
+    none can be made.
+    """
+    try:
+        parent = parent or Path(tempfile.gettempdir())
+        remove_abandoned(parent, prefix)
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = lock_file(directory / LOCK)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make a temporary directory in {parent} ({error.strerror})",
+            hint="Set TMPDIR, for Spark SPARK_LOCAL_DIRS, to a directory that can be written.",
+        ) from error
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the directories of processes of this user that were killed."""
+    for directory in parent.glob(f"{prefix}*"):
+        try:
+            state = directory.lstat()
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
+                continue
+            lock = open_to_write(directory / LOCK, os.O_RDWR)
+        except OSError:  # not one of these, or it was removed just now
+            continue
+        try:
+            if try_lock(lock):
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # where files cannot be locked, it is unknown which processes live
+            continue
+        finally:
+            os.close(lock)
