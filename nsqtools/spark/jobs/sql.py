@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import reduce
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -24,6 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, Timestam
 from nsqtools.archive.catalog import find_inputs, table_files
 from nsqtools.archive.location import Location, absolute, parse_place, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.files.scratch import scratch_directory
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
@@ -135,17 +134,17 @@ def used_columns(
     planned over empty ones, and not run.
     """
     found: dict[str, set[str]] = {}
-    with TemporaryDirectory(prefix="nsq-plan-") as place:
+    with scratch_directory("nsq-spark-") as place:
         try:
             for number, name in enumerate(names):
-                folder = Path(place, str(number))
+                folder = place / str(number)
                 folder.mkdir()
                 empty = spark.read.schema(columns).parquet(spark_url(folder))
                 empty.createOrReplaceTempView(name)
             plan = str(spark.sql(f"EXPLAIN FORMATTED {text}").collect()[0][0])
             for operator in plan.split("\n\n"):
                 scanned = re.search(
-                    rf"^Location: .*{re.escape(place)}/(\d+)\]$", operator, re.MULTILINE
+                    rf"^Location: .*{re.escape(str(place))}/(\d+)\]$", operator, re.MULTILINE
                 )
                 if scanned is None:
                     continue
