@@ -325,6 +325,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"path": ""}, "needs a path"),
         (read, {"paths": REMOTE}, UNKNOWN_PLACE),
         (read, {"workdir": REMOTE}, UNKNOWN_PLACE),
+        (read, {"path": "s3://b/nsq", "workdir": "/w"}, "workDir is for archives in directories"),
         (read, {"ondamage": "report", "damagepath": REMOTE}, UNKNOWN_PLACE),
         (read, {"ondamage": "report"}, "onDamage=report needs damagePath"),
         (read, {"damagepath": "/r"}, "onDamage=report needs damagePath"),

@@ -192,12 +192,15 @@ def ingest(
 def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
     from nsqtools.archive.location import absolute
+    from nsqtools.spark.archives.read_settings import archive_settings
+    from nsqtools.spark.format_options import Options
     from nsqtools.spark.jobs.ingestion import IngestSource
 
     directory = absolute(directory)
     if isinstance(directory, Path) and not directory.exists():
         raise NotFoundError(f"there is no {directory}")
     options = {"path": str(directory), **options}
+    archive_settings(Options("nsq-archive", options))  # refused before Spark is started
     return IngestSource(f"the archive {directory}", "nsq-archive", options)
 
 

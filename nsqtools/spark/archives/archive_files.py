@@ -720,26 +720,21 @@ def _write_catalog(place: StoredPlace, folder: str, files: Iterable[StoredArchiv
         place.storage.put(place.key, "\n".join(lines).encode())
 
 
-class UnitedListing:
-    """The files of several listings: those of the first one where two have one."""
+class ArchiveListing:
+    """Lists the archives that are to be read, for a stream or for one range.
 
-    def __init__(self, *listings: Listing | StoredListing) -> None:
-        self._listings = listings
+    Of a file that is in a directory and in a bucket that in the directory counts.
+    """
+
+    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
+        topics = settings.wanted_topics
+        self._listings = (
+            Listing(settings.roots, settings.work_dir, topics),
+            StoredListing(settings.stored(), topics, within),
+        )
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         found: dict[Key, ListedFile] = {}
         for listing in self._listings:
             found = listing.files(on_damage) | found
         return found
-
-
-def listing_of(
-    settings: ReadSettings, within: TimeRange = EVER
-) -> Listing | StoredListing | UnitedListing:
-    """Return what lists the archives that are to be read, for a stream or for one range."""
-    stored, topics = settings.stored(), settings.wanted_topics
-    local = Listing(settings.roots, settings.work_dir, topics)
-    if not stored:
-        return local
-    remote = StoredListing(stored, topics, within)
-    return remote if len(stored) == len(settings.paths) else UnitedListing(local, remote)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from nsqtools.archive.layout import Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.archives.archive_files import Key, ListedFile, listing_of
+from nsqtools.spark.archives.archive_files import ArchiveListing, Key, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
     Offset,
@@ -81,7 +81,7 @@ class ArchiveStream:
         self._stream = stream
         self._sleep = sleep
         self._tell = damage_reporter(settings)
-        self._listing = listing_of(settings)
+        self._listing = ArchiveListing(settings)
         self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, _Extent] | None = None
         self._names: dict[Head, str] = {}  # of files that were there and are not read

@@ -19,11 +19,11 @@ from nsqtools.archive.storage import failing
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
+    ArchiveListing,
     FileContent,
     Key,
     LineKind,
     ListedFile,
-    listing_of,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -207,7 +207,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    listing = listing_of(settings, settings.within)
+    listing = ArchiveListing(settings, settings.within)
     tell = damage_reporter(settings)
 
     def plan() -> list[ReadPartition]:

@@ -215,6 +215,11 @@ def archive_settings(options: Options) -> ReadSettings:
         topic=check_topic(topic) if topic else None,
         damage_path=damage_path,
     )
+    if settings.work_dir is not None and len(settings.stored()) == len(paths):
+        raise ConfigurationError(
+            "workDir is for archives in directories: no file in progress goes on in a bucket",
+            hint="Read both together: the directory of nsq to-file, and the bucket.",
+        )
     return shared_settings(options, settings)
 
 

@@ -32,7 +32,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.archive_files import LineKind, ListedFile, listing_of
+from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
@@ -283,7 +283,7 @@ class ReplayJob:
         """The archive files, as the format ``nsq-archive`` finds and orders them."""
         if not self._inputs.archives:
             return []
-        listing = listing_of(ReadSettings(tuple(map(str, self._inputs.archives))))
+        listing = ArchiveListing(ReadSettings(tuple(map(str, self._inputs.archives))))
         return list(listing.files(lambda damage: None).values())
 
     def _refuse_without_topic(self) -> None:
