@@ -155,8 +155,11 @@ def ingest(
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secret(connection, os.environ)
     is_delta = format is TableFormat.delta
-    places = [each for each in (archive_dir, output, checkpoint) if each is not None]
-    settings = spark.settings(f"nsq spark ingest: {source.name}", places)
+    settings = spark.settings(
+        f"nsq spark ingest: {source.name}",
+        (output, checkpoint),
+        python_places=(archive_dir,) if archive_dir is not None else (),
+    )
     reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint, chosen, is_delta=is_delta) as (

@@ -84,9 +84,12 @@ def named_views(
     ]
 
 
-def places_of(views: Iterable[NamedView]) -> list[Location]:
-    """Return all places of some views."""
-    return [parse_place(path) for view in views for path in view.paths]
+def places_of(views: Iterable[NamedView]) -> tuple[list[Location], list[Location]]:
+    """Return the places of some views that Spark reads, and those that only Python does."""
+    places: tuple[list[Location], list[Location]] = ([], [])
+    for view in views:
+        places[view.kind == ARCHIVE].extend(map(parse_place, view.paths))
+    return places
 
 
 def plan_query(
@@ -162,7 +165,7 @@ def used_columns(
 
 
 def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
-    tables = table_files(places_of([view]))
+    tables = table_files(map(parse_place, view.paths))
     frames = (read_files(spark, root, names) for root, names in tables.items())
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
