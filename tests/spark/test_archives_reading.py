@@ -162,14 +162,14 @@ def test_a_large_file_is_many_partitions_and_small_files_are_one(
     with monkeypatch.context() as patch:  # rows that compress well are cut by their number
         patch.setattr(partitions, "ROWS_OF_PARTITION", 200)
         of_rows = planned(**double)
-    rows = [sum(m.messages for r in each.ranges for m in r.members) for each in of_rows]
+    rows = [sum(m.messages for r in each for m in r.members) for each in of_rows]
     assert (sum(rows), max(rows) <= 200) == (1000, True)
     for number in range(10):
         write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
 
     assert len(planned()) == 1
     assert len(planned(min_partitions=4)) == 6  # 11 files of about one weight, two to each
-    cut = [sum(r.end - r.begin for r in p.ranges) for p in planned(partition_bytes=size // 10)]
+    cut = [sum(r.end - r.begin for r in p) for p in planned(partition_bytes=size // 10)]
     assert max(cut) <= size // 10
 
 
@@ -186,7 +186,7 @@ def test_many_small_files_are_spread_over_all_that_run_at_a_time(
 
     assert len(wide) >= 8
     assert len(plan_batch(settings)) == 3  # of 128 files at most
-    assert max(len(each.ranges) for each in wide) <= 300 // 8
+    assert max(len(each) for each in wide) <= 300 // 8
     assert len(plan_batch(replace(settings, min_partitions=1))) == 3
 
 
@@ -199,7 +199,7 @@ def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> Non
     (tmp_path / ".repaired.jsonl.index").write_bytes(b"0 %d 2 0 0\n" % len(mixed))
     settings = ReadSettings((str(tmp_path),), topics=frozenset({"a"}))
 
-    paths = {r.shown for partition in plan_batch(settings) for r in partition.ranges}
+    paths = {r.shown for partition in plan_batch(settings) for r in partition}
 
     names = ("a-000001.log.gz", "mixed.jsonl", "repaired.jsonl")
     assert paths == {str(tmp_path / name) for name in names}

@@ -64,11 +64,8 @@ class Range:
         return " ".join(map(str, self.key)) if isinstance(self.key, Head) else self.key
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPartition:
-    """What one task reads, in this order."""
-
-    ranges: tuple[Range, ...]
+ReadPartition = tuple[Range, ...]
+"""What one task reads, in this order."""
 
 
 def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
@@ -154,7 +151,7 @@ def pack(
         is_next = before is not None and before.path == each.path
         weight += 0.0 if is_next else file_weight
         if held and total + weight > limit:
-            partitions.append(ReadPartition(tuple(held)))
+            partitions.append(tuple(held))
             held, total, before = [], 0.0, None
         if before is not None and is_next and before.end == each.begin and each.lines:
             held[-1] = replace(before, end=each.end, lines=before.lines + each.lines)
@@ -162,7 +159,7 @@ def pack(
             held.append(each)
         total += weight
     if held:
-        partitions.append(ReadPartition(tuple(held)))
+        partitions.append(tuple(held))
     return partitions
 
 
