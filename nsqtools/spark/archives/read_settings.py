@@ -25,11 +25,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.spark.format_options import Options, read_place
 
-MESSAGE_DDL = (
-    "topic string, nsqd string, id string, timestamp timestamp, ts_ns bigint, attempts int, "
-    "body binary"
-)
-
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
 STORED_POLL_S = 5.0  # every look at an object store is paid for
