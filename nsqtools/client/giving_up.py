@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from nsqtools.client.message import Batch, Message
@@ -163,7 +165,8 @@ class DeadLetters:
 
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self.topic = check_topic(topic)
-        self._options = options
+        # at most what is in flight: an nsqd that hangs holds up no letters of the others
+        self._options = replace(options, max_outstanding=100_000)
         self._producers: dict[str, Producer] = {}  # by nsqd
         self._lock = threading.Lock()
 
@@ -184,7 +187,8 @@ class DeadLetters:
 
     def stop(self) -> None:
         """Close the connections, when what is outstanding has settled."""
+        ends_s = time.monotonic() + self._options.publish_timeout_s  # of all of them
         with self._lock:
             for producer in self._producers.values():
-                producer.stop(self._options.publish_timeout_s)
+                producer.stop(max(0.0, ends_s - time.monotonic()))
             self._producers.clear()

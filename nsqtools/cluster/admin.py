@@ -198,23 +198,25 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """
     inventory = take_inventory(cluster)
     nsqds, _ = cluster.nsqds()
-    nsqd = next((each for each in nsqds if node in (each.address, each.announced)), None)
-    if nsqd is None or not nsqd.announced:
-        there = ", ".join(each.address for each in nsqds if each.announced) or "none"
+    names = {address: name for address in nsqds if (name := cluster.names.get(address))}
+    found = next((pair for pair in names.items() if node in pair), None)
+    if found is None:
+        there = ", ".join(names) or "none"
         raise NotFoundError(
             f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
         )
+    nsqd, announced = found
     steps = [
-        Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=nsqd.announced)
+        Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=announced)
         for address in inventory.lookupds_that_know(topic)
     ]
     there_too = [
         topic_step(address, Action.DELETE, stats)
         for address, stats in inventory.where(topic)
-        if address == nsqd.address
+        if address == nsqd
     ]
     if not there_too:
-        raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
+        raise NotFoundError(f"the nsqd {nsqd} does not have the topic {topic}")
     return AdminPlan(in_order([*steps, *there_too]), inventory.failures)
 
 

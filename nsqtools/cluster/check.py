@@ -19,7 +19,7 @@ from statistics import median_low
 from typing import Any
 
 from nsqtools.cluster.admin import Action
-from nsqtools.cluster.directory import Cluster, NsqdToAsk
+from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
     DEFAULT_BOUNDS,
@@ -135,9 +135,9 @@ def take_verdict(
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), memory)
 
 
-def _clocks(cluster: Cluster, nsqds: Iterable[NsqdToAsk]) -> Iterator[Problem]:
+def _clocks(cluster: Cluster, nsqds: Nsqds) -> Iterator[Problem]:
     """Yield the nsqd whose clock differs from that of most, this machine among them."""
-    answers, _ = cluster.ask({each.address: each.client for each in nsqds}, HTTPAPI.clock_ahead_s)
+    answers, _ = cluster.ask(nsqds, HTTPAPI.clock_ahead_s)
     ahead = {address: ahead_s for address, ahead_s in answers.items() if ahead_s is not None}
     usual_s = median_low([0.0, *ahead.values()]) if len(ahead) > 1 else 0.0
     for address, ahead_s in ahead.items():

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -85,14 +86,8 @@ class ClusterStats:
     failures: tuple[DaemonFailure, ...]
 
 
-class NsqdToAsk(NamedTuple):
-    """``address`` is its HTTP ``host:port``; ``announced`` what it calls itself to nsqlookupd
-    (``""`` where that was not asked); ``is_given`` when its own address was."""
-
-    address: str
-    announced: str
-    is_given: bool
-    client: NsqdHTTPClient
+Nsqds = Mapping[str, NsqdHTTPClient]
+"""Those to ask, by HTTP ``host:port``."""
 
 
 def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
@@ -107,7 +102,11 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
 
 
 class Cluster:
-    """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`."""
+    """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`.
+
+    ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
+    where that was not asked.
+    """
 
     def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
         self._access = access or HTTPAccess()
@@ -120,7 +119,7 @@ class Cluster:
         tcp_addresses = [parse_address(text) for text in addresses.nsqd_tcp]
         if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
             tcp_addresses = []
-        self._names: dict[str, str] = {}  # of those given, as they last said it
+        self.names: dict[str, str] = {}
         self._unproven = {
             url: tcp
             for tcp in tcp_addresses
@@ -149,7 +148,7 @@ class Cluster:
         """Ask every nsqlookupd for /nodes; answers by its address, and who did not answer."""
         return self.ask(self.lookupds, NsqlookupdHTTPClient.nodes)
 
-    def nsqds(self) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
+    def nsqds(self) -> tuple[Nsqds, list[DaemonFailure]]:
         """Find the nsqd: those given, and those that any nsqlookupd announces.
 
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
@@ -160,23 +159,17 @@ class Cluster:
         )
         return found, [*failures, *impostors]
 
-    def nsqds_among(
-        self, nodes: Iterable[ProducerNode] = ()
-    ) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
+    def nsqds_among(self, nodes: Iterable[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
-        announced, impostors = self.ask(self._given_clients(), self._name)
-        given = set(announced)
-        self._names |= announced
-        own = set(self._names.values())
+        given = {address: self.nsqd(address) for address in self.given}
+        found, impostors = self.ask(given, self._name)
+        # those, too, that do not say their name just now
+        own = {*found.values(), *(self.names.get(address, "") for address in given)}
         for node in nodes:
-            # nor one that does not say its name just now
             if node.http is not None and (name := str(node.http)) not in own:
-                announced[short_address(self._access.url_of(node.http))] = name
-        found = [
-            NsqdToAsk(address, name, address in given, self._client(address))
-            for address, name in announced.items()
-        ]
-        return found, impostors
+                found[short_address(self._access.url_of(node.http))] = name
+        self.names |= found
+        return {address: self.nsqd(address) for address in found}, impostors
 
     def stats(
         self,
@@ -186,7 +179,7 @@ class Cluster:
         clients: bool = False,
         memory: bool = False,
         required: bool = True,
-        nsqds: Sequence[NsqdToAsk] = (),
+        nsqds: Nsqds | None = None,
     ) -> ClusterStats:
         """Take the statistics of every nsqd, or of ``nsqds`` where they are known already.
 
@@ -207,13 +200,13 @@ class Cluster:
         question: Callable[[NsqdHTTPClient], R],
         *,
         required: bool = True,
-        nsqds: Sequence[NsqdToAsk] = (),
+        nsqds: Nsqds | None = None,
     ) -> tuple[dict[str, R], list[DaemonFailure]]:
         """Put one question to every nsqd, or to ``nsqds``. Raises as `stats` does."""
         failures: list[DaemonFailure] = []
         if not nsqds:
             nsqds, failures = self.nsqds()
-        answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, question)
+        answers, failed = self.ask(nsqds, question)
         failures += failed
         if required and failures and not answers:
             raise failures[0].error
@@ -229,11 +222,7 @@ class Cluster:
         """The nsqd that were given, by HTTP address."""
         return [short_address(url) for url in self._given]
 
-    def nsqd(self, address: str) -> NsqdHTTPClient:
-        """Return the client of an nsqd at an address that `nsqds` or `stats` gave."""
-        return self._client(address)
-
-    def keep_only(self, nsqds: Iterable[NsqdToAsk]) -> None:
+    def keep_only(self, nsqds: Nsqds) -> None:
         """Close the connections to all nsqd but these and those given, and forget these clients.
 
         Who asks again and again says so after each look: every nsqd that ever left would keep one,
@@ -243,7 +232,9 @@ class Cluster:
         for address, (until_s, _) in list(self._silent.items()):
             if until_s <= now_s:
                 self._silent.pop(address, None)
-        kept = {*self._given, *(nsqd.client.url for nsqd in nsqds)}
+        for address in set(self.names).difference(self.given, nsqds):
+            self.names.pop(address, None)
+        kept = {*self._given, *(client.url for client in nsqds.values())}
         with self._lock:
             left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
         for client in left:
@@ -293,9 +284,6 @@ class Cluster:
                 self._silent[address] = now_s + self.timeout_s, exc
             raise
 
-    def _given_clients(self) -> dict[str, NsqdHTTPClient]:
-        return {short_address(url): self._client(url) for url in self._given}
-
     def _name(self, client: NsqdHTTPClient) -> str:
         """Return what an nsqd announces itself as, where that can matter: else it is not asked.
 
@@ -321,10 +309,10 @@ class Cluster:
                     hint="Give the address with --nsqd-http-address.",
                 )
             self._unproven.pop(client.url, None)
-        return f"{info.get('broadcast_address')}:{info.get('http_port')}"
+        return f"{info['broadcast_address']}:{info['http_port']}"
 
-    def _client(self, address: str) -> NsqdHTTPClient:
-        """Return the client for an address or URL, made once."""
+    def nsqd(self, address: str) -> NsqdHTTPClient:
+        """Return the client of an nsqd, made once."""
         url = http_url(address, NSQD_HTTP_PORT)
         with self._lock:
             if url not in self._clients:
@@ -343,5 +331,6 @@ def _reason(error: Exception) -> str:
 
 
 def short_address(url: str) -> str:
-    """Return how a daemon is shown to people: ``host:port``, or an https URL."""
-    return shown_url(url).removeprefix("http://")
+    """Return how a daemon is shown to people: ``host:port``, or a URL of https or without port."""
+    shown = shown_url(url)
+    return shown.removeprefix("http://") if urlsplit(shown).port else shown

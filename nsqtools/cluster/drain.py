@@ -6,26 +6,27 @@ new message has a new id and timestamp, and no attempts.
 
 The trap is that NSQ publishes to topics and not to channels: on the other nsqd every channel of the
 topic gets the message, even one that had finished it. So a topic with several channels is left
-alone unless that is allowed; each of its messages is then published once, whichever of its channels
-still held it, for all channels share the ids.
+alone; `one_channel` moves the messages of each to its consumers.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
-from nsqtools.errors import ConfigurationError, HTTPError
+from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
 from nsqtools.protocol.text import counted
+
+log = logging.getLogger("nsqtools")
 
 DRAIN_CHANNEL = "nsq-drain"
 """Takes what waits in a topic without channels; deleted when it is empty."""
@@ -35,34 +36,32 @@ IDLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The messages of one topic; ``channels`` are those that hold some, none for the topic's own.
+    """The messages of one topic; ``channel`` is the one that holds them, "" for the topic's own.
 
-    ``growing`` are the channels that get the messages on the other nsqd, with what is to be known
-    of each. ``repeats`` tells that they may get messages again that they had finished.
+    ``growing`` is the channel that gets them on the other nsqd, with what is to be known of it.
     """
 
     topic: str
-    channels: tuple[str, ...]
+    channel: str
     messages: int
-    repeats: bool
-    growing: tuple[str, ...] = ()
+    growing: str = ""
 
     def document(self) -> dict[str, object]:
         """The move as JSON."""
+        channels = [self.channel] if self.channel else []
         return {
             "topic": self.topic,
-            "channels": self.channels,
+            "channels": channels,
             "messages": self.messages,
-            "repeats": self.repeats,
+            "repeats": False,
         }
 
     def line(self) -> str:
         """The move in words."""
-        channels = f" from {', '.join(self.channels)}" if self.channels else ""
-        growing = f"; they go to {', '.join(self.growing)}" if self.growing else ""
-        repeats = ", which may have finished them before" if self.repeats else ""
+        channel = f" from {self.channel}" if self.channel else ""
+        growing = f"; they go to {self.growing}" if self.growing else ""
         what = counted(self.messages, "message")
-        return f"move about {what} of topic {self.topic}{channels}{growing}{repeats}"
+        return f"move about {what} of topic {self.topic}{channel}{growing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +72,19 @@ class DrainPlan:
     left: tuple[str, ...]
 
 
-def plan_moves(
-    source: Iterable[TopicStats], target: Iterable[TopicStats], *, allow_repeats: bool
-) -> DrainPlan:
+def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> DrainPlan:
     """Decide what to move, from the statistics of both nsqd. Pure."""
     there = {topic.topic_name: topic for topic in target}
     moves, left = [], []
     for topic in source:
         name = topic.topic_name
-        if topic.paused and topic.depth:
-            left.append(f"topic {name} is paused, with {topic.depth} messages in it")
         # those of a drain that was interrupted, or left what is deferred, are the topic's own
         is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
+        waiting = topic.depth + (sum(map(messages_of, topic.channels)) if is_bare else 0)
+        is_ours = is_bare and bool(topic.channels)
+        if topic.paused and (waiting or is_ours):
+            why = ", as a drain leaves it that was killed" if is_ours else ""
+            left.append(f"topic {name} is paused{why}, with {waiting} messages in it")
         channels = () if is_bare else topic.channels
         holding = []
         for channel in channels:
@@ -95,26 +95,21 @@ def plan_moves(
                 left.append(f"channel {name}/{channel.channel_name} is paused, with {kept} in it")
             else:
                 holding.append(channel)
-        waiting = 0
-        if is_bare and not topic.paused:
-            waiting = topic.depth + sum(map(messages_of, topic.channels))
+        if topic.paused or not is_bare:
+            waiting = 0
         if not holding and not waiting:
             continue
-        known = {channel.channel_name for channel in channels}
         paused: dict[str, bool] = {}  # of the channels on the other nsqd
         if name in there:
             paused = {channel.channel_name: channel.paused for channel in there[name].channels}
-            known |= paused.keys()
+        known = sorted({*paused, *(channel.channel_name for channel in channels)})
         messages = waiting + sum(map(messages_of, holding))
-        if len(known) > 1 and not allow_repeats:
+        if len(known) > 1:
             left.append(f"topic {name} has {len(known)} channels, with {messages} messages")
-        else:
-            names = tuple(channel.channel_name for channel in holding)
-            growing = [
-                f"{name}/{channel}{' (paused)' if paused.get(channel) else ''}"
-                for channel in sorted({*names, *paused})
-            ]
-            moves.append(Move(name, names, messages, len(known) > 1, tuple(growing)))
+            continue
+        growing = [f"{name}/{each}{' (paused)' if paused.get(each) else ''}" for each in known]
+        holder = holding[0].channel_name if holding else ""
+        moves.append(Move(name, holder, messages, *growing))
     return DrainPlan(tuple(moves), tuple(left))
 
 
@@ -137,12 +132,12 @@ class Drain:
         """Ask `run` to end after the present batch."""
         self._stopped.set()
 
-    def plan(self, *, allow_repeats: bool) -> DrainPlan:
+    def plan(self) -> DrainPlan:
         """Look at both nsqd and decide. Raises `ConfigurationError` when they are the same one."""
         if self._source.info() == self._target.info():  # an address may have several names
             raise ConfigurationError("an nsqd cannot be drained into itself")
         source, target = (read_stats(each.stats()) for each in (self._source, self._target))
-        return plan_moves(source.topics or (), target.topics or (), allow_repeats=allow_repeats)
+        return plan_moves(source.topics or (), target.topics or ())
 
     def run(self, plan: DrainPlan) -> int:
         """Carry the plan out; return how many messages are left on the source.
@@ -160,54 +155,49 @@ class Drain:
 
     def _move(self, move: Move, producer: Producer) -> None:
         self._target.administer("create", move.topic)
-        for channel in move.channels:  # before the messages, or they would miss it
-            self._target.administer("create", move.topic, channel)
-        published: set[bytes] = set()
-        for channel in move.channels:
-            self._empty(move, channel, published, producer)
-        if not move.channels:
-            self._source.administer("create", move.topic, DRAIN_CHANNEL)
-            self._empty(move, DRAIN_CHANNEL, published, producer)
-            if not self._stopped.is_set():
-                self._remove_channel(move.topic)
+        if move.channel:  # before the messages, or it would miss them
+            self._target.administer("create", move.topic, move.channel)
+            self._empty(move.topic, move.channel, producer)
+            return
+        self._source.administer("create", move.topic, DRAIN_CHANNEL)
+        self._empty(move.topic, DRAIN_CHANNEL, producer)
+        if not self._stopped.is_set():
+            self._remove_channel(move.topic)
 
     def _remove_channel(self, topic: str) -> None:
         """Delete `DRAIN_CHANNEL`, unless it has messages: deferred ones, or new ones."""
-        self._source.administer("pause", topic)  # what is published from here on stays in it
         try:
+            # what is published from here on stays in it; it may be paused where this fails, too
+            self._source.administer("pause", topic)
             topics = read_stats(self._source.stats(topic)).topics or ()
             if not any(messages_of(channel) for each in topics for channel in each.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
         finally:
             try:
                 self._source.administer("unpause", topic)
-            except HTTPError as exc:
-                if exc.status != 404:  # an ephemeral topic goes with its last channel
+            except NsqError as exc:
+                # an ephemeral topic goes with its last channel
+                if not (isinstance(exc, HTTPError) and exc.status == 404):
+                    log.warning("topic %s may still be paused: nsq topic unpause %s", topic, topic)
                     raise
 
-    def _empty(self, move: Move, channel: str, published: set[bytes], producer: Producer) -> None:
+    def _empty(self, topic: str, channel: str, producer: Producer) -> None:
         address = tcp_address(self._source)
         with Consumer(
-            move.topic, channel, nsqd_tcp_addresses=address, options=self._options
+            topic, channel, nsqd_tcp_addresses=address, options=self._options
         ) as consumer:
             consumer.start(fail_fast=True)
             while not self._stopped.is_set():
                 batch = consumer.next_batch(IDLE_S)
                 if batch is None:
                     return
-                self._publish(move, batch, published, producer)
-
-    def _publish(self, move: Move, batch: Batch, published: set[bytes], producer: Producer) -> None:
-        new = [message for message in batch if message.id not in published]
-        try:
-            producer.publish_many(move.topic, [message.body for message in new])
-        except BaseException:
-            batch.requeue(0, backoff=False)
-            raise
-        if move.repeats:
-            published.update(message.id for message in new)
-        self.moved += len(new)
-        batch.finish()
+                try:
+                    producer.publish_many(topic, [message.body for message in batch])
+                except BaseException:
+                    batch.requeue(0, backoff=False)
+                    raise
+                self.moved += len(batch)
+                batch.finish()
 
 
 def tcp_address(nsqd: NsqdHTTPClient) -> str:

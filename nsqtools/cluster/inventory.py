@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
+from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -48,20 +48,18 @@ class Inventory:
 
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
-    nsqds, failures = cluster.nsqds()
-    answers, failed = cluster.ask(
-        {nsqd.address: nsqd.client for nsqd in nsqds},
-        lambda client: read_stats(client.stats(clients=True)).topics or (),
+    answers, failures = cluster.ask_nsqds(
+        lambda client: read_stats(client.stats(clients=True)).topics or (), required=False
     )
     silent = {failure.address for failure in failures}
     alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
     registered, forgetful = cluster.ask(alive, NsqlookupdHTTPClient.topics)
-    failures += [*failed, *forgetful]
+    failures += forgetful
     if failures and not answers and not registered:
         raise failures[0].error
     return Inventory(
         answers,
-        frozenset(nsqd.address for nsqd in nsqds if nsqd.is_given),
+        frozenset(cluster.given),
         {address: frozenset(topics) for address, topics in registered.items()},
         tuple(failures),
     )
@@ -134,7 +132,7 @@ class TopicNodes(NamedTuple):
 
 
 def list_nodes(
-    cluster: Cluster, remembered: Iterable[NsqdToAsk] = ()
+    cluster: Cluster, remembered: Nsqds | None = None
 ) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     """Every nsqd by its address, those that do not answer too; and the nsqlookupd that do not.
 
@@ -144,8 +142,7 @@ def list_nodes(
     known, failures = cluster.known_nodes()
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
     failures += impostors
-    found = {nsqd.address for nsqd in nsqds}
-    nsqds += [nsqd for nsqd in remembered if nsqd.address not in found]
+    nsqds = {**(remembered or {}), **nsqds}
     if failures and not nsqds:
         raise failures[0].error
 
@@ -156,19 +153,19 @@ def list_nodes(
             info["topics"] = len(read_stats(client.stats()).topics or ())
         return info
 
-    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, ask)
+    answers, failed = cluster.ask(nsqds, ask)
     if not known and not answers:
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     nodes = []
-    for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.address):
+    for address in sorted(nsqds):
         entries = {
             lookupd: entry
             for lookupd, each in known.items()
             for entry in each
-            if str(entry.node.http) == nsqd.announced
+            if str(entry.node.http) == cluster.names.get(address)
         }
-        info = answers.get(nsqd.address, {})
+        info = answers.get(address, {})
         tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
         hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))
         topics: int | None = info.get("topics")
@@ -176,17 +173,17 @@ def list_nodes(
             tcp, hostname, version = str(entry.node.tcp), entry.hostname, version or entry.version
             topics = len({topic for each in entries.values() for topic in each.topics})
         hidden = {topic for each in entries.values() for topic in each.tombstoned}
-        error = errors.get(nsqd.address, "")
+        error = errors.get(address, "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
-        nodes.append(NodeStatus(nsqd.address, *status))
+        nodes.append(NodeStatus(address, *status))
     return nodes, failures
 
 
 def ping(cluster: Cluster) -> list[PingResult]:
     """Ask every nsqlookupd, and every nsqd that is given or that they know, for /ping."""
-    lookupds = _ping_all(cluster, "nsqlookupd", dict(cluster.lookupds))
+    lookupds = _ping_all(cluster, "nsqlookupd", cluster.lookupds)
     nsqds, failures = cluster.nsqds()
-    pongs = _ping_all(cluster, "nsqd", {nsqd.address: nsqd.client for nsqd in nsqds})
+    pongs = _ping_all(cluster, "nsqd", nsqds)
     lost = [
         PingResult("nsqd", failure.address, None, str(failure.error))
         for failure in failures
@@ -195,7 +192,7 @@ def ping(cluster: Cluster) -> list[PingResult]:
     return [*lookupds, *pongs, *lost]
 
 
-def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[PingResult]:
+def _ping_all(cluster: Cluster, daemon: str, clients: Mapping[str, HTTPAPI]) -> list[PingResult]:
     def measure(client: HTTPAPI) -> float:
         began_s = time.monotonic()
         client.ping()

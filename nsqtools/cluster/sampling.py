@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, NsqdToAsk
+from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, Nsqds
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
 from nsqtools.cluster.topics import all_of, is_pattern, matches, on_no_nsqd, select
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolError
-from nsqtools.http.http_api import MAX_NODES, NsqlookupdHTTPClient
+from nsqtools.http.http_api import MAX_NODES, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader, read_stats
 
 COUNTED_S = 5.0
@@ -150,7 +150,8 @@ class _Node:
     last one was.
     """
 
-    nsqd: NsqdToAsk
+    address: str
+    client: NsqdHTTPClient
     meter: RateMeter
     consumer_meter: ConsumerMeter
     since_s: float
@@ -212,14 +213,14 @@ class Sampler:
         self._stopped = threading.Event()
 
     @property
-    def answering(self) -> list[NsqdToAsk]:
+    def answering(self) -> Nsqds:
         """The nsqd that answered when they were last asked."""
         with self._changed:
-            return [
-                node.nsqd
-                for node in self._nodes.values()
+            return {
+                address: node.client
+                for address, node in self._nodes.items()
                 if node.error is None and node.report is not None
-            ]
+            }
 
     def sample(self, question: Question = QUEUES_ONLY) -> Sample:
         """Take one sample. With an interval it does not take longer than half of that.
@@ -284,24 +285,23 @@ class Sampler:
             found, failures = self._cluster.nsqds()
             with self._changed:
                 self._take_over(found, failures)
-                kept = [node.nsqd for node in self._nodes.values()]
+                kept = {address: node.client for address, node in self._nodes.items()}
             self._cluster.keep_only(kept)
         finally:
             self._looked_up_s = time.monotonic()
 
-    def _take_over(self, found: Iterable[NsqdToAsk], failures: Iterable[DaemonFailure]) -> None:
+    def _take_over(self, known: Nsqds, failures: Iterable[DaemonFailure]) -> None:
         """Note which nsqd there are, and forget those that left."""
         self._failures = tuple(failures)
         failed = {failure.address for failure in self._failures}
         lookupds = self._cluster.lookupds
         is_known = not lookupds or any(address not in failed for address in lookupds)
         given = set(self._cluster.given)
-        known = {nsqd.address: nsqd for nsqd in found}
         now_s = time.monotonic()
-        for address, nsqd in known.items():
+        for address, client in known.items():
             if address not in self._nodes:
                 meters = RateMeter(self._least_s), ConsumerMeter(self._least_s)
-                self._nodes[address] = _Node(nsqd, *meters, now_s, now_s)
+                self._nodes[address] = _Node(address, client, *meters, now_s, now_s)
         for address, node in self._nodes.items():
             if address in known or address in given:
                 node.is_announced, node.announced_s = True, now_s
@@ -316,7 +316,7 @@ class Sampler:
                 and (node.error is None or now_s - node.answered_s <= FORGOTTEN_S)
             )
             if not is_remembered and node.asked_s is None:
-                del self._nodes[node.nsqd.address]
+                del self._nodes[node.address]
 
     def _ask_all(self, question: Question) -> list[_Node]:
         """Put the question to every nsqd that has answered the last one; return these.
@@ -348,9 +348,9 @@ class Sampler:
         try:
             latest_s = (node.asked_s or 0.0) + self._cluster.timeout_s
             take = partial(self._take_answer, node, question)
-            self._cluster.ask_one(node.nsqd.address, take, latest_s)
+            self._cluster.ask_one(node.address, take, latest_s)
             if not node.is_announced:
-                node.nsqd.client.close()  # it may be one of many that left
+                node.client.close()  # it may be one of many that left
         except NsqError as exc:
             error = exc.with_traceback(None)  # it is kept, and would keep its frames
             error.__cause__ = error.__context__ = None
@@ -361,7 +361,7 @@ class Sampler:
                 self._changed.notify_all()
 
     def _take_answer(self, node: _Node, question: Question) -> None:
-        wanted, client = self._wanted, node.nsqd.client
+        wanted, client = self._wanted, node.client
         only = wanted.topics[0] if len(wanted.topics) == 1 else ""
         is_scoped = question.consumers and bool(question.topic)
         began_s = time.monotonic()
@@ -377,7 +377,7 @@ class Sampler:
             entries = self._check_budget(node, answer)
             stats = node.reader.read(bytes(answer), client.decode_stats)
             del answer
-            report = NodeReport(node.nsqd.address, at_s, stats)
+            report = NodeReport(node.address, at_s, stats)
             measured = node.meter.measure(report)
             consumers = []
             if question.consumers:
@@ -398,7 +398,7 @@ class Sampler:
         most = min(MAX_ENTRIES_OF_NODE, MAX_ENTRIES - others)
         if entries > most:
             raise OverBudget(
-                f"{node.nsqd.client.url}: its statistics have {entries} entries, and there is room"
+                f"{node.client.url}: its statistics have {entries} entries, and there is room"
                 f" for {max(0, most)}",
                 hint="Name those nsqd that you trust with allow_announced (nsq: -X).",
             )
@@ -495,9 +495,9 @@ class Sampler:
                 open_s = 0.0 if node.asked_s is None else now_s - node.asked_s
                 error = node.error
                 if error is None and open_s > COUNTED_S:
-                    error = DeadlineExceeded(f"{node.nsqd.client.url}: no answer in time")
+                    error = DeadlineExceeded(f"{node.client.url}: no answer in time")
                 if error is not None:
-                    failures.append(DaemonFailure(node.nsqd.address, error))
+                    failures.append(DaemonFailure(node.address, error))
                 elif node.report is not None:
                     reports.append(node.report)
                 left = "" if node.is_announced else "not announced any more; "
@@ -505,7 +505,7 @@ class Sampler:
                 stats = node.report.stats if node.report else None
                 states.append(
                     NodeState(
-                        node.nsqd.address,
+                        node.address,
                         self._wanted.among(node.measured) if error is None else [],
                         node.consumers if not error and node.consumers_of == question else [],
                         stats.version if stats else "",

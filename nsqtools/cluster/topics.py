@@ -45,7 +45,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
+from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
@@ -86,8 +86,7 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
     lookups, failures = cluster.ask(cluster.lookupds, lambda lookupd: lookupd.lookup(topic))
     announced = (node for lookup in lookups.values() for node in lookup.nodes)
     nsqds, impostors = cluster.nsqds_among(announced)
-    clients = {nsqd.address: nsqd.client for nsqd in nsqds}
-    answers, failed = cluster.ask(clients, lambda nsqd: _topics(nsqd, topic))
+    answers, failed = cluster.ask(nsqds, lambda nsqd: _topics(nsqd, topic))
     report.asked += [*lookups, *answers]
     report.failed += [failure.error for failure in (*failures, *impostors, *failed)]
     report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
@@ -108,7 +107,7 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
         if not stats.channels:
             report.backlog += stats.depth
     if not report.exists:
-        report.known_topics = _known_topics(cluster, clients)
+        report.known_topics = _known_topics(cluster, nsqds)
     return report
 
 
@@ -118,9 +117,8 @@ def topics_on_nsqds(cluster: Cluster) -> tuple[set[str], bool]:
     What nsqlookupd says of topics does not count: one that was restarted knows none, and no nsqd,
     for as long as nsqd takes to register again.
     """
-    nsqds, failures = cluster.nsqds()
-    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics_on)
-    return all_of(answers), bool(answers) and not failures and not failed
+    answers, failures = cluster.ask_nsqds(_topics_on, required=False)
+    return all_of(answers), bool(answers) and not failures
 
 
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
@@ -136,9 +134,9 @@ def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
     return {name for names in answers.values() for name in names}
 
 
-def _known_topics(cluster: Cluster, clients: dict[str, NsqdHTTPClient]) -> set[str]:
+def _known_topics(cluster: Cluster, nsqds: Nsqds) -> set[str]:
     listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-    answers, _ = cluster.ask(clients, _topics_on)
+    answers, _ = cluster.ask(nsqds, _topics_on)
     return all_of(listed) | all_of(answers)
 
 
@@ -216,7 +214,7 @@ def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
-    stats, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics_on)
+    stats, failed = cluster.ask(nsqds, _topics_on)
     failures += [*impostors, *failed]
     if failures and not answers and not stats:
         raise failures[0].error

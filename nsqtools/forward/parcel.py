@@ -12,12 +12,11 @@ import enum
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
-from nsqtools.errors import ConfigurationError
 from nsqtools.records.prometheus import Metric
 
 
@@ -154,33 +153,23 @@ class Sink(Protocol):
         """Wait for what is under way, for a time, and close the connections."""
 
 
+def _count(help: str) -> Any:
+    return field(default=0, metadata={"help": help})
+
+
 @dataclass(slots=True)
 class ForwardTotals:
-    """Messages by what became of them. ``repeated`` were sent again although the destination may
-    have had them: as many may be there twice. ``failures`` counts tries that failed."""
+    """Messages by what became of them. As many as were ``repeated`` may be there twice."""
 
-    received: int = 0
-    filtered: int = 0
-    delivered: int = 0
-    dead_lettered: int = 0
-    dropped: int = 0
-    requeued: int = 0
-    repeated: int = 0
-    failures: int = 0
-    bytes: int = 0
-
-
-HELP = {
-    "received": "Messages received.",
-    "filtered": "Messages that a filter left out, finished.",
-    "delivered": "Messages that the destination confirmed, finished.",
-    "dead_lettered": "Messages written to the dead letters, finished.",
-    "dropped": "Messages that the destination refused and that were dropped as asked, finished.",
-    "requeued": "Messages requeued after a failure, or under way at a stop.",
-    "repeated": "Messages sent again although the destination may have had them.",
-    "failures": "Tries to deliver that failed.",
-    "bytes": "Bytes of the bodies delivered.",
-}
+    received: int = _count("Messages received.")
+    filtered: int = _count("Messages that a filter left out, finished.")
+    delivered: int = _count("Messages that the destination confirmed, finished.")
+    dead_lettered: int = _count("Messages written to the dead letters, finished.")
+    dropped: int = _count("Messages that the destination refused, dropped as asked, finished.")
+    requeued: int = _count("Messages requeued after a failure, or under way at a stop.")
+    repeated: int = _count("Messages sent again although the destination may have had them.")
+    failures: int = _count("Tries to deliver that failed.")
+    bytes: int = _count("Bytes of the bodies delivered.")
 
 
 class Counters:
@@ -205,7 +194,7 @@ class Counters:
         """The metrics, for /metrics and for a file."""
         with self._lock:
             topics = {topic: counts.copy() for topic, counts in self._topics.items()}
-        for name, help in HELP.items():
+        for name, help in ((each.name, each.metadata["help"]) for each in fields(ForwardTotals)):
             what = name if name in ("failures", "bytes") else f"{name}_messages"
             samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]
             yield Metric(f"nsq_forward_{what}_total", "counter", help, samples)
@@ -218,11 +207,3 @@ class Counters:
         yield Metric(
             "nsq_forward_failing", "gauge", "1 while no destination works.", [({}, int(is_failing))]
         )
-
-
-def check_key(key: object | None, *, is_hash: bool) -> None:
-    """Raise `ConfigurationError` for the mode hash without a key, or a key without that mode."""
-    if is_hash and key is None:
-        raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
-    if key is not None and not is_hash:
-        raise ConfigurationError("--key is for --mode hash")

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from html import escape
 from http import HTTPStatus
+from ipaddress import ip_address
 from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
@@ -54,9 +55,6 @@ BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
-_LOCAL = re.compile(
-    r"(?:[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(?:.*\.)?localhost\.?)(?::\d*)?", re.IGNORECASE
-)
 
 
 class HTTPRefusal(Exception):
@@ -188,20 +186,32 @@ def foreign_call(method: str, headers: Mapping[str, str], names: Collection[str]
     that is not ours. Programs send neither of the first two. The host is looked at only when only
     this machine can connect, and only DNS names with a dot are foreign: an address cannot be
     rebound, and names such as ``nsqd`` are those of containers. ``names`` are those of this host;
-    None lets every ``Host`` pass.
+    None lets every ``Host`` pass, as does a call of HTTP/1.0 without one.
     """
     if method in _SAFE_METHODS:
         return ""
-    host = headers.get("host", "").lower()
-    is_local = names is None or _LOCAL.fullmatch(host)
-    if not is_local and re.sub(r":\d*$", "", host) not in map(str.lower, names or ()):
+    host = headers.get("host", "")
+    if host and names is not None and not is_own_host(host, names):
         return "FOREIGN_HOST"
-    if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
-        return "FOREIGN_ORIGIN"
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2].lower() != host:
-        return "FOREIGN_ORIGIN"
-    return ""
+    origin = headers.get("origin", f"//{host}").partition("//")[2]
+    site = headers.get("sec-fetch-site")
+    if site is None:  # of an old browser, or a program
+        is_own = origin.lower() == host.lower()
+    else:
+        is_own = site.lower() in _OWN_SITES
+    return "" if is_own else "FOREIGN_ORIGIN"
+
+
+def is_own_host(host: str, names: Collection[str]) -> bool:
+    """Tell whether a ``Host`` header means this machine: an address, a name without a dot, or one
+    of its ``names``."""
+    name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
+    name, own = name.lower().rstrip("."), map(str.lower, names)
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return bool(name) and ("." not in name or name.endswith(".localhost") or name in own)
+    return True
 
 
 class HTTPApi:

@@ -18,7 +18,13 @@ from typing import Any
 import httpx
 
 from nsqtools.errors import NsqError, ProtocolError
-from nsqtools.protocol.names import LOOKUPD_TCP_PORT, is_ephemeral, is_valid_name, parse_address
+from nsqtools.protocol.names import (
+    LOOKUPD_TCP_PORT,
+    Address,
+    is_ephemeral,
+    is_valid_name,
+    parse_address,
+)
 from nsqtools.protocol.requests import (
     MAGIC_V1,
     PING,
@@ -118,7 +124,7 @@ class LookupRegistry(Registry):
             topic.start()
 
     async def _channels_at(self, info: PeerInfo, topic_name: str) -> set[str]:
-        url = f"http://{info.broadcast_address}:{info.http_port}/channels"
+        url = f"http://{Address(info.broadcast_address, info.http_port)}/channels"
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         try:
             # plain HTTP, always: without verify=False every call would build a TLS context

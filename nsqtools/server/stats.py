@@ -334,7 +334,7 @@ def resident_bytes() -> int:
     """Return how much memory this process has, 0 where that is not known."""
     try:
         with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * 4096
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):  # no Linux
         return 0
 
@@ -369,10 +369,14 @@ def statsd_lines(
     stats: NsqdStats, before: Counters, prefix: str, *, exclude_ephemeral: bool
 ) -> Iterator[str]:
     """Yield one line a metric; ``before`` holds the counters of the last push and is updated."""
+    last = before.copy()
+    before.clear()  # queues that are gone are forgotten
 
     def line(key: str, value: int, kind: str) -> str:
         if kind == "c":
-            before[key], value = value, value - before.get(key, 0)
+            before[key] = value
+            then = last.get(key, 0)
+            value -= then if then <= value else 0  # a queue that was made again counts from 0
         return f"{prefix}{key}:{value}|{kind}\n"
 
     for topic in stats.topics or ():

@@ -43,6 +43,7 @@ from pathlib import Path
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
 from nsqtools.protocol.names import http_url
+from nsqtools.server.http_server import foreign_call, is_own_host
 
 log = logging.getLogger("nsqtools.web")
 
@@ -149,9 +150,7 @@ def as_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def own_names(settings: WebSettings) -> frozenset[str]:
     """Return the names that the console answers to, besides addresses and names without a dot."""
-    return frozenset(
-        name.lower() for name in (settings.host, socket.gethostname(), *settings.allowed_hosts)
-    )
+    return frozenset((settings.host, socket.gethostname(), *settings.allowed_hosts))
 
 
 MAX_USER = 256
@@ -224,8 +223,6 @@ class Identities:
         return headers.get(self._settings.acl_http_header.lower(), "")[:MAX_USER]
 
 
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -243,32 +240,11 @@ HEADERS = {
 
 
 def refusal(method: str, headers: Mapping[str, str], names: Collection[str]) -> str:
-    """Return why a call is refused, in words, "" when it may pass. ``names`` are lower case."""
+    """Return why a call is refused, in words, "" when it may pass."""
     host = headers.get("host", "")
     if not is_own_host(host, names):
         return f"the host {host[:80]!r} is not one of this console (--allowed-host)"
-    if method in SAFE_METHODS:
-        return ""
-    site = headers.get("sec-fetch-site")
-    if site is not None and site.lower() not in ("same-origin", "none"):
-        return "this call comes from another site"
-    origin = headers.get("origin")
-    if site is None and origin is not None and origin.partition("://")[2].lower() != host.lower():
-        return "this call comes from another site"
-    return ""
-
-
-def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Tell whether a ``Host`` header means this console."""
-    name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
-    name = name.lower().rstrip(".")
-    if not name:
-        return False
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return "." not in name or name.endswith(".localhost") or name in names
-    return True
+    return "this call comes from another site" if foreign_call(method, headers, None) else ""
 
 
 def basic_credentials(header: str) -> tuple[str, str] | None:

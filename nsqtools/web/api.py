@@ -131,26 +131,23 @@ def gather(
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
     answers, failed = cluster.ask(
-        {nsqd.address: nsqd.client for nsqd in nsqds},
-        lambda client: read_stats(client.stats(topic, channel, clients=clients)),
+        nsqds, lambda client: read_stats(client.stats(topic, channel, clients=clients))
     )
     failures = [*failures, *impostors, *failed]
     if failures and not answers:
         raise failed_upstream(cluster, failures)
-    unknown = [nsqd for nsqd in nsqds if nsqd.announced not in entries and nsqd.address in answers]
-    infos, _ = cluster.ask({nsqd.address: nsqd.client for nsqd in unknown}, NsqdHTTPClient.info)
+    names = {address: cluster.names.get(address, "") for address in answers}
+    unknown = {address: nsqds[address] for address, name in names.items() if name not in entries}
+    infos, _ = cluster.ask(unknown, NsqdHTTPClient.info)
     found = []
-    for nsqd in nsqds:
-        if nsqd.address not in answers:
-            continue
-        registered = entries.get(nsqd.announced, {})
-        info: Document = infos.get(nsqd.address, {})
+    for address, name in names.items():
+        registered = entries.get(name, {})
+        info: Document = infos.get(address, {})
         hosts = [entry.hostname for entry in registered.values()]
         hostname = hosts[0] if hosts else str(info.get("hostname", ""))
-        name = nsqd.announced
         if not name:
-            name = f"{info['broadcast_address']}:{info.get('http_port')}" if info else nsqd.address
-        found.append(Nsqd(name, hostname, answers[nsqd.address], registered, info))
+            name = f"{info['broadcast_address']}:{info['http_port']}" if info else address
+        found.append(Nsqd(name, hostname, answers[address], registered, info))
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
     return NodeAnswers(found, failures)
 

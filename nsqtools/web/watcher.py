@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 
-from nsqtools.cluster.directory import Cluster, NsqdToAsk
+from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import Earlier, Past
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
@@ -48,7 +48,7 @@ class Watcher:
         return self.interval_s > self.refresh_s
 
     @property
-    def answering(self) -> list[NsqdToAsk]:
+    def answering(self) -> Nsqds:
         """The nsqd that answer, whatever nsqlookupd says of them just now."""
         return self._sampler.answering
 

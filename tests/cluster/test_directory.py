@@ -64,7 +64,7 @@ def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: st
         with pytest.raises(DeadlineExceeded):
             asked.ask_one("left:4151", wait, time.monotonic())
         time.sleep(0.02)
-        asked.keep_only([])
+        asked.keep_only({})
         assert not asked._silent
 
 
@@ -89,3 +89,9 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
                     asked.stats()
         finally:
             server.shutdown()
+
+
+def test_a_url_without_a_port_is_asked_at_that_of_its_scheme() -> None:
+    with Cluster(ClusterAddresses(["http://user:secret@nsqd.example"])) as cluster:
+        [address] = cluster.given
+        assert address == cluster.nsqd(address).url == "http://nsqd.example"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.power_cut import PowerCut
+from plugins.waiting import patience_s
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.forward.courier import Courier, DeadLetterFile, Kept
+from nsqtools.client.options import ClientOptions
+from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic, Kept
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
+from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
 
@@ -35,6 +39,9 @@ class Source:
     def finish_many(self, ids: list[bytes]) -> None:
         for each in ids:
             self.in_flight.pop(each, None)
+
+    def requeue(self, message_id: bytes, *_: object) -> bool:
+        return self.in_flight.pop(message_id, None) is not None
 
     def touch(self, message_id: bytes) -> None: ...
 
@@ -130,6 +137,31 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
 
 
 # -- dead letters -------------------------------------------------------------------------------
+
+
+def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        source = Source()
+        source.nsqd = "{}:{}".format(*hanging.getsockname())
+        courier = Courier(
+            Destination(),
+            Counters(),
+            max_attempts=0,
+            dead_letters=DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60))),
+            on_circuit=lambda is_open: None,
+        )
+        letters = source.parcel(*range(200))
+        work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
+        work.start()
+        connection, _ = hanging.accept()
+        with connection:
+            connection.recv(4096)  # IDENTIFY; nothing is answered after it
+            connection.sendall(encode_frame(RESPONSE, OK))
+            work.join(patience_s(20))
+            assert not work.is_alive()
+            assert courier.held == 200
+    courier.drain(0.0, lambda: None)
+    assert (courier.held, len(source.in_flight)) == (0, 0)
 
 
 def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:

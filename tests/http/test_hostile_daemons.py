@@ -94,7 +94,8 @@ def test_what_is_no_topic_or_no_nsqd_is_left_out_though_it_is_tombstoned(sends: 
     producer["tombstones"] = [True] * 5 + [False]
     body = json.dumps({"producers": [{**producer, "broadcast_address": "["}, producer]}).encode()
 
-    [known] = NsqlookupdHTTPClient(sends(answer(body))).nodes()
+    with NsqlookupdHTTPClient(sends(answer(body))) as lookupd:
+        [known] = lookupd.nodes()
 
     assert (known.topics, known.tombstoned) == ({"gone", "here"}, {"gone"})
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
@@ -102,13 +103,15 @@ async def nest(reader: StreamReader, writer: StreamWriter) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("answer", [drip, nest])
-def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(answer: Answer) -> None:
+@pytest.mark.parametrize(("answer", "other_host"), [(drip, "127.0.0.1"), (nest, "::1")])
+def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
+    answer: Answer, other_host: str
+) -> None:
     """One answers byte by byte or too deeply, another is at no possible name."""
-    asyncio.run(create_a_topic_beside_a_bad_nsqlookupd(answer))
+    asyncio.run(create_a_topic_beside_a_bad_nsqlookupd(answer, other_host))
 
 
-async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer) -> None:
+async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer, other_host: str) -> None:
     http = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = http.sockets[0].getsockname()[1]
     identified = Event()
@@ -120,7 +123,8 @@ async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer) -> None:
 
     def publish() -> bytes:
         timeouts = {"http_client_connect_timeout": 0.2, "http_client_request_timeout": 0.3}
-        with EmbeddedNsqlookupd() as other:
+        address = str(Address(other_host, 0))
+        with EmbeddedNsqlookupd(http_address=address, broadcast_address=other_host) as other:
             channel = "topic=clicks&channel=archive"
             httpx.post(
                 f"http://{other.http_address}/channel/create?{channel}", timeout=patience_s(5)

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
+from nsqtools.protocol.stats import read_stats
+from nsqtools.server.stats import statsd_lines
+
 EVERY_QUEUE = {"message_count|c", "depth|g", "backend_depth|g"}
 EVERY_QUEUE |= {"e2e_processing_latency_99|g", "e2e_processing_latency_50|g"}
 OF_TOPIC = EVERY_QUEUE | {"message_bytes|c"}
@@ -58,3 +61,16 @@ def test_the_documented_paths_are_pushed_and_counters_are_differences(
     }
     assert sums.keys() >= OF_MEMORY
     assert (sums["topic.t.message_count|c"], sums["topic.t.message_bytes|c"]) == (3, 4)
+
+
+def test_a_topic_that_was_made_again_counts_from_nothing() -> None:
+    before: dict[str, int] = {}
+
+    def pushed(*counts: int) -> list[str]:
+        topics = [{"topic_name": "t", "message_count": count} for count in counts]
+        lines = statsd_lines(read_stats({"topics": topics}), before, "", exclude_ephemeral=False)
+        return [line.partition(":")[2] for line in lines if "message_count" in line]
+
+    assert [pushed(7), pushed(9), pushed(3), pushed()] == [["7|c\n"], ["2|c\n"], ["3|c\n"], []]
+    assert before == {}  # what is gone is forgotten
+    assert pushed(2) == ["2|c\n"]

@@ -20,6 +20,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.server.http_server import is_own_host
 from nsqtools.web.access import (
     FREE_FAILURES,
     FREE_FAILURES_OF_USER,
@@ -29,7 +30,6 @@ from nsqtools.web.access import (
     WebSettings,
     basic_credentials,
     hash_password,
-    is_own_host,
     parse_networks,
     refusal,
 )

@@ -106,12 +106,14 @@ def test_what_many_ask_for_is_compressed_and_kept(
     assert "immutable" in running.get(static[1]).headers["cache-control"]
     assert running.get("/static/console.css").headers["cache-control"] == "no-store"
 
-    request = urllib.request.Request(running.url + "/?live=1", headers=takes)
+    request = urllib.request.Request(running.url + "/topics/orders?live=1", headers=takes)
     with urllib.request.urlopen(request, timeout=patience_s(20)) as stream:
         unpack = zlib.decompressobj(wbits=31)
         text = b""
         while text.count(b"event: pieces") < 3:  # across events that were packed for others
             text += unpack.decompress(stream.read1())
+            # its links are those of a page, for which this sample was rendered, too
+            assert "live=1" not in running.get("/topics/orders").text
     assert b"orders" in text
 
 

@@ -298,7 +298,7 @@ def names_of(
         with cluster.open(TIMEOUT_S) as opened:
             if kind is NameKind.nodes:
                 nsqds, _ = opened.nsqds()
-                return [nsqd.address for nsqd in nsqds if is_address(nsqd.address)]
+                return list(filter(is_address, nsqds))
             is_topics = kind is NameKind.topics
             names = topic_names(opened) if is_topics else channel_names(opened, topic or "")
     except NsqError:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
-from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
+from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
-from nsqtools.errors import ConfigurationError, ConnectionFailed
+from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
@@ -183,9 +183,6 @@ def drain(
         "HTTP address of the nsqd that takes over.",
         show_default="a temporary nsqd, for each channel its own messages",
     ),
-    allow_repeats: bool = opt(
-        "", "Move topics with several channels too; each gets what was left in all.", SAFETY
-    ),
     *,
     form: Annotated[DrainForm, From(DrainForm)],
     settings: Annotated[dict[str, str], From(client_settings)],
@@ -203,8 +200,7 @@ def drain(
 
     With --to every message is published to the other nsqd and finished on this one once that is
     confirmed; it gets a new id and timestamp. NSQ publishes to topics, not to channels: topics with
-    several channels are skipped unless --allow-repeats is given. Messages in flight to consumers or
-    deferred stay.
+    several channels are skipped. Messages in flight to consumers or deferred stay.
 
     The exit status is 6 when something is left.
 
@@ -221,13 +217,11 @@ def drain(
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)
     if to is None:
-        if allow_repeats:
-            raise ConfigurationError("--allow-repeats is for a drain with --to")
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
-        plan = service.plan(allow_repeats=allow_repeats)
+        plan = service.plan()
         for line in plan.left:
             runtime.insist(f"nsq: stays: {line}")
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE

@@ -124,7 +124,7 @@ def spark(points: Points) -> Spark:
 def brief(value: float) -> str:
     """Return a number in few characters: ``12``, ``3.4k``, ``120M``."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
+        if value >= 0.9995 * size:  # three digits of what is less would be 1e+03
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 

@@ -136,8 +136,10 @@ class Site:
         asked = request.query_params
         shown, split = range_of(asked.get("range", "")), asked.get("each", "")
 
+        url = request.url.remove_query_params("live")  # others share what is made for a stream
+
         def address(**changes: str) -> str:
-            return "?" + str(request.url.include_query_params(**changes).query)
+            return "?" + str(url.include_query_params(**changes).query)
 
         choices = [[(name, address(range=name), name == shown) for name in RANGES]]
         if topic and not channel:

@@ -117,6 +117,8 @@ def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
         (figures.seconds(7500), "2 h 5 min"),
         (figures.age(-5), "0 s"),
         (figures.size(1536), "1.5 KiB"),
+        (figures.brief(999.4), "999"),
+        (figures.brief(999_999), "1M"),
         (moment(1e300), "—"),
         (moment(0), "1970-01-01 00:00:00 UTC"),
     ],
