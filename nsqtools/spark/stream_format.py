@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.archive_stream import ArchiveStream
-from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.offsets import decode_offset
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
@@ -50,18 +50,13 @@ class ArchiveAnswers:
 
     def __init__(self, read: ReadSettings, options: StreamSettings) -> None:
         self._archive = ArchiveStream(read, options)
-        self._reached: Offset | None = None
-        self.freeze = self._archive.freeze
+        self.freeze, self.lag = self._archive.freeze, self._archive.lag
 
     def initial(self) -> dict[str, Any]:
         return self._archive.initial().encode()
 
     def latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
-        self._reached = self._archive.latest(decode_offset(start), limits)
-        return self._reached.encode()
-
-    def lag(self) -> dict[str, int] | None:
-        return None if self._reached is None else self._archive.lag(self._reached)
+        return self._archive.latest(decode_offset(start), limits).encode()
 
     def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadPartition]:
         return self._archive.plan(decode_offset(start), decode_offset(end))

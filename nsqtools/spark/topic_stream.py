@@ -368,7 +368,6 @@ class TopicStream:
         self._stream = settings.stream
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
-        self._reached: Offset | None = None
         self._is_bounded = False
         self._is_all_spooled: bool | None = None
 
@@ -390,14 +389,11 @@ class TopicStream:
             spool.start()
             end = archive.latest(offset, limits)
             spool.note_unread(Fill(*archive.unread(end)))
-        self._reached = end
         return start if end == offset else _document(run, end)
 
     def lag(self) -> dict[str, int] | None:
         """Return how much of the spool follows the last offset; None before there is one."""
-        if self._archive is None or self._reached is None:
-            return None
-        return self._archive.lag(self._reached)
+        return None if self._archive is None else self._archive.lag()
 
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits

@@ -86,6 +86,7 @@ class ArchiveStream:
         self._frozen: Mapping[Key, _Extent] | None = None
         self._names: dict[Head, str] = {}  # of files that were there and are not read
         self._told: set[str] = set()
+        self._reached: Offset | None = None
 
     # -- where it starts ------------------------------------------------------------------------
 
@@ -132,6 +133,7 @@ class ArchiveStream:
 
         end = replace(planned_again(find), within=narrowed)
         self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
+        self._reached = end
         return end
 
     def freeze(self) -> None:
@@ -194,14 +196,16 @@ class ArchiveStream:
 
         return planned_again(count)
 
-    def lag(self, reached: Offset) -> dict[str, int] | None:
-        """Return how much of what the last look found follows an offset; None if unknown.
+    def lag(self) -> dict[str, int] | None:
+        """Return how much of what the last look found follows the offset it gave; None if unknown.
 
         Seconds are those since the oldest unread message was published. Files without an index
         count bytes only.
         """
+        if self._reached is None:
+            return None
         try:
-            amounts = self._amounts(reached, self._listed, self._frozen)
+            amounts = self._amounts(self._reached, self._listed, self._frozen)
         except OSError:  # a file is moving
             return None
         oldest_ns = min((time for _, _, time in amounts if time), default=0)
