@@ -32,7 +32,7 @@ aio: client errors
 server: errors files protocol records
 cluster: client errors http protocol records
 publish: client errors files protocol records
-tail: client
+tail: client protocol
 archive: client cluster errors files protocol records tail
 bench: client cluster errors protocol
 one_channel: client cluster errors http protocol publish records server

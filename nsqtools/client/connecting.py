@@ -204,6 +204,7 @@ class Dialer:
         self._options = options
         self._subscribe = subscribe
         self._done = done
+        self.look: Callable[[Address], None] | None = None  # before a SUB, where it is called
         self._connecting = 0
         self._timer: Timer | None = None
         self._is_stopped = False
@@ -245,7 +246,12 @@ class Dialer:
             self._loop.call_soon(lambda: use(address, result))
 
         open_in_background(
-            address, self._options, subscribe, done, is_announced=not self._known.is_direct(address)
+            address,
+            self._options,
+            subscribe,
+            done,
+            is_announced=not self._known.is_direct(address),
+            look=self.look if subscribe is not None else None,
         )
 
     def listed(self, addresses: Iterable[Address]) -> None:
@@ -431,11 +437,12 @@ def open_in_background(
     done: Callable[[Connection | NsqError], None],
     *,
     is_announced: bool = False,
+    look: Callable[[Address], None] | None = None,
 ) -> None:
     """Do `open_connection` on another thread, which calls ``done`` with the outcome.
 
-    Certificates and secret are those that their files hold now. Where no thread can be started
-    ``done`` is called at once.
+    What ``look`` raises, an `NsqError`, keeps it from connecting. Certificates and secret are those
+    that their files hold now. Where no thread can be started ``done`` is called at once.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
@@ -445,6 +452,8 @@ def open_in_background(
         result: Connection | NsqError
         too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
         try:
+            if look is not None:
+                look(address)
             tls = client_tls(options).get() if options.tls_v1 else None
             result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
         except DeadlineExceeded as exc:

@@ -289,6 +289,11 @@ class CommonConsumer:
         """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
         self._io.loop.call_soon(self._io.look_up_soon)
 
+    def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
+        """Call ``look`` with topic and nsqd before each subscription from now on, on the thread
+        that connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
+        self._io.look_before_subscribing(look)
+
     @property
     def is_starved(self) -> bool:
         """Tell whether some connection has 85 % of its RDY in flight: who holds messages back to

@@ -569,6 +569,7 @@ class ConsumerIO:
             return
         if self.rdy.test(self.loop.now()):
             self.backoff.expire()
+            self._redistribute()  # from here on at another interval
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
@@ -616,7 +617,7 @@ class ConsumerIO:
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
         interval_s = self._options.rdy_redistribute_interval_s
-        if self.rdy.is_scarce:
+        if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)
         if self._redistributes is None or self._redistributes.interval_s != interval_s:
             if self._redistributes is not None:
@@ -649,6 +650,11 @@ class ConsumerIO:
                 "is" if count == 1 else "are",
                 left_s,
             )
+
+    def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
+        """From now on have topic and nsqd looked at before each SUB (from any thread)."""
+        for topic, dialer in self._dialers.items():
+            dialer.look = partial(look, topic)
 
     def look_up_soon(self, topic: str = "") -> None:
         """Bring the next round of lookups forward, for one topic or all, where there is any."""

@@ -36,7 +36,7 @@ from nsqtools.client.connection import tls_context
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.producer_io import ProducerIO, PublishPolicy
+from nsqtools.client.producer_io import WINDOW_BYTES, ProducerIO, PublishPolicy
 from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
 from nsqtools.errors import (
     ConfigurationError,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
-WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ RECONNECT_MAX_S = 8.0
 PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
 OVERDUE_S = 0.3
 LATELY_S = 300.0
+WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
 # A command without its answer yet, the publications that it carries, and when it was sent. A plain
 # tuple: there is one for each publish.
@@ -124,6 +125,7 @@ class ProducerLink:
         self.known_at = user.loop.now()  # listed, or of use, for the last time
         self.connection: Connection | None = None
         self.outstanding: collections.deque[Outstanding] = collections.deque()
+        self._unanswered_bytes = 0
         self.is_connecting = False
         self.tried_at = 0.0
         self.not_before = 0.0  # the next attempt to connect
@@ -193,7 +195,14 @@ class ProducerLink:
         for publication in publications:
             publication.is_written = True
         self.connection.write(command)
+        self._unanswered_bytes += len(command)
         self.outstanding.append((command, publications, self._loop.now()))
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether it has more than the window: publishes whose own time was over have left
+        that, and their bytes are still here."""
+        return self._unanswered_bytes > 2 * WINDOW_BYTES
 
     def check(self, now: float) -> None:
         """Give the connection up when it is dead, or a publish was not answered in time."""
@@ -233,7 +242,8 @@ class ProducerLink:
         if data == OK and self.outstanding:
             self._delays.reset()
             self._last_answer = self._loop.now()
-            _, publications, _ = self.outstanding.popleft()
+            command, publications, _ = self.outstanding.popleft()
+            self._unanswered_bytes -= len(command)
             self._user.confirmed(publications)
         else:
             self.lose(ProtocolError(f"{self.address}: unexpected answer {data[:60]!r}"))
@@ -258,6 +268,7 @@ class ProducerLink:
         for command, publications, _ in self.outstanding:
             (not_sent if id(command) in untouched else unknown).extend(publications)
         self.outstanding.clear()
+        self._unanswered_bytes = 0
         if self._has_answered or connection.has_received:
             self.last_error = error
             log.info("%s", error)
@@ -531,6 +542,8 @@ class ProducerIO:
                     self._settle(publication, outcomes.unknown(late))
                 else:
                     self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
+        for publication in self._queue.take_all():
+            self._queue.add(publication)  # unless it has settled
         if self._timed:
             self._expire_at(min(self._timed.values()))
 
@@ -546,11 +559,11 @@ class ProducerIO:
     def _dispatch(self) -> None:
         queue, links = self._queue, self.links
         link = links.choose()
-        while link is not None and (publication := queue.take_single()) is not None:
+        while link and not link.is_full and (publication := queue.take_single()) is not None:
             link.send(publication.encode(), [publication])
             link = links.choose_after(link)
         for topic in list(queue.gathered):
-            if link is not None and self._send_gathered(topic, link):
+            if link and not link.is_full and self._send_gathered(topic, link):
                 link = links.choose_after(link)
         if not queue.gathered:
             self._is_urgent = False

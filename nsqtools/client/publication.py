@@ -30,6 +30,7 @@ log = logging.getLogger("nsqtools")
 T = TypeVar("T")
 
 MAX_JOINED = 1000
+FEW_FAILURES = 16
 
 # Held for a moment when a publication settles. All share it: it is the lock that concurrent.futures
 # takes of each, and on one I/O thread nothing contends for it.
@@ -56,10 +57,15 @@ class Failures:
     def __init__(self) -> None:
         self._recent: list[Failure] = []
         self._older: list[Failure] = []
+        self._forget_at = FEW_FAILURES
 
     def add(self, failure: Failure) -> None:
-        """Note one."""
+        """Note one, and forget those that were seen: where it was raised, an error keeps all that
+        the frames of its traceback refer to."""
         self._recent.append(failure)
+        if len(self._recent) >= self._forget_at:
+            self._recent = [each for each in self._recent if not each.is_seen]
+            self._forget_at = len(self._recent) + max(FEW_FAILURES, len(self._recent))
 
     def log(self, when: str, *, only_older: bool = False) -> None:
         """Log how many messages failed and were not looked at, and forget them.

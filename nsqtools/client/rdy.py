@@ -23,12 +23,12 @@ messages and else gives it back after `PROBE_S`: a message on a quiet nsqd waits
 the busy ones lose a twelfth of their time.
 
 Backoff is what a failing handler does to the whole consumer, in three modes. NORMAL: messages flow.
-WAIT: every connection is at RDY 0 until a timer runs out. TEST: one connection has RDY 1, and the
-first answer decides: success lowers the level, failure raises it, a requeue without backoff keeps
-it; then the wait starts again, or at level 0 everything is restored. Answers in WAIT are ignored,
-so fifty failures at once count as one. It protects what the handler works on, so it covers all
-connections (as in go-nsq and pynsq). Unlike go-nsq's, the level keeps its meaning at the cap, and a
-message given up unseen does not count as a result.
+WAIT: every connection is at RDY 0 until a timer runs out. TEST: one connection has RDY 1, another
+one when that has no messages, and the first answer decides: success lowers the level, failure
+raises it, a requeue without backoff keeps it; then the wait starts again, or at level 0 everything
+is restored. Answers in WAIT are ignored, so fifty failures at once count as one. It protects what
+the handler works on, so it covers all connections (as in go-nsq and pynsq). Unlike go-nsq's, the
+level keeps its meaning at the cap, and a message given up unseen does not count as a result.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from typing import Generic, TypeVar
 RESEND_AT = 0.25
 STARVED_AT = 0.85
 PROBE_S = 0.1  # how long a connection has RDY before it counts as one without messages
+PROBED_S = 0.9 * PROBE_S  # ticks are not exact
 ROUND_S = 2.0  # for idle connections to have their turns, where there are few
 LENT_SHARE = 0.08  # of the time of busy connections
 
@@ -110,6 +111,11 @@ class ReadyControl(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._states)
+
+    @property
+    def rotates(self) -> bool:
+        """Tell whether connections without messages pass RDY on."""
+        return self.is_scarce or (self._mode == _TESTING and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
@@ -320,20 +326,22 @@ class ReadyControl(Generic[K]):
         self._update(state, count, state.in_flight)
         self._changes.append((key, count))
 
-    def _find_tester(self, now: float, *, besides: K | None = None) -> None:
+    def _find_tester(self, now: float) -> None:
         """In a test without a tester, give RDY 1 to one: now, or when an answer makes room.
 
-        Preferred is one without messages in flight, to which nsqd sends at once. When everything
-        allowed is in flight already it is the busiest: its RDY 1 takes effect as soon as its own
-        messages are answered, and adds nothing until then.
+        Preferred is one without messages in flight, to which nsqd sends at once, and of these the
+        one that has waited longest. When everything allowed is in flight already it is the busiest:
+        its RDY 1 takes effect as soon as its own messages are answered, and adds nothing until
+        then.
         """
         if self._mode != _TESTING or self._tester is not None or self.max_in_flight == 0:
             return
-        keys = [k for k, s in self._states.items() if not s.closing and k != besides]
+        keys = [key for key, state in self._states.items() if not state.closing]
         idle = [key for key in keys if not self._states[key].in_flight]
         busy = [key for key in keys if self._states[key].in_flight]
         if idle and self.in_flight < self.max_in_flight:
-            self._tester = self._rng.choice(idle)
+            self._rng.shuffle(idle)
+            self._tester = min(idle, key=lambda key: self._states[key].last_change)
         elif busy:
             self._tester = max(busy, key=lambda key: self._states[key].in_flight)
         if self._tester is not None:
@@ -347,13 +355,17 @@ class ReadyControl(Generic[K]):
             self._tester = None
 
     def _move_idle_tester(self, now: float) -> None:
-        tester = self._tester
-        if tester is None or self._sharers < 2:
+        if self._tester is None or self._sharers < 2:
             return
-        state = self._states[tester]
-        if state.in_flight == 0 and now - state.last_change > self._idle_timeout_s:
+        state = self._states[self._tester]
+        if not state.in_flight and now - state.last_change >= self._dwell_s(1, self._sharers - 1):
             self._release_tester(now)
-            self._find_tester(now, besides=tester)
+            self._find_tester(now)
+
+    def _dwell_s(self, ready: int, waiting: int) -> float:
+        """Return how long a connection without messages keeps RDY that others wait for."""
+        round_s = ROUND_S * ready / max(1, waiting)
+        return max(PROBED_S, min(self._idle_timeout_s, round_s))
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and give what is free to those that wait."""
@@ -361,9 +373,7 @@ class ReadyControl(Generic[K]):
         # who has lent its RDY comes first, as it has messages; then who has waited longest
         waiting = [(not s.has_lent, s.last_change, n) for n, (_, s) in enumerate(live) if not s.rdy]
         turns = [live[n] for _, _, n in sorted(waiting)]
-        round_s = ROUND_S * self.max_in_flight / max(1, len(turns))
-        probe_s = 0.9 * PROBE_S  # ticks are not exact
-        dwell_s = max(probe_s, min(self._idle_timeout_s, round_s))
+        dwell_s = self._dwell_s(self.max_in_flight, len(turns))
         self._wanting.clear()
         busy: list[tuple[K, ReadyState]] = []
         taken = 0
@@ -371,13 +381,13 @@ class ReadyControl(Generic[K]):
             if state.rdy:
                 idle_s = now - max(state.last_message, state.last_change)
                 is_idle = not state.in_flight and idle_s >= (
-                    probe_s if state.is_probed else dwell_s
+                    PROBED_S if state.is_probed else dwell_s
                 )
                 held_s = now - state.last_change
                 if taken < len(turns) and (is_idle or held_s > self._hold_timeout_s):
                     taken += 1
                     self._take_back(key, state, now, lends=not is_idle)
-                elif state.in_flight or idle_s < probe_s:
+                elif state.in_flight or idle_s < PROBED_S:
                     busy.append((key, state))
         if self._rdy >= self.max_in_flight == len(busy):
             self._lend(busy, turns, now)

@@ -127,6 +127,7 @@ class Cluster:
             not in self._logins
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
+        self._tcp: set[Address] = set()  # of those given by HTTP address
         self.lookupds = {
             short_address(url): self._access.nsqlookupd(url)
             for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
@@ -163,6 +164,11 @@ class Cluster:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         given = {address: self.nsqd(address) for address in self.given}
         found, impostors = self.ask(given, self._name)
+        for url, tcp in list(self._unproven.items()):
+            if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
+                self._unproven.pop(url, None)
+                self._given = [each for each in self._given if each != url]
+                impostors = [each for each in impostors if each.address != short_address(url)]
         # those, too, that do not say their name just now
         own = {*found.values(), *(self.names.get(address, "") for address in given)}
         for node in nodes:
@@ -287,19 +293,21 @@ class Cluster:
     def _name(self, client: NsqdHTTPClient) -> str:
         """Return what an nsqd announces itself as, where that can matter: else it is not asked.
 
-        It can where nsqlookupd may name the same nsqd, which must not count twice, and for the HTTP
-        port beside a TCP address, until it is proven to belong to it.
+        It can where nsqlookupd may name the same nsqd, or it may be one of those given by TCP
+        address, which must not count twice; and for the HTTP port beside such an address, until it
+        is proven to belong to it.
         """
         tcp = self._unproven.get(client.url)
-        if tcp is None and not self.lookupds:
+        if not (self._unproven or self.lookupds):
             return ""
         try:
             info = client.info()
         except ConnectionFailed as exc:
             if tcp is None:
                 raise
+            port = urlsplit(client.url).port
             raise ConnectionFailed(
-                f"{tcp}: no answer at its usual HTTP port {_port_of(client.url)} ({_reason(exc)})",
+                f"{tcp}: no answer at its usual HTTP port {port} ({_reason(exc)})",
                 hint="Give nsqd's HTTP address with --nsqd-http-address.",
             ) from exc
         if tcp is not None:
@@ -309,6 +317,8 @@ class Cluster:
                     hint="Give the address with --nsqd-http-address.",
                 )
             self._unproven.pop(client.url, None)
+        else:
+            self._tcp.add(Address(urlsplit(client.url).hostname or "", info["tcp_port"]))
         return f"{info['broadcast_address']}:{info['http_port']}"
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
@@ -318,10 +328,6 @@ class Cluster:
             if url not in self._clients:
                 self._clients[url] = self._access.nsqd(self._logins.get(url, url))
             return self._clients[url]
-
-
-def _port_of(url: str) -> str:
-    return url.rpartition(":")[2]
 
 
 def _reason(error: Exception) -> str:

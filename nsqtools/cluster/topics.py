@@ -77,14 +77,20 @@ class TopicReport:
     known_topics: set[str] = field(default_factory=set)
 
 
-def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
-    """Ask every nsqlookupd, and every nsqd that is given or that they name for the topic.
+def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None) -> TopicReport:
+    """Ask every nsqlookupd, and every nsqd that is given or that they name for the topic; of the
+    latter with ``newcomer`` the one at this address alone.
 
     Failures are noted in the report, none is raised.
     """
     report = TopicReport(topic)
     lookups, failures = cluster.ask(cluster.lookupds, lambda lookupd: lookupd.lookup(topic))
-    announced = (node for lookup in lookups.values() for node in lookup.nodes)
+    announced = (
+        node
+        for lookup in lookups.values()
+        for node in lookup.nodes
+        if newcomer in (None, cluster.reachable(node.tcp))
+    )
     nsqds, impostors = cluster.nsqds_among(announced)
     answers, failed = cluster.ask(nsqds, lambda nsqd: _topics(nsqd, topic))
     report.asked += [*lookups, *answers]

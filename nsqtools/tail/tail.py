@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
+from nsqtools.protocol.names import Address
 
 
 class End(enum.Enum):
@@ -109,6 +110,8 @@ class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
     ``on_tick`` is called there a few times a second, to show progress.
+    ``look`` is called with a topic and an nsqd that joins later, before the subscription there; it
+    raises an `NsqError` to keep the tail from it.
     With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
     that this returns of the ones without.
     """
@@ -128,6 +131,7 @@ class Tail:
         limits: RunLimits | None = None,
         on_tick: Callable[[Tail], None] | None = None,
         not_waited_for: Callable[[Set[str]], Set[str]] | None = None,
+        look: Callable[[str, Address], None] | None = None,
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
@@ -139,6 +143,8 @@ class Tail:
         self._keep = keep
         self._on_tick = on_tick
         self._not_waited_for = not_waited_for
+        self._look = look
+        self._met: set[tuple[str, str]] = set()  # topics, and nsqd that they were consumed from
         self._next_tick = 0.0
         self._consumer = Consumer(
             topics,
@@ -179,6 +185,9 @@ class Tail:
         try:
             wait_s = self._watch.left_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=wait_s)
+            if self._look is not None:
+                self._met = {(t, nsqd) for t, nsqds in self.connections.items() for nsqd in nsqds}
+                self._consumer.look_before_subscribing(self._look_at_newcomer)
             return self._pump()
         finally:
             self._consumer.stop()
@@ -190,6 +199,12 @@ class Tail:
     def end_after_delivered(self) -> None:
         """Ask `run` to end with what nsqd has sent already: that is still written."""
         self._consumer.begin_stop(drain=True)
+
+    def _look_at_newcomer(self, topic: str, nsqd: Address) -> None:
+        """What waits at one that is met again was published meanwhile, for this tail as well."""
+        if self._look is not None and (topic, str(nsqd)) not in self._met:
+            self._look(topic, nsqd)
+            self._met.add((topic, str(nsqd)))
 
     def _pump(self) -> End:
         while True:

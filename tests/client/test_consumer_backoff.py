@@ -78,6 +78,23 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.expect("RDY 5")
 
 
+def test_an_nsqd_without_messages_holds_up_no_test(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    with ScriptedNsqd() as second:
+        patient = {"low_rdy_idle_timeout_s": 300, "rdy_redistribute_interval_s": 5}
+        consumer = consume([scripted_nsqd.address, second.address], **patient, **QUICK)
+        handle(consumer, as_the_body_says)
+        conns = [each.subscribed() for each in (scripted_nsqd, second)]
+        for conn in conns:
+            conn.skip_to("RDY 100")
+        conns[0].message(b"bad")
+        for conn in conns:
+            conn.skip_to("RDY 0")
+        for conn in conns:
+            conn.skip_to("RDY 1")
+
+
 # -- RDY; decisions on a clock that the test turns are in test_rdy.py ------------------------------
 
 

@@ -6,8 +6,10 @@ Callbacks, timeouts, several nsqd, retries and joined publishes are those of a s
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +111,8 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
-    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 1 << 30)
+    for module in (producer_module, producer_io):
+        monkeypatch.setattr(module, "WINDOW_BYTES", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
     producer = produce(
         proxy.address, publish_timeout_s=patience_s(0.4), publish_max_msg_size=1 << 24
@@ -123,6 +126,37 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
         lambda: len(next(iter(producer._io.links)).outstanding) == 2, what="the second to be queued"
     )
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
+
+
+def test_an_nsqd_that_hangs_holds_no_more_than_two_windows(nsqd: GoNsqd, produce: Produce) -> None:
+    """A publish whose own time is over makes room, but not there."""
+    producer = produce(nsqd.tcp_address, publish_timeout_s=patience_s(30))
+    producer.publish(TOPIC, b"first")
+    nsqd.pause()
+    outcomes = [
+        outcome(producer.submit(TOPIC, [bytes(1 << 20)], timeout_s=0.05)) for _ in range(20)
+    ]
+    nsqd.resume()
+    producer.publish(TOPIC, b"last", timeout_s=patience_s(30))
+    assert outcomes.count("PublishUnknown") == nsqd.depth(TOPIC) - 2 < 12
+    assert set(outcomes) <= {"PublishUnknown", "PublishNotSent"}
+
+
+def test_a_failure_that_was_seen_keeps_nothing(dead_address: str, produce: Produce) -> None:
+    """Its traceback refers to frames, and these to the bodies."""
+    producer = produce(dead_address)
+    kept: list[weakref.ref[array[int]]] = []
+
+    def publish() -> None:
+        body = array("b", bytes(100))
+        kept.append(weakref.ref(body))
+        with contextlib.suppress(PublishNotSent):
+            producer.publish(TOPIC, body)
+
+    for _ in range(200):
+        publish()
+    gc.collect()
+    assert sum(body() is not None for body in kept) < 50
 
 
 @pytest.mark.alone

@@ -143,15 +143,19 @@ def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
     assert rdy.take_changes() == [("b", 1)]
 
 
-def test_an_idle_test_moves_to_another_connection() -> None:
-    rdy = control(10, "a", "b")
+def test_an_idle_test_moves_round_all_connections() -> None:
+    names = [f"n{number}" for number in range(25)]
+    rdy = control(100, *names)
     rdy.hold(1.0)
     rdy.test(2.0)
-    [tester] = [name for name in "ab" if rdy[name].rdy]
     rdy.take_changes()
-    rdy.redistribute(13.0)
-    other = "b" if tester == "a" else "a"
-    assert rdy.take_changes() == [(tester, 0), (other, 1)]
+    tested = {name for name in names if rdy[name].rdy}
+    for tick in range(1, 25):
+        rdy.redistribute(2.0 + tick * PROBE_S)
+        [(_, none), (name, one)] = rdy.take_changes()
+        assert (none, one) == (0, 1)
+        tested.add(name)
+    assert tested == set(names)
 
 
 def test_max_in_flight_may_change_in_backoff() -> None:

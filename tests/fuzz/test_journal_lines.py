@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plugins.archives import journal_in
@@ -73,6 +74,7 @@ def test_an_index_is_members_that_follow_each_other(what: list[Change], more: by
     assert decode_index(encode_members(members)) == members
 
 
+@pytest.mark.alone
 def test_an_index_of_a_hundred_megabytes_costs_no_more_than_its_lines() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()

@@ -91,6 +91,24 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     assert finished == [0, 0]
 
 
+def test_an_nsqd_that_comes_back_is_not_looked_at_as_a_newcomer(
+    nsqd: GoNsqd, in_background: InBackground, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    """What waits there without a channel was published for this tail."""
+    publish_lines(nsqd, "clicks", 1)
+    tail = make_tail(
+        options=ClientOptions(reconnect_base_s=0.1), look=lambda *_: pytest.fail("it was looked at")
+    )
+    running = in_background(tail.run)
+    wait_until(lambda: written, what="the message")
+    nsqd.kill()
+    wait_until(lambda: tail.connections == {"clicks": []}, what="the loss")
+    nsqd.start()
+    wait_until(lambda: tail.connections == {"clicks": [nsqd.tcp_address]}, what="a connection")
+    tail.stop()
+    running.result(patience_s(10))
+
+
 def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -> None:
     publish_lines(nsqd, "clicks", 300)
 

@@ -41,7 +41,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.running.consuming import look_before
+    from nsqtools.cli.running.consuming import look_before, looking_at_newcomers
     from nsqtools.tail.tail import RunLimits, Tail
 
     connection = connection_of(given)
@@ -56,6 +56,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
         write=runtime.write,
         encode=lines_printer(runtime, print_topic=given["print-topic"]),
         limits=RunLimits(given["n"], is_each_topic=True),
+        look=looking_at_newcomers(connection, channel, force=False),
     )
     look_before(topics, channel, connection, runtime, create=True, force=False)
     with stopping(service.stop) as signals:

@@ -26,6 +26,7 @@ from nsqtools.cli.running.consuming import (
     WaitingNotice,
     agree_to_share,
     look_before,
+    looking_at_newcomers,
     saying_why_nothing_comes,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
@@ -94,6 +95,7 @@ def tail(
         limits=limits.run_limits(),
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
+        look=looking_at_newcomers(connection, channel, force=force),
     )
     if not look_before(
         topics, channel, connection, runtime, create=create, force=force, may_share=force

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.topics import TopicReport
+    from nsqtools.protocol.names import Address
     from nsqtools.tail.tail import RunLimits, Tail
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
@@ -189,6 +190,24 @@ def look_before(
             elif not may_share and not agree_to_share(report, channel, runtime):
                 return False
     return True
+
+
+def looking_at_newcomers(
+    connection: ConnectionSettings, channel: str, *, force: bool
+) -> Callable[[str, Address], None] | None:
+    """Return what keeps an ephemeral channel from the backlog of an nsqd that joins later."""
+    from nsqtools.cluster.topics import check_subscription, inspect_topic
+    from nsqtools.protocol.names import is_ephemeral
+
+    def look(topic: str, nsqd: Address) -> None:
+        with ClusterSettings(connection).open() as cluster:
+            report = inspect_topic(cluster, topic, nsqd)
+        try:
+            check_subscription(report, channel, create=True)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"not consuming from {nsqd}: {exc}", hint=exc.hint) from None
+
+    return look if is_ephemeral(channel) and not force else None
 
 
 def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:

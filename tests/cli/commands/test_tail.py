@@ -13,6 +13,7 @@ import time
 import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
@@ -61,6 +62,28 @@ def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
     assert process.communicate(timeout=patience_s(10))[0] == b"new\n"
     assert [name for name in names if re.fullmatch(r"tail\d{6}#ephemeral", name)]
     assert clicks.depth("clicks", "c") == 4
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_what_waits_on_an_nsqd_that_joins_later_is_not_lost_with_the_channel(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd, go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, is_given: bool
+) -> None:
+    lookupd = nsqlookupd()
+    late = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    late.publish("clicks", b"waits")
+    late.stop()
+    place = [*addresses(late), *addresses(clicks)] if is_given else addresses(clicks)
+    place += [] if is_given else ["--lookupd-http-address", lookupd.http_address]
+    quick = ["reconnect_base=100ms", "reconnect_max=100ms", "lookupd_poll_interval=100ms"]
+    process = spawn_nsq(["tail", "-t", "clicks", *place, *(f"-X{each}" for each in quick)])
+    wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
+    late.start()
+    wait_until(lambda: "include_mem=false&topic=clicks" in late.log, what="the look", timeout_s=20)
+    late.create_channel("clicks", "keeps")  # it joins in when nothing can be lost
+    wait_until(lambda: is_subscribed(late), what="tail has subscribed there, too", timeout_s=20)
+    assert late.depth("clicks", "keeps") == 1
+    process.terminate()
+    assert b"not consuming from %s" % late.tcp_address.encode() in process.communicate()[1]
 
 
 @pytest.mark.alone
