@@ -86,7 +86,7 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
             codec == "deflate",
         )
         assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
-        assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
+        assert bool(stats["tls_cipher_suite"]) == with_tls
 
 
 def test_a_failed_handshake_is_reported_in_plain_text(
