@@ -13,7 +13,7 @@ from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.http_server import foreign_call, is_own_host
+from nsqtools.server.listen import foreign_call, is_own_host
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
