@@ -81,7 +81,7 @@ def warning(errors: Iterable[NsqError | None]) -> str:
 
 class Nsqd(NamedTuple):
     """One nsqd and what it says. ``name`` is its broadcast address and HTTP port; ``known`` what
-    each nsqlookupd, by address, says of it; ``info`` what itself does where none knows it."""
+    each nsqlookupd, by address, says of it; ``info`` what it says of itself."""
 
     name: str
     hostname: str
@@ -121,24 +121,20 @@ def gather(
         for entry in nodes:
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
-    answers, failed = cluster.ask(
-        nsqds, lambda client: read_stats(client.stats(topic, channel, clients=clients))
-    )
+
+    def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
+        return client.info(), read_stats(client.stats(topic, channel, clients=clients))
+
+    answers, failed = cluster.ask(nsqds, ask)
     failures = [*failures, *impostors, *failed]
     if failures and not answers:
         raise failed_upstream(cluster, failures)
-    names = {address: cluster.names.get(address, "") for address in answers}
-    unknown = {address: nsqds[address] for address, name in names.items() if name not in entries}
-    infos, _ = cluster.ask(unknown, NsqdHTTPClient.info)
     found = []
-    for address, name in names.items():
+    for address, (info, stats) in answers.items():
+        name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
         registered = entries.get(name, {})
-        info: Document = infos.get(address, {})
-        hosts = [entry.hostname for entry in registered.values()]
-        hostname = hosts[0] if hosts else str(info.get("hostname", ""))
-        if not name:
-            name = f"{info['broadcast_address']}:{info['http_port']}" if info else address
-        found.append(Nsqd(name, hostname, answers[address], registered, info))
+        hosts = [*(entry.hostname for entry in registered.values()), str(info.get("hostname", ""))]
+        found.append(Nsqd(name, hosts[0], stats, registered, info))
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
     return NodeAnswers(found, failures)
 
