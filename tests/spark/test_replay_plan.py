@@ -84,6 +84,21 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
         replay(5)
 
 
+def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Path) -> None:
+    archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
+    archive.write_bytes(b"")
+    request = ReplayRequest((archive,), {"": "again"})
+    second = ReplayJob(SparkSettings(), request, {}, ledger, work=tmp_path, shares_work=True)
+    second._plan = replace(PLANNED, job=request.job())
+    ledger.mkdir()
+    first = replace(second._plan, archives={})
+    (ledger / PLAN).write_bytes(first.encode())
+
+    with pytest.raises(ConfigurationError, match="another run has begun the ledger"):
+        second.run()
+    assert load_plan(ledger, request.job()) == first
+
+
 def test_parquet_is_cut_for_the_slots_within_reason() -> None:
     assert partition_bytes(0, 2) == MIN_PARTITION_BYTES
     assert partition_bytes(160 << 20, 2) == 20 << 20

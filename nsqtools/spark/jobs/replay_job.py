@@ -233,6 +233,11 @@ class ReplayJob:
             return self._publish()
         with held(ledger, LOCK):
             assert self._plan is not None
+            if load_plan(ledger, self._plan.job) not in (None, self._plan):
+                raise ConfigurationError(
+                    f"another run has begun the ledger {ledger} meanwhile",
+                    hint="Run it again: it goes on where that one ended.",
+                )
             with failing("write the ledger", ledger):
                 open_storage(str(ledger)).put(PLAN, self._plan.encode())
             outcome = self._publish()
