@@ -26,8 +26,9 @@ import pyarrow
 from pyarrow import compute, string, types
 from pyarrow import json as arrow_json
 
-from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema, one_array
+from nsqtools.archive.columns import KEYS_OF, message_schema, one_array
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
 _PLACES = ("file", "pos", "date", "hour")

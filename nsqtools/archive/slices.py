@@ -27,13 +27,7 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.columns import (
-    BodyKind,
-    columns_of_bodies,
-    message_schema,
-    micros,
-    read_batches,
-)
+from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.members import CorruptError
@@ -43,6 +37,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
+from nsqtools.records.envelope import BodyKind
 
 KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"

@@ -30,7 +30,7 @@ import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.columns import BodyKind, message_schema, read_batches
+from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, manifest_of
@@ -40,6 +40,7 @@ from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.envelope import BodyKind
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9

@@ -19,7 +19,6 @@ from plugins.object_store import Bucket
 from plugins.waiting import patience_s
 
 from nsqtools.archive.body_columns import json_schema
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
@@ -27,6 +26,7 @@ from nsqtools.archive.layout import Head
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import BodyKind
 
 TOPIC, CHANNEL = "clicks", "archive"
 BASE_NS = 1_700_000_000_000_000_123
