@@ -357,16 +357,11 @@ def create_table(
 def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
     """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
     own = [each for each in schema if each.name not in RESERVED]
-    if not own:
-        return
-    table.add_columns(own)
-    there = {each.name: each.type for each in table.schema()}
-    for each in own:
-        if there.get(each.name) != each.type:
-            raise OutputError(
-                f"{each.name} is {there.get(each.name)} in {table.storage.url}, not {each.type}",
-                hint="Give a schema with the types of the table, or another table.",
-            )
+    for name, kind in table.add_columns(own).items() if own else ():
+        raise OutputError(
+            f"{name} is {kind} in {table.storage.url}, not {schema.field(name).type}",
+            hint="Give a schema with the types of the table, or another table.",
+        )
 
 
 def unreadable(source: Source, problem: str) -> NsqError:

@@ -299,13 +299,11 @@ class Table:
                 f"{self.storage.url} is partitioned by {', '.join(self.catalog.partition_columns)}",
                 hint="Give --partition-by as it was made, or another table.",
             )
-        self.catalog.add_columns(schema)
-        there = {each.name: each.type for each in self.catalog.schema()}
-        other = [each for each in schema if there.get(each.name) != each.type]
-        if fixed := [each for each in other if each.name in _OWN]:
+        other = self.catalog.add_columns(schema)
+        for name in _OWN & other.keys():
+            here = schema.field(name).type
             raise ConfigurationError(
-                f"{fixed[0].name} is {there.get(fixed[0].name)} in {self.storage.url}, "
-                f"and {fixed[0].type} here",
+                f"{name} is {other[name]} in {self.storage.url}, and {here} here",
                 hint="Give another table, or --body as it was made.",
             )
         return not other

@@ -207,7 +207,11 @@ class ArchiveOptions(OptionSet):
 
         settings = dict(map(_setting, self.upload_option or ()))
         storage = None if self.upload is None else open_storage(self.upload, settings)
-        if self.store is not StoreKind.file:
+        is_landing = self.store is not StoreKind.file
+        of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
+        if storage is None and (self.delete_uploaded or settings or of_files):
+            raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+        if is_landing:
             from nsqtools.archive.landing import Landings
 
             if self.upload_hive:
@@ -221,17 +225,8 @@ class ArchiveOptions(OptionSet):
             logs = archive.directories.output
             if storage is not None:
                 require(storage)
-            elif self.delete_uploaded or settings:
-                raise _no_upload()
             return Landings(plan, logs, self.max_local_bytes, on_landed)
         if storage is None:
-            if (
-                self.delete_uploaded
-                or self.upload_hive
-                or settings
-                or self.max_local_bytes is not None
-            ):
-                raise _no_upload()
             return None
         from nsqtools.archive.upload import UploadPlan, Uploads
 
@@ -249,10 +244,6 @@ class ArchiveOptions(OptionSet):
             deletes=self.delete_uploaded,
         )
         return Uploads(files, self.max_local_bytes)
-
-
-def _no_upload() -> ConfigurationError:
-    return ConfigurationError("there is no upload", hint="Give --upload URL.")
 
 
 def _compressor(
