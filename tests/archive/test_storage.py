@@ -168,9 +168,7 @@ def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
         open_storage(str(tmp_path)).put(name, b"")
 
 
-def test_without_obstore_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NsqError, match="obstore") as caught:
         open_storage("s3://bucket/x")
