@@ -579,7 +579,7 @@ class Consumer(CommonConsumer):
                 self._io.delivery.on_tick = handling.touch
             threads = [
                 threading.Thread(
-                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
+                    target=self._work_apart, args=(handling,), name=f"nsq-worker-{n}", daemon=True
                 )
                 for n in range(workers - 1)
             ]
@@ -598,6 +598,14 @@ class Consumer(CommonConsumer):
                 self.wait_for_end()
         if handling.misuse is not None:
             raise handling.misuse
+
+    def _work_apart(self, handling: Handling) -> None:
+        """Work on a thread of its own, which SystemExit would end without a word: it ends `run`."""
+        try:
+            self._work(handling)
+        except BaseException as exc:
+            handling.misuse = exc
+            self.begin_stop()
 
     def _work(self, handling: Handling) -> None:
         for message in self:
