@@ -96,18 +96,6 @@ class Publication(Future[None]):
     the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_failure",
-        "_state",
-        "_waiters",
-        "bodies",
-        "defer_s",
-        "is_settled",
-        "size",
-        "submitted_at",
-        "topic",
-    )
     _condition = threading.Condition(_settling)
     _result = None
 
@@ -194,16 +182,6 @@ class PendingPublication(Publication):
 
     ``Future.__init__`` is not called: a condition for each would cost as much as a publish.
     """
-
-    __slots__ = (
-        "failed_at",
-        "is_alone",
-        "is_written",
-        "may_be_stored",
-        "parts",
-        "splits",
-        "timeout_s",
-    )
 
     def __init__(
         self,
