@@ -292,7 +292,8 @@ class CommonConsumer:
     def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
         """Call ``look`` with topic and nsqd before each subscription from now on, on the thread
         that connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
-        self._io.look_before_subscribing(look)
+        for topic, dialer in self._io.dialers.items():
+            dialer.look = partial(look, topic)
 
     @property
     def is_starved(self) -> bool:

@@ -61,8 +61,8 @@ def _refusal(what: str) -> ConfigurationError:
 class Handling:
     """Calls a handler in several threads or tasks, and notes the messages that they handle.
 
-    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none; and when what it
-    raised is to end more than its thread.
+    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none. And when what
+    it raised is to end more than its thread.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, open_in_background
+from nsqtools.client.connecting import RetryDelays, open_in_background, warn_of_left_out
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -399,13 +399,7 @@ class ProducerLinks:
         random.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
         room = max(0, self._options.max_discovered_nsqd - count)
-        if len(new) > room:
-            log.warning(
-                "%d of the nsqd that nsqlookupd announces are left out: they are more than "
-                "max_discovered_nsqd (%d)",
-                len(new) - room,
-                self._options.max_discovered_nsqd,
-            )
+        warn_of_left_out(len(new) - room, self._options)
         self._links += [ProducerLink(each, self._user, is_announced=True) for each in new[:room]]
         self._links.sort(key=lambda link: not link.is_listed)
 

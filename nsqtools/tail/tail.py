@@ -52,12 +52,13 @@ class LimitWatch:
     def __init__(self, limits: RunLimits, now: float) -> None:
         self._counts = {"": 0}
         self._limits = limits
-        self._ends_at = None if limits.for_s is None else now + limits.for_s
+        self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
+        self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
         self._last = now
 
     def left_s(self, now: float) -> float:
         """Return the seconds until the run has to end."""
-        return math.inf if self._ends_at is None else max(0.0, self._ends_at - now)
+        return max(0.0, self._ends_at - now)
 
     def saw_message(self, now: float) -> None:
         """Something came: the stream is not idle."""
@@ -81,18 +82,14 @@ class LimitWatch:
         """Return the limit that is reached, if one is."""
         if self._limits.count is not None and max(self._counts.values()) >= self._limits.count:
             return End.COUNT
-        if self._ends_at is not None and now >= self._ends_at:
+        if now >= self._ends_at:
             return End.TIME
-        if self._limits.idle_s is not None and now - self._last >= self._limits.idle_s:
-            return End.IDLE
-        return None
+        return End.IDLE if now - self._last >= self._idle_s else None
 
     def wait_s(self, now: float) -> float | None:
         """Return how long to wait for a message before looking at `end` again."""
-        ends = [] if self._ends_at is None else [self._ends_at]
-        if self._limits.idle_s is not None:
-            ends.append(self._last + self._limits.idle_s)
-        return max(0.0, min(ends) - now) if ends else None
+        end = min(self._ends_at, self._last + self._idle_s)
+        return None if end == math.inf else max(0.0, end - now)
 
     @property
     def falls_short(self) -> bool:
@@ -144,7 +141,6 @@ class Tail:
         self._on_tick = on_tick
         self._not_waited_for = not_waited_for
         self._look = look
-        self._met: set[tuple[str, str]] = set()  # topics, and nsqd that they were consumed from
         self._next_tick = 0.0
         self._consumer = Consumer(
             topics,
@@ -186,8 +182,7 @@ class Tail:
             wait_s = self._watch.left_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=wait_s)
             if self._look is not None:
-                self._met = {(t, nsqd) for t, nsqds in self.connections.items() for nsqd in nsqds}
-                self._consumer.look_before_subscribing(self._look_at_newcomer)
+                self._look_at_newcomers(self._look)
             return self._pump()
         finally:
             self._consumer.stop()
@@ -200,11 +195,16 @@ class Tail:
         """Ask `run` to end with what nsqd has sent already: that is still written."""
         self._consumer.begin_stop(drain=True)
 
-    def _look_at_newcomer(self, topic: str, nsqd: Address) -> None:
-        """What waits at one that is met again was published meanwhile, for this tail as well."""
-        if self._look is not None and (topic, str(nsqd)) not in self._met:
-            self._look(topic, nsqd)
-            self._met.add((topic, str(nsqd)))
+    def _look_at_newcomers(self, look: Callable[[str, Address], None]) -> None:
+        """What waits at an nsqd that is met again was published meanwhile, for this tail, too."""
+        met = {(topic, nsqd) for topic, nsqds in self.connections.items() for nsqd in nsqds}
+
+        def look_once(topic: str, nsqd: Address) -> None:
+            if (topic, str(nsqd)) not in met:
+                look(topic, nsqd)
+                met.add((topic, str(nsqd)))
+
+        self._consumer.look_before_subscribing(look_once)
 
     def _pump(self) -> End:
         while True:
