@@ -422,15 +422,7 @@ class Producer(CommonProducer):
             except PublishError as exc:  # no room, or it was stopped: no better for the rest
                 sent += [exc] * (len(parts) - len(sent))
                 break
-        errors: list[PublishError | None] = []
-        for each in sent:
-            try:
-                if isinstance(each, PublishError):
-                    raise each
-                each.wait()
-                errors.append(None)
-            except PublishError as exc:
-                errors.append(exc)
+        errors = [each if isinstance(each, PublishError) else each.exception() for each in sent]
         if error := outcomes.of_parts(list(map(len, parts)), errors):
             raise error
 

@@ -226,8 +226,7 @@ class ReadyControl(Generic[K]):
 
     def test(self, now: float) -> bool:
         """Backoff tests: give RDY 1 to one connection. Return whether there is one to test on."""
-        testable = [key for key, state in self._states.items() if not state.closing]
-        if not testable:
+        if not self._sharers:
             return False
         self._mode = TEST
         self._tester = None

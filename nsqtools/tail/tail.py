@@ -17,9 +17,10 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
@@ -117,11 +118,9 @@ class Tail:
         self,
         topics: Sequence[str],
         channel: str,
+        connection: ConnectionSettings,
         *,
-        nsqd_tcp_addresses: Sequence[str],
-        lookupd_http_addresses: Sequence[str] = (),
         options: ClientOptions,
-        address_map: Mapping[str, str] | None = None,
         write: Callable[[bytes], None],
         encode: Encode,
         keep: Callable[[Message], bool] | None = None,
@@ -145,10 +144,10 @@ class Tail:
         self._consumer = Consumer(
             topics,
             channel,
-            nsqd_tcp_addresses=nsqd_tcp_addresses,
-            lookupd_http_addresses=lookupd_http_addresses,
+            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=connection.lookupd_http_addresses,
             options=options,
-            address_map=address_map,
+            address_map=connection.address_map,
         )
         self._watch = LimitWatch(self._limits, 0.0)
 
@@ -281,16 +280,14 @@ class Peeked:
 def peek(
     topic: str,
     channel: str,
+    connection: ConnectionSettings,
     count: int,
     show: Callable[[Sequence[Message]], None],
     *,
     keep: Callable[[Message], bool] | None = None,
     look_at: int = 0,
     there: int | None = None,
-    nsqd_tcp_addresses: Sequence[str],
-    lookupd_http_addresses: Sequence[str] = (),
     options: ClientOptions,
-    address_map: Mapping[str, str] | None = None,
     idle_s: float,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
@@ -303,14 +300,15 @@ def peek(
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
-    spread = LEAST_IN_FLIGHT if lookupd_http_addresses else len(nsqd_tcp_addresses)
+    nsqds, lookupds = connection.nsqd_tcp_addresses, connection.lookupd_http_addresses
+    spread = LEAST_IN_FLIGHT if lookupds else len(nsqds)
     consumer = Consumer(
         topic,
         channel,
-        nsqd_tcp_addresses=nsqd_tcp_addresses,
-        lookupd_http_addresses=lookupd_http_addresses,
+        nsqd_tcp_addresses=nsqds,
+        lookupd_http_addresses=lookupds,
         options=replace(options, max_in_flight=max(most, spread)),
-        address_map=address_map,
+        address_map=connection.address_map,
     )
     held: list[Batch] = []
     kept: list[Message] = []
