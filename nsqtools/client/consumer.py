@@ -580,40 +580,33 @@ class Consumer(CommonConsumer):
                 self._io.delivery.on_tick = handling.touch
             threads = [
                 threading.Thread(
-                    target=self._work_apart, args=(handling,), name=f"nsq-worker-{n}", daemon=True
+                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
                 )
                 for n in range(workers - 1)
             ]
             for thread in threads:
                 thread.start()
-            try:
-                self._work(handling)
-            except BaseException:
-                self.begin_stop()  # or the other threads would go on
-                raise
-            finally:
+            self._work(handling)
+            if not stop_signals.ends_now:
                 for thread in threads:
-                    if not stop_signals.ends_now:
-                        thread.join()
-            if stop_signals:
-                self.wait_for_end()
+                    thread.join()
+                if stop_signals:
+                    self.wait_for_end()
         if handling.misuse is not None:
             raise handling.misuse
 
-    def _work_apart(self, handling: Handling) -> None:
-        """Work on a thread of its own, which SystemExit would end without a word: it ends `run`."""
+    def _work(self, handling: Handling) -> None:
+        """Handle messages until the end; what ends one thread, as SystemExit does, ends all."""
         try:
-            self._work(handling)
+            for message in self:
+                handling.handle(message)
+                if handling.misuse is not None:
+                    break
+            else:
+                return
         except BaseException as exc:
             handling.misuse = exc
-            self.begin_stop()
-
-    def _work(self, handling: Handling) -> None:
-        for message in self:
-            handling.handle(message)
-            if handling.misuse is not None:
-                self.begin_stop()
-                return
+        self.begin_stop()
 
 
 # -- the process ----------------------------------------------------------------------------------

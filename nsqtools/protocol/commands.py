@@ -160,8 +160,8 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         value = reply.get(field.name)
         if value is None:
             continue
-        fits = value in INT64 if type(value) is int else True
-        if type(value) is not type(field.default) or not fits:
+        kind = type(field.default)
+        if type(value) is not kind or (kind is int and value not in INT64):
             raise ProtocolError(f"the answer to IDENTIFY has {field.name}={str(value)[:60]!r}")
         known[field.name] = escape_line(value) if isinstance(value, str) else value
     decoded = IdentifyReply(**known)
