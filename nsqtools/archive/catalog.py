@@ -182,10 +182,17 @@ class Source:
 
 
 def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
-    """Return all finished files of some places, each once. Raises `NsqError`."""
-    found = list(_archive_sources(inputs.archives, wanted))
-    found += table_sources((*inputs.parquet, *inputs.delta), wanted)
-    return list({(source.key, source.topic): source for source in reversed(found)}.values())[::-1]
+    """Return all finished files of some places, each once: of two copies the one with more.
+
+    Raises `NsqError`.
+    """
+    found: dict[tuple[str, str | None], Source] = {}
+    in_tables = table_sources((*inputs.parquet, *inputs.delta), wanted)
+    for source in (*_archive_sources(inputs.archives, wanted), *in_tables):
+        known = found.setdefault((source.key, source.topic), source)
+        if source.messages > known.messages:
+            found[source.key, source.topic] = source
+    return list(found.values())
 
 
 def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:

@@ -191,7 +191,7 @@ def _is_right(read: Columns) -> bool:
 def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
     columns: Columns = {name: read[name] for name in read if name in KEYS_OF and name != "body"}
     if "ts" in read:
-        columns |= {"timestamp": _micros(read["ts"]), "ts_ns": read["ts"]}
+        columns |= {"timestamp": micros(read["ts"]), "ts_ns": read["ts"]}
     if "body" in read:
         raw = _decoded(read["body"], read["body64"])
         if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
@@ -200,7 +200,8 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
     return columns
 
 
-def _micros(ts_ns: Any) -> Any:
+def micros(ts_ns: Any) -> Any:
+    """Return the column ``timestamp`` of times in nanoseconds."""
     return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
@@ -273,7 +274,7 @@ def exact_columns(
         "topic": pyarrow.array(topic, pyarrow.string()),
         "nsqd": pyarrow.array(nsqd, pyarrow.string()),
         "id": pyarrow.array([each.decode("latin-1") for each in ids], pyarrow.string()),
-        "timestamp": _micros(ts_ns),
+        "timestamp": micros(ts_ns),
         "ts_ns": ts_ns,
         "attempts": pyarrow.array(attempts, pyarrow.int32()),
     }
@@ -370,19 +371,19 @@ def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
-    held, size = [], 0
+    held, size, enough = [], 0, BATCH_TEXT
     for text in texts:
         held.append(text)
         size += len(text)
-        if size < BATCH_TEXT:
+        if size < enough:
             continue
         joined = b"".join(held)
         end = joined.rfind(delimiter) + len(delimiter)
         if end < len(delimiter) and size <= LONGEST_LINE:
-            held = [joined]
+            held, enough = [joined], min(2 * size, LONGEST_LINE + 1)  # each look costs all of it
             continue
         end = end if end >= len(delimiter) else size
         yield joined[:end]
-        held, size = [joined[end:]], size - end
+        held, size, enough = [joined[end:]], size - end, BATCH_TEXT
     if rest := b"".join(held):
         yield rest

@@ -10,7 +10,9 @@ place; commit; note beside each log that it has landed; remove it. The commit is
 
 - for a folder of Parquet the manifest of each file: a file that has one is not put again,
 - for a Delta table one commit for all logs that finished together, under a number that Delta keeps:
-  after a kill the same commit is tried under the same number, once (`delta`).
+  after a kill the same commit is tried under the same number, once (`delta`). Each process counts
+  under a name of its own, from what the table has: a copy of the directory, as machines of one
+  image and snapshots have it, must not take the commits of the other for its own.
 
 So a kill at any point loses nothing and doubles nothing. A log that is damaged does not land.
 
@@ -42,14 +44,13 @@ from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import index_of, load_index
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter
+from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, stem_of
 from nsqtools.archive.upload import (
     HURRIED_S,
     NotUploadable,
     UploadPlan,
     UploadRecord,
     Uploads,
-    identity_of,
     uploaded_of,
 )
 from nsqtools.errors import ConfigurationError, NsqError
@@ -82,6 +83,7 @@ class Lander:
         self._plan = plan
         self._directory = directory
         self._drafts = directory / DRAFTS
+        self._app = f"nsqtools-{uuid4().hex}"
 
     def land(self, paths: Sequence[Path]) -> Landed:
         """Land logs.
@@ -112,7 +114,7 @@ class Lander:
             state["fields"] = json_schema(writer.columns.fields)
         if logs:
             sync_folder(self._drafts)
-            state["number"] += 1
+            state |= {"app": self._app, "number": self.table.number_of(self._app) + 1}
             state["intent"] = {"drafts": list(map(asdict, drafts)), "logs": logs}
             self._save(state)
             landed += self._finish(state)
@@ -131,7 +133,7 @@ class Lander:
                 if index is None:
                     raise NotUploadable(errno.ENOENT, "it has no index", str(path))
                 archive = ArchiveFile.at(path, index.members, index.head)
-                drafts += writer.write(archive, identity_of(archive, self._plan.host))
+                drafts += writer.write(archive, stem_of(archive, self._plan.host))
                 logs.append(str(path))
             except NotUploadable as exc:
                 refused[path] = str(exc.strerror)
@@ -155,8 +157,7 @@ class Lander:
 
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""
-        new = {"url": self.table.storage.url, "app": f"nsqtools-{uuid4().hex}", "number": 0}
-        new |= {"intent": None, "fields": None}
+        new = {"url": self.table.storage.url, "intent": None, "fields": None}
         try:
             state: dict[str, Any] = json.loads((self._drafts / STATE).read_bytes())
         except FileNotFoundError:
@@ -267,18 +268,18 @@ class Landings(Uploads):
         self._process.stdin.flush()
 
     def _run(self) -> None:
-        if _is_pending(self._plan.directory):  # its logs may be gone already
-            try:
+        try:
+            if _is_pending(self._plan.directory):  # its logs may be gone already
                 self._ask([])
-            except (OSError, NsqError) as exc:
-                log.warning("cannot finish what an earlier run began to land (%s)", exc)
+        except Exception as exc:  # as below
+            log.warning("cannot finish what an earlier run began to land (%s)", exc)
         while True:
             first = self._next()
             others = self._others()
             batch = dict([first, *others])
             try:
                 landed = self._ask(list(batch))
-            except (OSError, NsqError) as exc:
+            except Exception as exc:  # a defect, too: the thread goes on
                 with self._changed:
                     self._waiting.extendleft(reversed(others))
                 self._failed(*first, exc)

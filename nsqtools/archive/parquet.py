@@ -159,8 +159,7 @@ def _compare(
         raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
     if not is_same:
         raise OSError(errno.EIO, "what was read back is not what was written", str(path))
-    known = [time for time in times if time is not None]
-    return (min(known), max(known)) if known else (None, None)
+    return _ends(times)
 
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
@@ -225,7 +224,7 @@ def read(
     """
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-            names, column = file.schema_arrow.names, _column_of_times(file)
+            names, column = _names_in(file), _column_of_times(file)
             wanted = names if columns is None else [name for name in columns if name in names]
             asked = wanted
             if within != EVER and TIME in names and TIME not in wanted:
@@ -264,27 +263,49 @@ def contents_of(source: Path | BinaryIO) -> Contents:
     """Read the footer of a file, and as much more as it does not say. Raises as `read`."""
     try:
         with parquet.ParquetFile(source) as file:
-            names, rows = file.schema_arrow.names, file.metadata.num_rows
-            topics: list[str | None] = []
-            if "topic" in names:
-                topics = file.read(["topic"])["topic"].unique().to_pylist()
+            names, rows = _names_in(file), file.metadata.num_rows
+            topics = set[str | None]()
+            for values in _values_in(file, "topic") if "topic" in names else ():
+                topics.update(values.unique().to_pylist())
             least, most, untimed = _times_of(file)
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)
     return Contents(names, rows, least, most, untimed, sorted(topics, key=str))
 
 
+def _names_in(file: Any) -> list[str]:
+    """Return the names of the columns. Raises `CorruptError` for one that none of a message is."""
+    for each in file.schema_arrow:
+        kind = each.type.value_type if types.is_dictionary(each.type) else each.type
+        expected, *fitting = _TYPES.get(each.name, (None,))
+        if expected and not any(fits(kind) for fits in fitting):
+            raise CorruptError(f"its {each.name} is {kind}, not {expected}")
+    return list(file.schema_arrow.names)
+
+
+_TEXT = (types.is_string, types.is_large_string, types.is_null)
+_BYTES = (*_TEXT, types.is_binary, types.is_large_binary)
+_TYPES: dict[str, tuple[Any, ...]] = {
+    TIME: ("int64", types.is_integer),
+    "attempts": ("int32", types.is_integer, types.is_null),
+    **dict.fromkeys(("topic", "nsqd", "id"), ("string", *_TEXT)),
+    **dict.fromkeys(("body", "body_bytes"), ("string or binary", *_BYTES)),
+}
+
+
 def _column_of_times(file: Any) -> int | None:
     """Return the number of the column of times among those of Parquet, where a struct is several.
 
-    None if there is no such column. Raises `CorruptError` when it is not of whole numbers.
+    None if there is no such column.
     """
     if TIME not in file.schema_arrow.names:
         return None
-    kind = file.schema_arrow.field(TIME).type
-    if not types.is_integer(kind):
-        raise CorruptError(f"its {TIME} is {kind}, not int64")
     return int([column.path for column in file.schema].index(TIME))
+
+
+def _values_in(file: Any, name: str) -> Iterator[Any]:
+    for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
+        yield batch[name]
 
 
 def _times_of(file: Any) -> tuple[int | None, int | None, int]:
@@ -296,9 +317,17 @@ def _times_of(file: Any) -> tuple[int | None, int | None, int]:
     if all(each is not None and each.has_min_max and each.has_null_count for each in found):
         least, most = (each.min for each in found), (each.max for each in found)
         return min(least, default=None), max(most, default=None), sum(s.null_count for s in found)
-    values = file.read([TIME])[TIME]
-    low, high = time_span(values)
-    return low, high, values.null_count
+    times: list[int | None] = []
+    untimed = 0
+    for values in _values_in(file, TIME):
+        times += time_span(values)
+        untimed += values.null_count
+    return *_ends(times), untimed
+
+
+def _ends(times: Iterable[int | None]) -> tuple[int | None, int | None]:
+    known = [time for time in times if time is not None]
+    return (min(known), max(known)) if known else (None, None)
 
 
 def time_span(times: Any) -> list[int | None]:

@@ -342,7 +342,8 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
     path = PurePosixPath(archive.name)
     try:
         manifest = json.loads(archive.storage.read(str(manifest_of(path))))
-        size, digest = manifest["size"], manifest["index_sha256"]
+        size, digest = manifest["size"], manifest["sha256"]
+        digest_of_index = manifest["index_sha256"]
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError):
@@ -350,8 +351,13 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
         return
     if archive.size() != size:
         yield f"its manifest says that it has {size} bytes"
+    else:
+        with closing(archive.open()) as file:
+            has_checksums = codec_at(file).is_compressed
+        if not has_checksums and archive.storage.digest(archive.name, size) != digest:
+            yield "its content is not what was uploaded"
     index = archive.storage.read(str(index_of(path)))
-    if hashlib.sha256(index).hexdigest() != digest:
+    if hashlib.sha256(index).hexdigest() != digest_of_index:
         yield "its index is not the one that was uploaded"
 
 

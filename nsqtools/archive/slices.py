@@ -27,7 +27,13 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.columns import BodyKind, columns_of_bodies, message_schema, read_batches
+from nsqtools.archive.columns import (
+    BodyKind,
+    columns_of_bodies,
+    message_schema,
+    micros,
+    read_batches,
+)
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.members import CorruptError
@@ -211,8 +217,8 @@ class _Reading:
                     with source.storage.open(source.name) as file:
                         for batch in read(file, within=within):
                             yield self._counted(self._fitted(self._of_topic(batch, source)))
-                except CorruptError as exc:
-                    self._on_damage(source, str(exc))
+                except (CorruptError, ArrowException) as exc:  # a number may be too large
+                    self._on_damage(source, str(exc).partition("\n")[0])
                 continue
             counted: list[int] = []
             for batch in read_batches(
@@ -285,6 +291,8 @@ def fitted(
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
         columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
+    if "ts_ns" in columns:  # pandas has nanoseconds here, too
+        columns["timestamp"] = micros(columns["ts_ns"])
     wrong = pyarrow.nulls(batch.num_rows, pyarrow.string())
     own = [each for each in schema if each.name not in RESERVED and each.name in columns]
     for each in own:

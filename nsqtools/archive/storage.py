@@ -41,6 +41,7 @@ from nsqtools.files.durable import (
     blaming,
     copy_file,
     make_folders,
+    place,
     remove_temporaries,
     replace_file,
     sync_folder,
@@ -333,11 +334,8 @@ class LocalStorage(Storage):
     def put_if_absent(self, name: str, data: bytes) -> str:
         target = self._make_room(name)
         with written_beside(target, data, FILE_MODE) as beside:
-            try:
-                os.link(beside, target)
-            except FileExistsError:
-                raise FileExistsError(errno.EEXIST, "it is there already", str(target)) from None
-        beside.unlink()
+            place(beside, target)
+        beside.unlink(missing_ok=True)
         sync_folder(target.parent)
         return ""
 

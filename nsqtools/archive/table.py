@@ -1,12 +1,13 @@
 """Archives into tables: what becomes of a file's messages, and where it goes.
 
-    topic=clicks/date=2026-11-23/web1-5b1c2f0e8d9a4e6f-17.parquet
-                                .web1-5b1c2f0e8d9a4e6f-17.parquet.manifest    (Parquet alone)
+    topic=clicks/date=2026-11-23/web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet
+                                .web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet.manifest
 
 A file of an archive becomes one Parquet file for each partition that it has messages of. The name
-has the host, the writer and the number of the file, so each has its own name, and a repetition
-writes the same rows under the same name. In a folder of Parquet the manifest, which has size, hash,
-count and times, is the commit record: what has one is not put again. A Delta table has its log.
+has the host, the writer, the number and the first time of the file, so each has its own name, and a
+repetition writes the same rows under the same name. In a folder of Parquet the manifest, which has
+size, hash, count and times, is the commit record: what has one is not put again. A Delta table has
+its log.
 
 Columns that are found in bodies while a file is read make it begin again with all of them, so that
 it makes one file a partition, whichever way it is interrupted. What is damaged is left where it is.
@@ -15,7 +16,9 @@ it makes one file a partition, whichever way it is interrupted. What is damaged 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,6 +35,7 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, manifest_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
+from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
@@ -113,13 +117,13 @@ class TableWriter:
                 schema = schema.append(pyarrow.field(name, kinds[name]))
         return schema
 
-    def write(self, archive: ArchiveFile, identity: str, topic: str | None = None) -> list[Draft]:
+    def write(self, archive: ArchiveFile, stem: str, topic: str | None = None) -> list[Draft]:
         """Make the files of a log. ``topic`` is that of bare bodies.
 
         Raises `NotUploadable` for one that is damaged, ``OSError``, and as `read_batches`.
         """
         misfits = self.misfits
-        while (drafts := self._write(archive, identity, topic)) is None:
+        while (drafts := self._write(archive, stem, topic)) is None:
             assert self.columns is not None
             self.columns.misfits = misfits
         return drafts
@@ -129,7 +133,7 @@ class TableWriter:
         """How many bodies did not fit."""
         return self.columns.misfits if self.columns else 0
 
-    def _write(self, archive: ArchiveFile, identity: str, topic: str | None) -> list[Draft] | None:
+    def _write(self, archive: ArchiveFile, stem: str, topic: str | None) -> list[Draft] | None:
         """Make the files; None when the bodies have columns that were not known before."""
         schema = self.schema
         left = [name for name in schema.names if name not in self.plan.partitions]
@@ -156,7 +160,7 @@ class TableWriter:
                             raise NotUploadable(
                                 errno.EFBIG, "it has too many partitions", archive.shown
                             )
-                        path = self._drafts / f"{identity}-{len(writers)}.parquet"
+                        path = self._drafts / f"{stem}-{len(writers)}.parquet"
                         writer = writers[key] = ParquetWriter(path, in_file)
                     writer.add(part.select(left))
                 self._bound(writers.values())
@@ -168,7 +172,7 @@ class TableWriter:
                 folder = "/".join(f"{name}={_escaped(value)}" for name, value in named.items())
                 if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
                     raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
-                file = replace(written, path=f"{folder}/{identity}.parquet", partition=named)
+                file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
                 drafts.append(Draft(written.path, file))
             if len({each.file.path for each in drafts}) != len(drafts):  # one would replace another
                 problems.append("two of its partitions have one name")
@@ -238,6 +242,27 @@ def _escaped(value: str | None) -> str:
     return NULL_PARTITION if value is None else quote(value, safe=" ") or NULL_PARTITION
 
 
+def stem_of(archive: ArchiveFile, host: str) -> str:
+    """Return the name of the files that an archive becomes, without their ending.
+
+    Machines of one image, and one that went back to a snapshot, give several files one head; their
+    times tell them apart. Two files of the same bare bodies may be of two times, too: they are
+    known by their place. Raises ``OSError`` and `NsqError`.
+    """
+    identity = identity_of(archive, host)
+    if archive.head is not None:
+        return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
+    if not _is_bare(archive):
+        return identity
+    place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
+    return f"{identity}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+
+
+def _is_bare(archive: ArchiveFile) -> bool:
+    first = next(read_messages(archive, lambda path, problem: None), None)
+    return first is not None and not first.topic
+
+
 # -- into the table -----------------------------------------------------------------------------
 
 
@@ -284,16 +309,26 @@ class Table:
             )
         return not other
 
-    def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> None:
-        """Put files in their place, and commit them: once, under this number of a writer."""
-        if self.catalog is None or not drafts:
-            self._put(drafts)
-        elif self.catalog.number_of(app_id) < number:
-            self._put(drafts)
-            self.catalog.commit([each.file for each in drafts], app_id=app_id, number=number)
+    def number_of(self, app_id: str) -> int:
+        """Return the number of a writer's last commit, 0 without one."""
+        has_one = self.catalog is not None and self.catalog.exists()
+        return self.catalog.number_of(app_id) if self.catalog and has_one else 0
 
-    def _put(self, drafts: Iterable[Draft]) -> None:
+    def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> list[TableFile]:
+        """Put files in their place, and commit them: once, under this number of a writer.
+
+        Returns those that were not there.
+        """
+        if self.catalog is None or not drafts:
+            return self._put(drafts)
+        if self.number_of(app_id) >= number:
+            return []
+        files = self._put(drafts)
+        return files if self.catalog.commit(files, app_id=app_id, number=number) else []
+
+    def _put(self, drafts: Iterable[Draft]) -> list[TableFile]:
         """Put files in their place, and their manifests if there is no other catalog."""
+        files = []
         for each in drafts:
             path, file = Path(each.path), each.file
             manifest = str(manifest_of(PurePosixPath(file.path)))
@@ -303,6 +338,7 @@ class Table:
                     continue
                 except FileNotFoundError:
                     pass
+            files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
             if self.catalog is None:
                 document = {
@@ -316,6 +352,7 @@ class Table:
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
                 self.storage.put(manifest, data)
+        return files
 
 
 def convert(
@@ -328,28 +365,33 @@ def convert(
     """
     table = Table(plan)
     known = fields_of(plan.fields or {"properties": {}})
+    there: set[str] | None = None
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", 0
             continue
-        identity = identity_of(archive, plan.host)
-        app_id = f"nsqtools-convert-{identity}"
-        catalog = table.catalog
-        if catalog is not None and catalog.exists() and catalog.number_of(app_id):
+        stem = stem_of(archive, plan.host)
+        app_id = f"nsqtools-convert-{stem}"
+        is_there = bool(table.number_of(app_id))
+        if not plan.is_delta and _is_bare(archive):  # its day may be another since it was touched
+            if there is None:
+                there = {entry.name.rpartition("/")[2] for entry in table.storage.list()}
+            is_there = manifest_of(PurePosixPath(f"{stem}.parquet")).name in there
+        if is_there:
             yield archive, [], "", 0
             continue
         while True:
             writer = TableWriter(plan, drafts, table.known_fields(known))
             try:
-                files = writer.write(archive, identity, topic)
+                made = writer.write(archive, stem, topic)
             except NotUploadable as exc:
                 yield archive, [], str(exc.strerror), 0
                 break
-            if files and not table.make_ready(writer.schema):
+            if made and not table.make_ready(writer.schema):
                 continue
             known = writer.columns.fields if writer.columns else known
-            table.commit(files, app_id, 1)
-            for each in files:
+            files = table.commit(made, app_id, 1)
+            for each in made:
                 Path(each.path).unlink()
-            yield archive, [each.file for each in files], "", writer.misfits
+            yield archive, files, "", writer.misfits if files else 0
             break

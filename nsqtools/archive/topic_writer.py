@@ -253,7 +253,8 @@ class FileSet:
             return file.stem != self.stem(now_s, now_s)
         is_idlest = file is min(self._files.values(), key=lambda other: other.last_used_s)
         is_one_too_many = is_idlest and len(self._files) > MOST_PARTITIONS
-        return is_one_too_many or now_s - file.last_used_s > PARTITION_IDLE_S
+        # a clock that was set back keeps no file open
+        return is_one_too_many or abs(now_s - file.last_used_s) > PARTITION_IDLE_S
 
     def check_in_s(self, now_s: float) -> float | None:
         """Return in how many seconds `over` may have something new; None for never."""
@@ -282,15 +283,16 @@ class FileSet:
     def finish_full(self) -> None:
         """Finish the files that take no more; nothing may be held."""
         full = list(filter(self.is_full, self._files.values()))
-        for file in full:
-            self.finish(file)
+        self.finish(full)
         if full:  # what could not be published earlier is tried again by the clock
             self.publish_ending()
 
-    def finish(self, file: OpenFile) -> None:
-        """Write a file no more; `publish_ending` gives it its name. It must hold nothing."""
-        del self._files[file.stem]
-        self._ending.append(file)
+    def finish(self, files: Iterable[OpenFile]) -> None:
+        """Write no more to files; `publish_ending` names them. They must hold nothing."""
+        for file in files:
+            if self._files.get(file.stem) is file:  # else it was full
+                del self._files[file.stem]
+                self._ending.append(file)
 
     def publish_ending(self) -> None:
         """Publish the files that are finished; one without messages is removed.
@@ -493,10 +495,10 @@ class TopicWriter:
     def rotate(self, now_s: float, *, all_files: bool = False) -> None:
         """Finish the files whose time is over, or all of them. Raises `WriteFailed`."""
         try:
-            if any(file.batches for file in self._files.over(now_s, all_files=all_files)):
+            over = self._files.over(now_s, all_files=all_files)  # once: time goes on meanwhile
+            if any(file.batches for file in over):
                 self._flush()
-            for file in self._files.over(now_s, all_files=all_files):
-                self._files.finish(file)
+            self._files.finish(over)
             self._files.publish_ending()
             if not (self._settings.skip_empty_files or all_files):
                 self._files.get(self._files.stem(now_s, now_s), now_s)

@@ -482,6 +482,9 @@ class Uploads:
                 self._ended(path, size, conflicts=1)
             except (OSError, NsqError) as exc:
                 self._failed(path, size, exc)
+            except Exception:  # a name that is not UTF-8, or a defect: the thread goes on
+                log.exception("%r is not uploaded", str(path))
+                self._ended(path, size, conflicts=1)
             else:
                 if uploaded:
                     log.info("uploaded %s", path)

@@ -305,8 +305,9 @@ class Cluster:
         except ConnectionFailed as exc:
             if tcp is None:
                 raise
+            port = urlsplit(client.url).port
             raise ConnectionFailed(
-                f"{tcp}: no answer at its usual HTTP port {_port_of(client.url)} ({_reason(exc)})",
+                f"{tcp}: no answer at its usual HTTP port {port} ({_reason(exc)})",
                 hint="Give nsqd's HTTP address with --nsqd-http-address.",
             ) from exc
         if tcp is not None:
@@ -327,10 +328,6 @@ class Cluster:
             if url not in self._clients:
                 self._clients[url] = self._access.nsqd(self._logins.get(url, url))
             return self._clients[url]
-
-
-def _port_of(url: str) -> str:
-    return url.rpartition(":")[2]
 
 
 def _reason(error: Exception) -> str:

@@ -73,7 +73,7 @@ class Courier:
         on_circuit: Callable[[bool], None],
     ) -> None:
         self.changed = threading.Event()
-        self.last_error = ""
+        self.last_error = ""  # why something was not delivered
         self.is_open = False
         self._sink = sink
         self._counters = counters

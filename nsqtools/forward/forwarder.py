@@ -24,8 +24,8 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, touch_when_due
-from nsqtools.forward.parcel import Counters, ForwardTotals, Parcel, Sink
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.forward.parcel import Counters, Parcel, Sink
+from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
@@ -239,7 +239,7 @@ class Forwarder:
         self.counters = Counters()
         self._settings = settings
         self._sources = TopicSources(replace(settings, options=options))
-        self._courier = Courier(
+        self.courier = Courier(
             sink,
             self.counters,
             max_attempts=settings.max_attempts,
@@ -259,26 +259,7 @@ class Forwarder:
     def stop(self) -> None:
         """Take no more, and wait for what is under way."""
         self._sources.begin_stop()
-        self._courier.changed.set()
-
-    @property
-    def totals(self) -> ForwardTotals:
-        return self.counters.totals
-
-    @property
-    def held(self) -> int:
-        """Messages under way, or waiting for a destination."""
-        return self._courier.held
-
-    @property
-    def last_error(self) -> str:
-        """Why something was not delivered, the latest reason."""
-        return self._courier.last_error
-
-    @property
-    def is_failing(self) -> bool:
-        """Tell whether no destination works."""
-        return self._courier.is_failing
+        self.courier.changed.set()
 
     @property
     def falls_short(self) -> bool:
@@ -307,12 +288,12 @@ class Forwarder:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._ready) or not self._courier.is_idle
+        return bool(self._ready) or not self.courier.is_idle
 
     def _pump(self) -> End:
         while True:
             now = time.monotonic()
-            self._courier.act(now)
+            self.courier.act(now)
             if now >= self._next_tick:
                 self._tick(now)
             if self._sources.is_stopping:
@@ -328,7 +309,7 @@ class Forwarder:
                 pass  # it came while this process stood still
             elif end is not None:
                 return end
-            elif self._ready or not self._courier.has_room:
+            elif self._ready or not self.courier.has_room:
                 self._wait(now)
             else:
                 self._take(min(TICK_S, self._watch.wait_s(now) or TICK_S))
@@ -346,10 +327,10 @@ class Forwarder:
     def _wait(self, now: float) -> None:
         """Wait for an outcome, or for the rate to allow more."""
         wait_s = TICK_S
-        if self._ready and self._rate is not None and self._courier.has_room:
+        if self._ready and self._rate is not None and self.courier.has_room:
             wait_s = min(wait_s, max(0.001, self._rate.wait_s(now)))
-        self._courier.changed.wait(wait_s)
-        self._courier.changed.clear()
+        self.courier.changed.wait(wait_s)
+        self.courier.changed.clear()
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
@@ -357,7 +338,7 @@ class Forwarder:
             self._watch.saw_message(now)  # not idle: what is being delivered may come back
         for batch in self._ready:
             touch_when_due(batch, now)
-        self._courier.tick(now)
+        self.courier.tick(now)
         self._sources.look(now)
         self._on_tick()
 
@@ -385,7 +366,7 @@ class Forwarder:
         return kept
 
     def _send_ready(self, now: float) -> None:
-        while self._ready and self._courier.has_room:
+        while self._ready and self.courier.has_room:
             batch = self._ready.popleft()
             if self._rate is not None:
                 allowed = self._rate.allowance(now)
@@ -397,7 +378,7 @@ class Forwarder:
                 self._rate.took(len(batch))
             parcel = self._parcel(batch, now)
             if parcel is not None:
-                self._courier.send(parcel)
+                self.courier.send(parcel)
 
     def _parcel(self, batch: Batch, now: float) -> Parcel | None:
         topic = self._settings.rename(batch.topic)
@@ -409,7 +390,7 @@ class Forwarder:
                 body = self._settings.pick(message.body)
             except ValueError as exc:
                 alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
-                self._courier.refuse(alone, f"its body cannot be transformed ({exc})")
+                self.courier.refuse(alone, f"its body cannot be transformed ({exc})")
                 continue
             if body is None:
                 self.counters.add(batch.topic, filtered=1)
@@ -425,7 +406,7 @@ class Forwarder:
         for batch in self._ready:
             batch.requeue(0, backoff=False)
         self._ready.clear()
-        self._courier.drain(self._settings.options.drain_timeout_s, self._on_tick)
+        self.courier.drain(self._settings.options.drain_timeout_s, self._on_tick)
         self._sources.stop()
         self._on_tick()
 
@@ -455,10 +436,12 @@ def forward_to(
     if max_attempts and dead_letter_file is None:
         raise ConfigurationError("max_attempts needs a dead_letter_file")
     connection = ConnectionSettings(
-        _texts(nsqd_tcp_addresses), _texts(lookupd_http_addresses), options=options or {}
+        tuple(one_or_several(nsqd_tcp_addresses)),
+        tuple(one_or_several(lookupd_http_addresses)),
+        options=options or {},
     )
     settings = ForwardSettings(
-        tuple(map(check_topic, _texts(topic))),
+        tuple(map(check_topic, one_or_several(topic))),
         check_channel(channel),
         connection,
         connection.client_options(**THROUGHPUT),
@@ -470,7 +453,3 @@ def forward_to(
         dead_letters=DeadLetterFile(Path(dead_letter_file)) if dead_letter_file else None,
         limits=RunLimits(None, exit_idle_s, None),
     )
-
-
-def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, open_cluster
+from nsqtools.cluster.queue_rows import consumers_of
 from nsqtools.errors import (
     ConfigurationError,
     NotFoundError,
@@ -43,6 +46,8 @@ from nsqtools.protocol.stats import read_stats
 log = logging.getLogger("nsqtools")
 
 MAX_MESSAGES = 1000  # in one MPUB
+
+T = TypeVar("T")
 
 
 def nsqd_of(destination: ConnectionSettings) -> tuple[str, ...]:
@@ -192,10 +197,15 @@ def _renamed(topic: str, rules: Sequence[Rule]) -> str:
 _EDGE = re.compile(r"\(to-nsq (?P<topic>\S+) at (?P<places>[^)]*)\)")
 
 Place = tuple[str, str]  # the name of an nsqd, and a topic
+LOOK_S = 5.0
 
 
 class LoopGuard:
-    """Knows where messages go. ``rename`` gives the topic's name at the destination."""
+    """Knows where messages go. ``rename`` gives the topic's name at the destination.
+
+    The daemons are looked at once for the topics that are checked within `LOOK_S`: each of them may
+    hang, and the forwarder waits. What it begins itself meanwhile it knows.
+    """
 
     def __init__(
         self,
@@ -206,7 +216,11 @@ class LoopGuard:
         self._source = source
         self._destination = destination
         self._rename = rename
-        self._places: tuple[str, ...] = ()
+        self._look_at_s = 0.0
+        self._sources: Collection[str] = ()  # the names of nsqd
+        self._places: Collection[str] = ()
+        self._edges: dict[Place, set[Place]] = {}  # of other forwarders
+        self._checked: set[str] = set()  # topics
 
     def user_agent(self, topic: str) -> str:
         """Return what a consumer of the topic says that it is."""
@@ -220,26 +234,38 @@ class LoopGuard:
             same = {*self._source.nsqd_tcp_addresses} & {*self._destination.nsqd_tcp_addresses}
             if same:
                 raise self._refusal(topic, target, sorted(same)[0])
-        try:
-            with open_cluster(self._source) as cluster:
-                sources = set(_names(cluster))
-            with open_cluster(self._destination) as cluster:
-                names = _names(cluster)
-                self._places = tuple(names)
-                edges = _edges(names)
-        except NsqError as exc:
-            log.info("cannot check for loops: %s", exc)
-            return
-        reached = [(name, target) for name in names]
+        if time.monotonic() >= self._look_at_s:
+            self._look()
+            self._look_at_s = time.monotonic() + LOOK_S
+        reached = [(name, target) for name in self._places]
         seen = set(reached)
         while reached:
             name, there = reached.pop()
-            if there == topic and name in sources:
-                raise self._refusal(topic, target, name)
-            for place in edges.get((name, there), ()):
-                if place not in seen:
-                    seen.add(place)
-                    reached.append(place)
+            if name in self._sources:
+                if there == topic:
+                    raise self._refusal(topic, target, name)
+                if there in self._checked:
+                    reached += {(each, self._rename(there)) for each in self._places} - seen
+            reached += self._edges.get((name, there), set()) - seen
+            seen.update(reached)
+        self._checked.add(topic)
+
+    def _look(self) -> None:
+        self._sources, self._edges = (), {}
+        try:
+            with open_cluster(self._source) as cluster:
+                self._sources = _by_name(cluster, lambda client: None)
+            with open_cluster(self._destination) as cluster:
+                found = _by_name(cluster, lambda client: read_stats(client.stats(clients=True)))
+        except NsqError as exc:
+            log.info("cannot check for loops: %s", exc)
+            return
+        self._places = tuple(found)
+        for name, stats in found.items():
+            for row in consumers_of(name, stats):
+                if edge := _EDGE.search(row.client.user_agent):
+                    places = {(place, edge["topic"]) for place in edge["places"].split()}
+                    self._edges.setdefault((name, row.topic), set()).update(places)
 
     def _refusal(self, topic: str, target: str, name: str) -> ConfigurationError:
         to = f"to {target} " if target != topic else ""
@@ -249,25 +275,15 @@ class LoopGuard:
         )
 
 
-def _names(cluster: Cluster) -> dict[str, NsqdHTTPClient]:
-    """The nsqd of a cluster that answer, by the names that they are known by."""
-    answers, failures = cluster.ask_nsqds(lambda client: (client, client.info()), required=False)
+def _by_name(cluster: Cluster, more: Callable[[NsqdHTTPClient], T]) -> dict[str, T]:
+    """Ask the nsqd of a cluster; ``more`` of those that answer by the names they are known by."""
+
+    def ask(client: NsqdHTTPClient) -> tuple[str, T]:
+        info = client.info()
+        name = f"{info.get('hostname')}/{info['broadcast_address']}:{info['tcp_port']}"
+        return name, more(client)
+
+    answers, failures = cluster.ask_nsqds(ask, required=False)
     for failure in failures:
         log.info("cannot check %s for loops: %s", failure.address, failure.error)
-    return {
-        f"{info.get('hostname')}/{info.get('broadcast_address')}:{info['tcp_port']}": client
-        for client, info in answers.values()
-    }
-
-
-def _edges(nsqds: Mapping[str, NsqdHTTPClient]) -> dict[Place, set[Place]]:
-    """What other forwarders take from these nsqd, and where they say that they bring it."""
-    edges: dict[Place, set[Place]] = {}
-    for name, nsqd in nsqds.items():
-        for topic in read_stats(nsqd.stats(clients=True)).topics or ():
-            for channel in topic.channels:
-                for client in channel.clients or ():
-                    if edge := _EDGE.search(client.user_agent):
-                        places = {(place, edge["topic"]) for place in edge["places"].split()}
-                        edges.setdefault((name, topic.topic_name), set()).update(places)
-    return edges
+    return dict(answers.values())

@@ -1,10 +1,10 @@
 """One HTTP exchange within budgets of seconds and bytes, nothing compressed.
 
-The timeouts of httpcore are for each read, so a daemon that sends a byte now and then could hold a
-caller for ever. Here every read and write gets what is left of the exchange's own time, for the
-head of the answer, too: that is what its network backend is for, and why httpx, which takes none,
-is not used. An answer is read up to a limit and refused when it is compressed: a megabyte of gzip
-can be a gigabyte of JSON.
+httpx's timeouts are for each read, so a daemon that sends a byte now and then could hold a caller
+for ever. Here every read and write gets what is left of the exchange's own time; the network
+backend of httpcore, on which httpx runs, is where that can be done for the head of the answer, too,
+and httpx's own transport takes no backend. An answer is read up to a limit and refused when it is
+compressed: a megabyte of gzip can be a gigabyte of JSON.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 import httpcore
+import httpx
 
 from nsqtools.errors import DeadlineExceeded, ProtocolError
 from nsqtools.protocol.names import Address
@@ -77,9 +78,15 @@ class Exchanges:
         self._lock = threading.Lock()
         self._open = 0  # requests
         self._is_closed = False
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers}
-        self._pool = httpcore.ConnectionPool(
-            ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
+        self._transport = _Transport(tls)
+        self._client = httpx.Client(
+            transport=self._transport,
+            trust_env=False,
+            headers=httpx.Headers(
+                {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers},
+                encoding="utf-8",
+            ),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none
         )
 
     def close(self) -> None:
@@ -93,14 +100,14 @@ class Exchanges:
 
     def _close_if_idle(self) -> None:
         if self._is_closed and not self._open:
-            self._pool.close()
+            self._transport.close()
 
     def request(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> HTTPAnswer:
         """Send a request and read the answer.
 
-        Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
+        Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
         with self._lock:
             self._open += 1
@@ -115,29 +122,67 @@ class Exchanges:
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> HTTPAnswer:
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
-        timeouts = dict.fromkeys(("read", "write", "pool"), self._timeout_s)
-        timeouts["connect"] = min(self._connect_timeout_s, _left_s(None))
-        sent = {"Host": urlsplit(url).netloc, **self._headers, **headers}
-        with self._pool.stream(
+        connect_s = min(self._connect_timeout_s, _left_s(None))
+        with self._client.stream(
             method,
             url,
-            headers=[(name.encode(), value.encode()) for name, value in sent.items()],
+            headers=headers,
             content=content,
-            extensions={"timeout": timeouts},
+            timeout=httpx.Timeout(self._timeout_s, connect=connect_s),
         ) as response:
-            fields = {name.lower(): value.decode("latin-1") for name, value in response.headers}
-            if fields.get(b"content-encoding", "identity").lower() != "identity":
+            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ProtocolError("the answer is compressed, which was not asked for")
             body = bytearray()  # which grows in place: a list of parts would be there twice
-            for part in response.iter_stream():
+            for part in response.iter_raw():
                 body += part
                 if len(body) > self._max_body_bytes:
                     raise ProtocolError(
                         f"the answer is longer than {self._max_body_bytes} bytes",
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
-            reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-            return HTTPAnswer(response.status, reason, body, fields.get(b"date", ""))
+            date = response.headers.get("Date", "")
+            return HTTPAnswer(response.status_code, response.reason_phrase, body, date)
+
+
+class _Transport(httpx.BaseTransport):
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        response = self._pool.handle_request(
+            httpcore.Request(
+                request.method,
+                httpcore.URL(
+                    scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+                ),
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions=request.extensions,
+            )
+        )
+        return httpx.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=response.extensions,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
 
 
 def _left_s(timeout_s: float | None) -> float:

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -89,12 +89,16 @@ class HTTPAPI:
         tls: ssl.SSLContext | None = None,
         bearer: str = "",
     ) -> None:
+        import httpx
+
         from nsqtools.http.exchange import Exchanges
 
         self.url = shown_url(url)
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL:
+            raise ConfigurationError(f"invalid HTTP address {self.url!r}") from None
         parts = urlsplit(url)
-        if not parts.netloc.isprintable():
-            raise ConfigurationError(f"invalid HTTP address {self.url!r}")
         login, _, netloc = parts.netloc.rpartition("@")
         self._url = urlunsplit(parts._replace(netloc=netloc))
         headers = {"Accept": NSQ_V1}
@@ -195,28 +199,33 @@ class HTTPAPI:
     ) -> HTTPAnswer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
+        import httpx
 
         parts = urlsplit(url)
         # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
         given = urlencode(parameters, errors="surrogatepass")
         query = "&".join(filter(None, (parts.query, given)))
         path, query = (quote(each, safe=_URL_MARKS) for each in (parts.path or "/", query))
-        if content is None and method != "GET":
-            content = b""
+        url = urlunsplit((*parts[:2], path, query, ""))
         try:
-            url = urlunsplit((parts.scheme, _ascii_place(parts), path, query, ""))
             return self._exchanges.request(method, url, content, headers)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
             raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
-        except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
+        except (
+            UnicodeError,
+            httpx.InvalidURL,
+            httpcore.UnsupportedProtocol,
+            httpcore.LocalProtocolError,
+        ) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
-        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
 
     def _map(self, exc: Exception) -> NsqError:
         import httpcore
+        import httpx
 
         cause: BaseException = exc
         while cause.__cause__ or cause.__context__:
@@ -231,7 +240,7 @@ class HTTPAPI:
             return ConnectionFailed(
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
-        if isinstance(exc, httpcore.RemoteProtocolError):
+        if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
             return ProtocolError(
                 f"{self.url} does not speak HTTP ({reason})",
                 hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
@@ -265,14 +274,6 @@ def load_json(body: bytes | bytearray) -> Any:
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")
     return json.loads(body)
-
-
-def _ascii_place(parts: SplitResult) -> str:
-    """Return host and port as DNS has them. Raises ``UnicodeError``."""
-    if parts.netloc.isascii():
-        return parts.netloc
-    host = (parts.hostname or "").encode("idna").decode()
-    return host if parts.port is None else f"{host}:{parts.port}"
 
 
 def _error_code(answer: HTTPAnswer) -> str:

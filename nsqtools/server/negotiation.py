@@ -14,7 +14,6 @@ from __future__ import annotations
 import ssl
 import warnings
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
@@ -232,12 +231,9 @@ class TLSLayer:
 
     @property
     def cipher_suite(self) -> str:
-        """The suite in nsqd's words: Go's name for the old ones, else its number."""
+        """The suite by OpenSSL's name; nsqd has a number for most."""
         cipher = self._object.cipher()
-        if cipher is None:
-            return ""
-        numbers = _suite_numbers(self._object.context)
-        return _GO_SUITES.get(cipher[0]) or f"Unknown {numbers.get(cipher[0], 0)}"
+        return cipher[0] if cipher is not None else ""
 
     @property
     def common_name(self) -> str:
@@ -256,21 +252,3 @@ def _as_go_says(error: ssl.SSLError) -> str:
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "tls: client didn't provide a certificate"
     return f"tls: {error.reason or error}".lower().replace("_", " ")
-
-
-@lru_cache(maxsize=8)
-def _suite_numbers(context: ssl.SSLContext) -> dict[str, int]:
-    """The numbers of the suites by OpenSSL's names: /stats asks once for each client."""
-    return {each["name"]: each["id"] & 0xFFFF for each in context.get_ciphers()}
-
-
-_GO_SUITES = {
-    "AES128-SHA": "TLS_RSA_WITH_AES_128_CBC_SHA",
-    "AES256-SHA": "TLS_RSA_WITH_AES_256_CBC_SHA",
-    "ECDHE-RSA-AES128-SHA": "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
-    "ECDHE-RSA-AES256-SHA": "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
-    "ECDHE-ECDSA-AES128-SHA": "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
-    "ECDHE-ECDSA-AES256-SHA": "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
-    "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
-    "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
-}

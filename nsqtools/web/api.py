@@ -7,9 +7,9 @@ What differs from nsqadmin 1.3.0, on purpose:
 - In the answer for a topic the sums of a channel are an object of their own, and every nsqd keeps
   its numbers; nsqadmin adds them into those of the first. The smallest latency is the smallest.
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
-- A change needs ``--allow-changes``. ``/config`` can be read and not written.
+- A change needs ``--allow-changes``. There is no ``/config``.
 - The texts of errors of daemons and of broken JSON are ours.
-- There is no graphite: ``/api/graphite`` answers as nsqadmin does without one.
+- There is no graphite.
 
 Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
@@ -40,7 +40,7 @@ from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
-from nsqtools.protocol.names import is_valid_name, shown_url
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,
@@ -50,7 +50,6 @@ from nsqtools.protocol.stats import (
     read_stats,
 )
 from nsqtools.protocol.text import go_json
-from nsqtools.web.access import as_ip
 from nsqtools.web.actions import WebContext
 
 HEADERS = {
@@ -58,25 +57,15 @@ HEADERS = {
     "X-NSQ-Content-Type": "nsq; version=1.0",
 }
 CHANGES = {each.value: each for each in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
-CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 403: "FORBIDDEN"}
-LOG_LEVEL = 2  # nsqadmin's number for info
+CODES = {"Not Found": "NOT_FOUND", "Method Not Allowed": "METHOD_NOT_ALLOWED"}
 
 Document = dict[str, Any]
 
 
-class Refused(Exception):
-    """Answer with a status and a code, or a text."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(status, message)
-        self.status = status
-        self.message = message
-
-
-def upstream_error(kind: str, errors: Iterable[object]) -> Refused:
+def upstream_error(kind: str, errors: Iterable[object]) -> HTTPException:
     """No daemon answered."""
     texts = ", ".join(map(str, errors))
-    return Refused(502, f"UPSTREAM_ERROR: failed to query any {kind}: {texts}")
+    return HTTPException(502, f"UPSTREAM_ERROR: failed to query any {kind}: {texts}")
 
 
 def warning(errors: Iterable[NsqError | None]) -> str:
@@ -123,7 +112,7 @@ class NodeAnswers(NamedTuple):
 def gather(
     cluster: Cluster, topic: str = "", channel: str = "", *, clients: bool = False
 ) -> NodeAnswers:
-    """Ask every nsqd for its statistics. Raises `Refused`."""
+    """Ask every nsqd for its statistics. Raises ``HTTPException``."""
     known, failures = cluster.known_nodes()
     entries: dict[str, dict[str, KnownNode]] = {}
     for lookupd, nodes in known.items():
@@ -152,7 +141,7 @@ def gather(
     return NodeAnswers(found, failures)
 
 
-def failed_upstream(cluster: Cluster, failures: Sequence[DaemonFailure]) -> Refused:
+def failed_upstream(cluster: Cluster, failures: Sequence[DaemonFailure]) -> HTTPException:
     """Return the error for the case that no daemon answered."""
     silent = [failure for failure in failures if failure.address in cluster.lookupds]
     kind = "nsqlookupd" if silent and len(silent) == len(cluster.lookupds) else "nsqd"
@@ -399,7 +388,7 @@ def show_queue(context: WebContext, request: Request) -> object:
     if not (channels if channel else topics):
         _check_topic(context.cluster, name, gathered)
         if channel:
-            raise Refused(404, "CHANNEL_NOT_FOUND")
+            raise HTTPException(404, "CHANNEL_NOT_FOUND")
     document = channels_together(channels) if channel else topics_together(name, topics)
     return {**document, "message": gathered.message}
 
@@ -410,7 +399,7 @@ def _check_topic(cluster: Cluster, name: str, gathered: NodeAnswers) -> None:
     if not any(answers.values()):
         if gathered.failures:
             raise failed_upstream(cluster, gathered.failures)
-        raise Refused(404, "TOPIC_NOT_FOUND")
+        raise HTTPException(404, "TOPIC_NOT_FOUND")
 
 
 def list_nodes(context: WebContext, _: Request) -> object:
@@ -425,7 +414,7 @@ def show_node(context: WebContext, request: Request) -> object:
     wanted = request.path_params["node"]
     nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
     if nsqd is None:
-        raise Refused(404, "NODE_NOT_FOUND")
+        raise HTTPException(404, "NODE_NOT_FOUND")
     topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
     channels = [channel for topic in topics for channel in topic["channels"]]
     return {
@@ -453,36 +442,6 @@ def count_messages(context: WebContext, _: Request) -> object:
     return {"stats": dict(sorted(stats.items())), "message": gathered.message}
 
 
-def show_graphite(_: WebContext, request: Request) -> object:
-    query = _query(request)
-    if query.get("metric") != "rate":
-        raise Refused(400, "INVALID_ARG_METRIC")
-    if "target" not in query:
-        raise Refused(400, "INVALID_ARG_TARGET")
-    raise Refused(500, "INTERNAL_ERROR")
-
-
-def show_option(context: WebContext, request: Request) -> object:
-    peer = as_ip(request.client.host if request.client else "")
-    if peer is None or not peer.is_loopback:
-        raise Refused(403, "FORBIDDEN")
-    settings, cluster = context.settings, context.cluster
-    options = {
-        "nsqlookupd_http_addresses": list(cluster.lookupds),
-        "nsqd_http_addresses": list(cluster.given),
-        "admin_users": list(settings.admin_users),
-        "acl_http_header": settings.acl_http_header,
-        "base_path": settings.base_path or "/",
-        "http_address": settings.listen,
-        "notification_http_endpoint": shown_url(settings.notification_http_endpoint),
-        "log_level": LOG_LEVEL,
-    }
-    option = request.path_params["option"]
-    if option not in options:
-        raise Refused(400, "INVALID_OPTION")
-    return options[option]
-
-
 # -- changes --------------------------------------------------------------------------------------
 
 
@@ -490,9 +449,9 @@ def create(context: WebContext, request: Request, body: bytes) -> str:
     fields = read_body(body)
     topic, channel = fields.get("topic", ""), fields.get("channel", "")
     if not is_valid_name(topic):
-        raise Refused(400, "INVALID_TOPIC")
+        raise HTTPException(400, "INVALID_TOPIC")
     if channel and not is_valid_name(channel):
-        raise Refused(400, "INVALID_CHANNEL")
+        raise HTTPException(400, "INVALID_CHANNEL")
     made = _make(context, request, TopicChange(action=Action.CREATE, topic=topic))
     if channel:
         change = TopicChange(action=Action.CREATE, topic=topic, channel=channel)
@@ -503,7 +462,7 @@ def create(context: WebContext, request: Request, body: bytes) -> str:
 def act(context: WebContext, request: Request, body: bytes) -> str:
     action = CHANGES.get(read_body(body).get("action", ""))
     if action is None:
-        raise Refused(400, "INVALID_ACTION")
+        raise HTTPException(400, "INVALID_ACTION")
     return _change_named(context, request, action)
 
 
@@ -514,10 +473,10 @@ def delete(context: WebContext, request: Request, _: bytes) -> str:
 def tombstone(context: WebContext, request: Request, body: bytes) -> str:
     try:
         topic = read_body(body).get("topic", "")
-    except Refused:
-        raise Refused(400, "INVALID_BODY") from None
+    except HTTPException:
+        raise HTTPException(400, "INVALID_BODY") from None
     if not is_valid_name(topic):
-        raise Refused(400, "INVALID_TOPIC")
+        raise HTTPException(400, "INVALID_TOPIC")
     change = TopicChange(action=Action.TOMBSTONE, topic=topic, node=request.path_params["node"])
     return _outcome(_make(context, request, change))
 
@@ -526,7 +485,7 @@ def _change_named(context: WebContext, request: Request, action: Action) -> str:
     names = request.path_params
     for what, name in names.items():
         if not is_valid_name(name):
-            raise Refused(404, f"{what.upper()}_NOT_FOUND")
+            raise HTTPException(404, f"{what.upper()}_NOT_FOUND")
     return _outcome(_make(context, request, TopicChange(action=action, **names)))
 
 
@@ -535,7 +494,7 @@ def _make(context: WebContext, request: Request, change: TopicChange) -> list[St
         return context.act(request, change)
     except NotFoundError as exc:
         what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
-        raise Refused(404, f"{what}_NOT_FOUND") from exc
+        raise HTTPException(404, f"{what}_NOT_FOUND") from exc
 
 
 def _outcome(results: Sequence[StepResult]) -> str:
@@ -555,29 +514,18 @@ ROUTES: dict[str, dict[str, Answer]] = {
     "/nodes": {"GET": list_nodes},
     "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
     "/counter": {"GET": count_messages},
-    "/graphite": {"GET": show_graphite},
 }
 
 
 def routes(context: WebContext) -> list[BaseRoute]:
-    """Return the routes of ``/api`` and ``/config``."""
+    """Return the routes of ``/api``."""
     handlers: dict[Any, Any] = {
-        Refused: lambda _, error: reply({"message": error.message}, error.status),
         ConfigurationError: lambda _, error: reply({"message": str(error)}, 400),
         NsqError: lambda _, error: reply({"message": f"UPSTREAM_ERROR: {error}"}, 502),
         HTTPException: _http_error,
     }
-    tables = {"/api": ROUTES, "/config": {"/{option}": {"GET": show_option}}}
-    return [
-        Mount(
-            base,
-            Starlette(
-                routes=[_route(context, path, answers) for path, answers in table.items()],
-                exception_handlers=handlers,
-            ),
-        )
-        for base, table in tables.items()
-    ]
+    own = [_route(context, path, answers) for path, answers in ROUTES.items()]
+    return [Mount("/api", Starlette(routes=own, exception_handlers=handlers))]
 
 
 def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:
@@ -599,7 +547,8 @@ def reply(document: object, status: int = 200) -> Response:
 
 
 def _http_error(_: Request, error: HTTPException) -> Response:
-    message = CODES.get(error.status_code, error.detail)
+    is_forbidden = error.status_code == 403  # which the console says in words
+    message = "FORBIDDEN" if is_forbidden else CODES.get(error.detail, error.detail)
     answer = reply({"message": message}, error.status_code)
     if error.status_code == 405:
         methods = {*(error.headers or {})["Allow"].split(", "), "OPTIONS"} - {"HEAD"}
@@ -611,30 +560,30 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2}).{0,2}")
 
 
 def _query(request: Request) -> dict[str, str]:
-    """Return the parameters, the first of each name. Raises `Refused` for a bad escape."""
+    """Return the parameters, the first of each name. Raises ``HTTPException`` for a bad escape."""
     text = request.scope["query_string"].decode("latin-1")
     if bad := _BAD_ESCAPE.search(text):
-        raise Refused(400, f"invalid URL escape {json.dumps(bad.group())}")
+        raise HTTPException(400, f"invalid URL escape {json.dumps(bad.group())}")
     return dict(reversed(parse_qsl(text, keep_blank_values=True)))
 
 
 def read_body(body: bytes) -> dict[str, str]:
-    """Return the texts in the object, by lower-case key. Raises `Refused`."""
+    """Return the texts in the object, by lower-case key. Raises ``HTTPException``."""
     text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:
-        raise Refused(400, "EOF")
+        raise HTTPException(400, "EOF")
     try:
         value, _ = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
     except (ValueError, RecursionError) as exc:
-        raise Refused(400, f"invalid JSON ({exc})") from exc
+        raise HTTPException(400, f"invalid JSON ({exc})") from exc
     if not isinstance(value, dict):
-        raise Refused(400, "the JSON is not an object")
+        raise HTTPException(400, "the JSON is not an object")
     fields: dict[str, str] = {}
     for key, each in value.items():
         if isinstance(each, str):
             fields[key.lower()] = each
         elif key.lower() in ("topic", "channel", "action"):
-            raise Refused(400, f"{key} is not a string")
+            raise HTTPException(400, f"{key} is not a string")
     return fields
 
 

@@ -17,7 +17,7 @@ from plugins.archives import unfinished
 from plugins.clients import fill
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
-from plugins.servers import MakeNsqd
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, ConnectionFailed, RequeueWithoutBackoff
@@ -112,7 +112,7 @@ def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
 
 
 def test_messages_are_handled_at_the_same_time_and_answered_by_the_outcome(
-    any_nsqd: Callable[..., Nsqd],
+    any_nsqd: AnyNsqd,
 ) -> None:
     nsqd = any_nsqd()
     fill(nsqd, 40, CHANNEL)

@@ -30,7 +30,7 @@ from nsqtools.archive.compaction import (
 )
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import Head, index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import gzip_members
@@ -487,6 +487,13 @@ def test_archives_of_two_machines_of_one_image_are_both_taken(
             assert all(map(delete_archive, told.deletable()[0]))
     assert content(tmp_path / "out") == expected([0, 1], "clicks")
     assert find_archives([tmp_path / "a"]) == []
+
+
+def test_of_two_copies_that_with_more_messages_is_taken(tmp_path: Path) -> None:
+    members = [[message(number)] for number in range(3)]
+    for name, count in (("a", 1), ("b", 3), ("c", 2)):
+        write_archive(tmp_path / "in" / f"{name}.gz", *members[:count], head=Head("a" * 32, 1))
+    assert done(compact(tmp_path / "in", tmp_path / "out")) == (3, 0)
 
 
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:

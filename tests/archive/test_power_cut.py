@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import NOW_S, FakeConnection, journal_in, lines_of, messages_of
+from plugins.archives import NOW_S, FakeConnection, journal_in, lines_of, messages_of, parts
 from plugins.power_cut import PowerCut
 
 from nsqtools.archive.journal import TopicLock
@@ -61,7 +61,8 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
 
 
 def assert_all_is_there(promised: list[object], directories: Directories, form: str) -> None:
-    """What was FINished is in the finished files, and nothing is there twice."""
+    """What was FINished is in finished files, and nothing is there twice or left in progress."""
+    assert parts(directories.work) == []
     if "raw" in form:
         found = Counter(lines_of(directories.output))
     else:
@@ -108,6 +109,8 @@ def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
         directories.make()
         recover(directories)
         assert_all_is_there(promised, directories, form)
+        if directories.work != directories.output:
+            assert list(directories.work.glob(".*.index")) == []
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.object_store import Bucket
@@ -83,7 +85,12 @@ def test_of_writers_of_one_object_none_is_in_the_way_of_another(tmp_path: Path) 
     assert len(list((tmp_path / "lake").iterdir())) == 1
 
 
-def test_an_object_is_put_once_whoever_is_first(storage: Storage) -> None:
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_an_object_is_put_once_whoever_is_first(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
+) -> None:
+    if not has_hard_links:  # as on a file system of cameras, or of another machine
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "no")))
     storage.put_if_absent("d/m", b"one")
 
     with pytest.raises(FileExistsError) as caught:
@@ -161,9 +168,7 @@ def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
         open_storage(str(tmp_path)).put(name, b"")
 
 
-def test_without_obstore_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NsqError, match="obstore") as caught:
         open_storage("s3://bucket/x")

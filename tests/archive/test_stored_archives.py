@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from plugins.servers import Serve
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import TimeRange, index_of
+from nsqtools.archive.layout import Index, TimeRange, index_of
+from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
@@ -239,6 +241,7 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path
         ("another index", "not the one that was uploaded"),
         ("no index", "it is not there"),
         ("torn manifest", "its manifest cannot be read"),
+        ("another byte", "its content is not what was uploaded"),
     ],
 )
 def test_verify_compares_what_is_stored_with_its_manifest(
@@ -247,7 +250,11 @@ def test_verify_compares_what_is_stored_with_its_manifest(
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
     writer.write(messages(10, 20))
-    upload_file(writer.finish(), UploadPlan(tmp_path, bucket.storage, "host"))
+    path = writer.finish()
+    if spoil == "another byte":  # without checksums of its own
+        path.write_bytes(gzip.decompress(path.read_bytes()))
+        index_of(path).write_bytes(Index(None, scan_members(path).members).encode())
+    upload_file(path, UploadPlan(tmp_path, bucket.storage, "host"))
     assert run_nsq(["archive", "verify", bucket.url]).status == 0
     storage = bucket.storage
     index, manifest, name = bucket.names()
@@ -259,6 +266,8 @@ def test_verify_compares_what_is_stored_with_its_manifest(
         storage.put(index, b"".join(storage.read(index).splitlines(keepends=True)[:2]))
     elif spoil == "another index":
         storage.put(index, storage.read(index).replace(b"writer ", b"writer 0", 1)[:-1] + b"\n")
+    elif spoil == "another byte":
+        storage.put(name, storage.read(name).replace(b'00007"}', b'00008"}'))
     elif spoil == "no index":
         storage.delete(index)
     else:

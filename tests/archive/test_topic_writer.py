@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -238,6 +239,8 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
 
     assert [path.name for path in finished_files(topic.out)] == ["2026-09-20-000000"]
     assert len(parts(topic.out)) == 1
+    writer.rotate(NOW_S - 3600)  # the clock was set back
+    assert parts(topic.out) == []
 
 
 def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
@@ -248,6 +251,21 @@ def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
     assert [path.stat().st_size for path in finished_files(topic.out)] == [21, 21]
     assert writer.totals == ArchiveTotals(messages=6, bytes=42, files=2)
     assert topic.source.finished == ids(1, 2, 3, 4, 5, 6)
+
+
+def test_a_file_whose_time_is_over_while_others_are_looked_at_keeps_what_it_holds(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = topic.writer(rotation=Rotation(age_s=25))
+    writer.take(topic.source.deliver(1), NOW_S)
+    clock = itertools.count(time.monotonic() + 24.9, 0.2)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+
+    writer.rotate(NOW_S)
+    writer.take(topic.source.deliver(1, attempts=2), NOW_S)
+    writer.rotate(NOW_S, all_files=True)
+
+    assert lines_of(topic.out) == [b"body 1"]
 
 
 def test_a_file_is_finished_when_its_interval_is_over(topic: Topic) -> None:
@@ -288,7 +306,7 @@ def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: To
     writer.take(topic.source.deliver(2), NOW_S)
     writer.flush()
     [file, other] = writer._files._files.values()
-    writer._files.finish(file)
+    writer._files.finish([file])
     writer._files.mark_dirty()
     part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
     writer._files.publish_ending()

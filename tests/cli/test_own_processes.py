@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s
 
 from nsqtools.demo.story import DemoStage
@@ -36,7 +36,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def nsqd(any_nsqd: Callable[..., Nsqd]) -> Nsqd:
+def nsqd(any_nsqd: AnyNsqd) -> Nsqd:
     started = any_nsqd()
     started.create_topic("clicks")
     return started

@@ -40,7 +40,7 @@ from plugins.cli import RunNsq
 from plugins.clusters import KINDS
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -68,7 +68,7 @@ def test_a_command_prints_what_its_transcript_says(
     path: Path,
     kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     run_nsq: RunNsq,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_a_command_prints_what_its_transcript_says(
 def test_spark_prints_what_its_transcript_says(
     path: Path,
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     run_nsq: RunNsq,
     shared_session: None,
     tmp_path: Path,
@@ -117,7 +117,7 @@ class Cluster:
         self,
         kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
         serve: Serve,
-        data_path: Callable[[], Path],
+        data_path: DataPath,
     ) -> None:
         self.names: dict[str, str] = {}
         self._kind, self._serve, self._data_path = kind, serve, data_path

@@ -9,14 +9,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, bodies_in, take
 from plugins.embedded import EmbeddedServer
-from plugins.servers import MakeNsqd, Serve
+from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message
@@ -75,7 +74,7 @@ else:
     ],
 )
 def test_the_poison_alone_reaches_the_dead_letters(
-    how: str, poisoned: list[int], serve: Serve, data_path: Callable[[], Path], tmp_path: Path
+    how: str, poisoned: list[int], serve: Serve, data_path: DataPath, tmp_path: Path
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 
@@ -50,7 +49,7 @@ def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iter
 
 
 def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
-    serve: Serve, data_path: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, data_path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight_limit, "START", 16)
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
@@ -118,7 +117,7 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 
 
 def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
-    data_path: Callable[[], Path], serve: Serve
+    data_path: DataPath, serve: Serve
 ) -> None:
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1500ms"))
     fill(nsqd, 12)

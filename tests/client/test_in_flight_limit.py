@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, InBackground
-from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
@@ -242,7 +242,7 @@ LARGE = 500_000
 
 
 def test_large_messages_are_few_at_a_time_and_small_ones_many_again(
-    any_nsqd: Callable[..., Nsqd], in_background: InBackground
+    any_nsqd: AnyNsqd, in_background: InBackground
 ) -> None:
     servers = [any_nsqd() for _ in range(3)]
     for nsqd in servers:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from plugins.clients import TOPIC, InBackground, Produce
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import MakeLookupd, MakeNsqd, Serve
+from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import (
@@ -302,11 +300,7 @@ def test_the_retry_time_covers_the_auth_server(
     ],
 )
 def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
-    kind: type[GoNsqd],
-    mode: str,
-    nsqlookupd: MakeLookupd,
-    serve: Serve,
-    data_path: Callable[[], Path],
+    kind: type[GoNsqd], mode: str, nsqlookupd: MakeLookupd, serve: Serve, data_path: DataPath
 ) -> None:
     lookupd = nsqlookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"

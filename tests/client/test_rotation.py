@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
-from plugins.http_server import HttpServer
+from plugins.http_server import MakeServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -135,7 +134,7 @@ def test_a_certificate_without_its_key_is_not_used_yet(
 
 
 def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
-    place: Place, http_server: Callable[..., HttpServer], consume: Consume, tmp_path: Path
+    place: Place, http_server: MakeServer, consume: Consume, tmp_path: Path
 ) -> None:
     folders = [tmp_path / str(number) for number in range(2)]
     servers = [
@@ -155,11 +154,7 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(
-    place: Place,
-    go_nsqd: MakeNsqd,
-    http_server: Callable[..., HttpServer],
-    spawn_nsq: SpawnNsq,
-    tmp_path: Path,
+    place: Place, go_nsqd: MakeNsqd, http_server: MakeServer, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     issued = tmp_path / "1"
     server = http_server(credentials=Credentials(issued / "server.pem", issued / "server.key"))

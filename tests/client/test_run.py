@@ -7,14 +7,13 @@ import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, run_program
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.handling import RequeueWithoutBackoff
@@ -90,10 +89,7 @@ def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
 
 
 def test_a_long_handler_keeps_its_message_with_auto_touch(
-    serve: Serve,
-    data_path: Callable[[], Path],
-    consume: Consume,
-    in_background: Callable[..., object],
+    serve: Serve, data_path: DataPath, consume: Consume, in_background: Callable[..., object]
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=2s"))

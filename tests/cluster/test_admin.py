@@ -5,11 +5,10 @@ What is emptied, asked and refused on one nsqd is in the transcripts of topic, c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from plugins.clusters import RunningCluster
 from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -73,9 +72,7 @@ def test_a_change_goes_to_nsqlookupd_first_and_then_to_every_nsqd_that_has_it(
         assert "clicks" not in lookupd.json("/topics")["topics"]
 
 
-def test_consumers_that_would_create_it_again_are_in_the_plan(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
+def test_consumers_that_would_create_it_again_are_in_the_plan(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
     with (

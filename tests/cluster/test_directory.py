@@ -68,9 +68,7 @@ def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: st
         assert not asked._silent
 
 
-def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
-    cluster: RunningCluster,
-) -> None:
+def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(cluster: RunningCluster) -> None:
     class Shop(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(404)

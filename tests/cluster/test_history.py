@@ -119,15 +119,6 @@ def test_points_are_those_of_the_samples_with_gaps(
     assert found == [(START_S + at_s, value) for at_s, value in points]
 
 
-def test_an_unknown_series_is_empty_and_an_unknown_quantity_an_error() -> None:
-    history = History()
-    history.add(sample(0, row()))
-
-    assert history.series([("", "nothing", "")], "depth", since_s=0) == []
-    with pytest.raises(ValueError):
-        history.series([CHANNEL], "color", since_s=0)
-
-
 def test_a_full_history_gives_the_place_of_the_longest_known_to_the_new(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.scripted_lookupd import ScriptedLookupd
-from plugins.servers import Serve
+from plugins.scripted_lookupd import MakeScripted
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -31,7 +30,7 @@ INTERVAL_S = 0.2
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     nsqd: Nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel("clicks", "arch")
     return nsqd
@@ -69,7 +68,7 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(nsqd: Nsqd, si
 
 
 def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
-    nsqd: Nsqd, serve: Serve, data_path: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+    nsqd: Nsqd, serve: Serve, data_path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As four that each announce 250,000 topics, which took 1.5 GB."""
     loud = serve(EmbeddedServer(data_path()))
@@ -160,7 +159,7 @@ def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
 
 @pytest.mark.usefixtures("often")
 def test_nsqd_that_come_and_go_leave_nothing_behind(
-    scripted_lookupd: Callable[[], ScriptedLookupd], monkeypatch: pytest.MonkeyPatch
+    scripted_lookupd: MakeScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pods do, that get a new address each time."""
     monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)

@@ -5,10 +5,9 @@ What is refused then is in the transcript of tail.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
@@ -46,9 +45,7 @@ def test_an_nsqd_is_not_overlooked_because_another_one_has_an_http_address(nsqd:
 
 
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
-    go_nsqd: Callable[..., GoNsqd],
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    unreachable_address: str,
+    go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, unreachable_address: str
 ) -> None:
     lookupd = nsqlookupd()
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")

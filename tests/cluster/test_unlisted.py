@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import messages_of
 from plugins.cli import RunNsq
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.scripted_lookupd import ScriptedLookupd
-from plugins.servers import Serve
+from plugins.scripted_lookupd import MakeScripted, ScriptedLookupd
+from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
@@ -41,7 +39,7 @@ def listing(lookupd: ScriptedLookupd, *topics: str) -> None:
 
 
 def test_a_topic_is_given_up_when_no_nsqd_was_named_for_it_for_long(
-    scripted_lookupd: Callable[[], ScriptedLookupd],
+    scripted_lookupd: MakeScripted,
 ) -> None:
     lookupd = scripted_lookupd()
     listing(lookupd, "other")
@@ -73,9 +71,7 @@ def test_a_topic_is_given_up_when_no_nsqd_was_named_for_it_for_long(
     assert asked.among({"ghost"}) == set()
 
 
-def test_an_nsqd_given_by_address_is_waited_for(
-    scripted_lookupd: Callable[[], ScriptedLookupd],
-) -> None:
+def test_an_nsqd_given_by_address_is_waited_for(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
     connection = ConnectionSettings(("127.0.0.1:4150",), (lookupd.address,))
     clock = Clock()
@@ -113,8 +109,8 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
 
 
 def test_an_nsqd_that_is_restarted_is_waited_for(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: MakeLookupd,
+    go_nsqd: MakeNsqd,
     tmp_path: Path,
     run_nsq: RunNsq,
     monkeypatch: pytest.MonkeyPatch,

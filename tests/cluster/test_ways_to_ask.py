@@ -14,7 +14,8 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.network import Proxy
+from plugins.network import ProxyTo
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import wait_until
 
 ANNOUNCED = "nsqd.internal"
@@ -22,9 +23,7 @@ DIRECTORY = "DIRECTORY"
 BODIES = tuple(b"m%d" % number for number in range(5))
 
 
-def registered(
-    go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd, broadcast: str = "127.0.0.1"
-) -> GoNsqd:
+def registered(go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, broadcast: str = "127.0.0.1") -> GoNsqd:
     """An nsqd with five messages in the topic payments, which has no channel."""
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", f"-broadcast-address={broadcast}")
     nsqd.publish("payments", *BODIES)
@@ -33,14 +32,12 @@ def registered(
 
 
 @pytest.fixture
-def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
     return nsqlookupd()
 
 
 @pytest.fixture
-def https(
-    lookupd: GoNsqlookupd, certificates: Certificates, proxy_to: Callable[..., Proxy]
-) -> list[str]:
+def https(lookupd: GoNsqlookupd, certificates: Certificates, proxy_to: ProxyTo) -> list[str]:
     """The options that lead a command to the nsqlookupd over https."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server.cert, certificates.server.key)
@@ -49,11 +46,7 @@ def https(
 
 
 def test_an_https_nsqlookupd_leads_to_what_tail_must_not_destroy_and_to_file_archives(
-    run_nsq: RunNsq,
-    https: list[str],
-    lookupd: GoNsqlookupd,
-    go_nsqd: Callable[..., GoNsqd],
-    tmp_path: Path,
+    run_nsq: RunNsq, https: list[str], lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     nsqd = registered(go_nsqd, lookupd)
 
@@ -98,10 +91,7 @@ def test_a_pattern_that_nobody_can_be_asked_about_is_an_error(
     ids=" ".join,
 )
 def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
-    command: list[str],
-    run_nsq: RunNsq,
-    scripted_lookupd: Callable[[], Any],
-    tmp_path: Path,
+    command: list[str], run_nsq: RunNsq, scripted_lookupd: Callable[[], Any], tmp_path: Path
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.answer = {"topics": [], "channels": [], "producers": []}
@@ -120,10 +110,7 @@ def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
 
 
 def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
-    run_nsq: RunNsq,
-    lookupd: GoNsqlookupd,
-    go_nsqd: Callable[..., GoNsqd],
-    tmp_path: Path,
+    run_nsq: RunNsq, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     nsqd = registered(go_nsqd, lookupd, ANNOUNCED)
     tcp_port = nsqd.tcp_address.rpartition(":")[2]
@@ -151,11 +138,7 @@ def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
 
 @pytest.mark.parametrize("command", [["topic", "list"], ["to-file", "--topic-pattern", "."]])
 def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
-    command: list[str],
-    run_nsq: RunNsq,
-    lookupd: GoNsqlookupd,
-    proxy_to: Callable[..., Proxy],
-    tmp_path: Path,
+    command: list[str], run_nsq: RunNsq, lookupd: GoNsqlookupd, proxy_to: ProxyTo, tmp_path: Path
 ) -> None:
     slow = proxy_to(lookupd.http_address)
     slow.delay_s = 0.25

@@ -8,9 +8,12 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
+import random
 import select
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +21,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized
-from plugins.servers import NSQD_KINDS
+from plugins.servers import NSQD_KINDS, AnyNsqd
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import MESSAGE, RESPONSE
+from plugins.wire import ERROR, MESSAGE, RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
-
-AnyNsqd = Callable[..., Nsqd]
 
 
 @pytest.fixture(scope="module", params=NSQD_KINDS)
@@ -262,3 +263,106 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
         assert client.read_message().body == b"late"
 
     assert time.monotonic() - started_s > 0.25
+
+
+def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-e2e-processing-latency-percentile=0.5,0.99")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=102)
+        started_s = time.monotonic()
+        nsqd.publish("t", *[b"x"] * 102)
+        requeued, _, *messages = client.read_messages(102)  # one is held; neither is a sample
+        client.send(b"REQ %b 60000\n" % requeued.id)
+        client.settle()
+        before = nsqd.channel_stats("t", "ch")["e2e_processing_latency"]
+        client.finish(messages[:90])
+        client.settle()
+        quick_ns = (time.monotonic() - started_s) * 1e9
+        time.sleep(0.2)
+        client.finish(messages[90:])
+        client.settle()
+        topic = nsqd.topic_stats("t")
+        [latency, of_topic] = (
+            each["e2e_processing_latency"] for each in (topic["channels"][0], topic)
+        )
+
+    assert (before["count"], [each["value"] for each in before["percentiles"]]) == (0, [0, 0])
+    assert (latency["count"], of_topic["count"]) == (100, 100)
+    assert [each["quantile"] for each in latency["percentiles"]] == [0.99, 0.5]
+    slow_ns, median_ns = (each["value"] for each in latency["percentiles"])
+    assert slow_ns > 190e6
+    assert 0 < median_ns < 190e6 + quick_ns
+    assert of_topic["percentiles"] == latency["percentiles"]
+
+
+# -- consumers that requeue, defer, touch, hold back and go away ----------------------------------
+
+COUNT = 3000
+CONSUMERS = 4
+
+
+class Restless:
+    """Consumes until ``left`` is empty, in every bad manner there is."""
+
+    def __init__(self, address: str, finished: Counter[bytes], done: threading.Event) -> None:
+        self._address = address
+        self._finished = finished
+        self._done = done
+        self._chance = random.Random(id(self))
+
+    def run(self) -> None:
+        while not self._done.is_set():
+            with RawClient(self._address) as client:
+                client.identify(output_buffer_timeout=25)
+                client.subscribe("t", "ch", ready=self._chance.choice([1, 10, 300]))
+                for _ in range(self._chance.randrange(1, 600)):
+                    if not has_more(client):
+                        break
+                    kind, data = client.read()
+                    if kind == ERROR:  # its answer was late: the message comes again
+                        assert b" failed ID not in flight" in data, data
+                    else:
+                        self._answer(client, received(data))
+                client.send(b"CLS\n")
+                while client.read()[1] != b"CLOSE_WAIT":
+                    pass  # what comes after CLS was on its way, and times out
+
+    def _answer(self, client: RawClient, message: Received) -> None:
+        action = self._chance.random()
+        if action < 0.1:
+            client.send(b"REQ %b %d\n" % (message.id, self._chance.choice([0, 1, 50])))
+        elif action < 0.12:
+            pass  # leave it to its timeout
+        else:
+            if action < 0.2:
+                client.send(b"TOUCH %b\n" % message.id)
+            self._finished[message.body] += 1
+            if len(self._finished) == COUNT:
+                self._done.set()
+            client.finish([message])
+
+
+def has_more(client: RawClient) -> bool:
+    """Whether something comes within a moment."""
+    return bool(client._buffer or select.select([client.socket], [], [], 0.3)[0])
+
+
+def test_every_message_is_finished(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-msg-timeout=1s", "-mem-queue-size=100", "-max-bytes-per-file=20000")
+    nsqd.create_channel("t", "ch")
+    finished: Counter[bytes] = Counter()
+    done = threading.Event()
+    consumers = [
+        threading.Thread(target=Restless(nsqd.tcp_address, finished, done).run)
+        for _ in range(CONSUMERS)
+    ]
+    for consumer in consumers:
+        consumer.start()
+    bodies = [b"%d" % number for number in range(COUNT)]
+    for start in range(0, COUNT, 100):
+        nsqd.publish("t", *bodies[start : start + 100])
+
+    assert done.wait(patience_s(40)), f"{COUNT - len(finished)} are missing"
+    for consumer in consumers:
+        consumer.join()
+    assert set(finished) == set(bodies)

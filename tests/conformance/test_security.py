@@ -15,11 +15,11 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 
-AnyNsqd = Callable[..., Nsqd]
 CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 
 
@@ -86,7 +86,7 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
             codec == "deflate",
         )
         assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
-        assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
+        assert bool(stats["tls_cipher_suite"]) == with_tls
 
 
 def test_a_failed_handshake_is_reported_in_plain_text(

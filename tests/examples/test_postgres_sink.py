@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
-from plugins.daemons import GoNsqd
 from plugins.ports import ReservedPort
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 def test_each_message_is_one_row_while_postgresql_and_the_program_are_killed(
-    go_nsqd: Callable[..., GoNsqd], postgres: Postgres, tmp_path: Path
+    go_nsqd: MakeNsqd, postgres: Postgres, tmp_path: Path
 ) -> None:
     rng, letters = random.Random(1), tmp_path / "letters"
     nsqd = go_nsqd("-msg-timeout=2s")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.damage import damaged
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.records.envelope import decode
@@ -56,7 +55,7 @@ def state_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_only_messages_within_a_damaged_record_are_missing(
-    times: int, serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, tmp_path: Path
+    times: int, serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     source = data_path()
     left_by_a_kill(source, serve)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -73,7 +72,7 @@ def consumed(nsqd: EmbeddedServer) -> set[bytes]:
 
 @pytest.mark.parametrize("places", [6, pytest.param(250, marks=pytest.mark.slow)])
 def test_a_damaged_place_loses_little_and_says_so(
-    data_path: Callable[[], Path], tmp_path: Path, serve: Serve, places: int
+    data_path: DataPath, tmp_path: Path, serve: Serve, places: int
 ) -> None:
     whole, damaged = data_path(), tmp_path / "damaged"
     want = left_by_a_kill(whole, serve)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.raw_client import RawClient, mpub, sized
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 SOURCE = Path(__file__).with_name("unsynced_disk.c")
@@ -141,7 +141,7 @@ HOW = ["killed", "power", "failed sync", "full"]
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_missing_however_often_it_ends(
     request: pytest.FixtureRequest,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     tmp_path: Path,
     serve: Serve,
     how: str,
@@ -195,7 +195,7 @@ def test_nothing_confirmed_is_missing_however_often_it_ends(
 
 
 def test_deferred_messages_keep_their_time_and_others_their_attempts(
-    data_path: Callable[[], Path], serve: Serve
+    data_path: DataPath, serve: Serve
 ) -> None:
     nsqd = serve(Durable(data_path()))
     nsqd.create_channel("t", "ch")
@@ -223,9 +223,7 @@ def test_deferred_messages_keep_their_time_and_others_their_attempts(
 
 @pytest.mark.real_nsqd
 @pytest.mark.parametrize("how", ["stopped", "recovered"])
-def test_the_go_nsqd_finds_every_message(
-    data_path: Callable[[], Path], serve: Serve, how: str
-) -> None:
+def test_the_go_nsqd_finds_every_message(data_path: DataPath, serve: Serve, how: str) -> None:
     nsqd = serve(Durable(data_path()))
     nsqd.create_channel("t", "ch")
     bodies = {b"%d" % number for number in range(500)}

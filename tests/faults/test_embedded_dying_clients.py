@@ -22,7 +22,7 @@ from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
@@ -57,9 +57,7 @@ class QuietConsumer:
 
 
 @pytest.fixture
-def nsqd(
-    data_path: Callable[[], Path], serve: Serve, certificates: Certificates
-) -> EmbeddedNsqdProcess:
+def nsqd(data_path: DataPath, serve: Serve, certificates: Certificates) -> EmbeddedNsqdProcess:
     return serve(EmbeddedNsqdProcess(data_path(), *certificates.server.nsqd_flags))
 
 
@@ -234,7 +232,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_what_raises_once_stops_nobody_else(
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     serve: Serve,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,

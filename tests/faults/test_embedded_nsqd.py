@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -18,7 +20,7 @@ from plugins.auth_server import AuthServer
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
@@ -29,7 +31,7 @@ Start = Callable[..., EmbeddedNsqdProcess]
 
 
 @pytest.fixture
-def process(data_path: Callable[[], Path], serve: Serve) -> Start:
+def process(data_path: DataPath, serve: Serve) -> Start:
     return lambda *flags: serve(EmbeddedNsqdProcess(data_path(), *flags))
 
 
@@ -178,9 +180,7 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(
-    process: Start,
-) -> None:
+def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(process: Start) -> None:
     nsqd = process("-mem-queue-size=10000")  # the rest goes to disk
     nsqd.create_topic("t")
     bodies = [b"%200d" % number for number in range(24_000)]
@@ -253,7 +253,7 @@ def test_json_that_is_nested_without_end_ends_the_connection_only(process: Start
 
 
 def test_a_slow_disk_delays_no_publisher(
-    data_path: Callable[[], Path], serve: Serve, monkeypatch: pytest.MonkeyPatch
+    data_path: DataPath, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The syncs by the clock, and nsqd.dat, are not written on the loop."""
     fsync, syncs, go_on = os.fsync, threading.Event(), threading.Event()
@@ -338,3 +338,81 @@ def test_a_restart_frees_the_ports_of_connected_clients(process: Start) -> None:
         nsqd.stop()
         nsqd.start()
         assert_serves(nsqd)
+
+
+# a disk that takes nothing, or is full
+
+
+@pytest.fixture
+def nsqd(data_path: DataPath, serve: Serve) -> EmbeddedServer:
+    return serve(EmbeddedServer(data_path(), "-mem-queue-size=2"))
+
+
+def obstruct(nsqd: EmbeddedServer, name: str) -> Path:
+    obstacle = nsqd.data_path / f"{name}.diskqueue.000000.dat"
+    obstacle.mkdir()
+    return obstacle
+
+
+def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer) -> None:
+    nsqd.create_topic("t")
+    obstacle = obstruct(nsqd, "t")
+    reason = f"open {obstacle}: is a directory"
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"1", b"2")
+        client.send(b"PUB t\n" + sized(b"3"))
+        assert client.read_error() == f"E_PUB_FAILED PUB failed {reason}".encode()
+
+    assert nsqd.request("POST", "/pub?topic=t", b"4") == (503, b'{"message":"EXITING"}')
+    assert nsqd.request("GET", "/ping") == (500, f"NOK - {reason}".encode())
+    assert nsqd.stats()["health"] == f"NOK - {reason}"
+    assert nsqd.depth("t") == 2
+
+    obstacle.rmdir()
+    nsqd.publish("t", b"5")
+    assert nsqd.request("GET", "/ping") == (200, b"OK")
+    assert nsqd.depth("t") == 3
+
+
+def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
+    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
+        client.subscribe("t", "ch", ready=8)
+        client.settle()
+        producer.publish("t", *[b"%d" % number for number in range(8)])
+        held = client.read_messages(8)
+        client.send(b"RDY 0\n")
+        client.settle()
+        obstruct(nsqd, "t:ch")
+        client.send(b"".join(b"REQ %b 0\n" % message.id for message in held))
+        client.settle()
+        assert nsqd.depth("t", "ch") == 8
+        producer.send(b"PUB t\n" + sized(b"refused"))
+        assert producer.read_error().startswith(b"E_PUB_FAILED PUB failed open")
+
+        client.send(b"RDY 100\n")
+        bodies = [message.body for message in client.read_messages(8)]
+        assert bodies == [message.body for message in held]
+        client.settle()
+        assert nsqd.depth("t", "ch") == 0
+
+
+TOPICS = 200
+
+
+def test_the_list_of_topics_stays_whole_on_a_disk_that_fills_up(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedServer(small_disk))
+    for number in range(TOPICS):
+        nsqd.create_topic(f"{number:040d}")
+    nsqd.request("POST", f"/topic/pause?topic={0:040d}")  # writes nsqd.dat at once
+    written = (small_disk / "nsqd.dat").read_bytes()
+    assert len(json.loads(written)["topics"]) == TOPICS
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - (8 << 10)))
+
+    nsqd.request("POST", f"/topic/pause?topic={1:040d}")
+    nsqd.kill()
+
+    assert len(json.loads((small_disk / "nsqd.dat").read_bytes())["topics"]) == TOPICS
+    nsqd.start()
+    assert len(nsqd.stats()["topics"]) == TOPICS

@@ -11,13 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 MEMORY = "-mem-queue-size=1000000"
@@ -26,7 +25,7 @@ sizes = pytest.mark.parametrize("size", [1, pytest.param(10, marks=pytest.mark.s
 
 
 @pytest.fixture
-def nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedNsqdProcess:
+def nsqd(data_path: DataPath, serve: Serve) -> EmbeddedNsqdProcess:
     return serve(EmbeddedNsqdProcess(data_path(), MEMORY))
 
 
@@ -190,11 +189,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.mark.parametrize(("by_s", "flags"), [(-7200, ["-durable"]), (7200, [])])
 def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
-    data_path: Callable[[], Path],
-    serve: Serve,
-    jump: Callable[[float], None],
-    by_s: float,
-    flags: list[str],
+    data_path: DataPath, serve: Serve, jump: Callable[[float], None], by_s: float, flags: list[str]
 ) -> None:
     nsqd = serve(EmbeddedServer(data_path(), *flags))
     nsqd.create_channel("t", "ch")
@@ -230,7 +225,7 @@ def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
 
 
 def test_a_clock_that_went_back_defers_nothing_for_longer_than_is_allowed(
-    data_path: Callable[[], Path], serve: Serve, jump: Callable[[float], None]
+    data_path: DataPath, serve: Serve, jump: Callable[[float], None]
 ) -> None:
     nsqd = serve(EmbeddedServer(data_path(), "-durable", "-max-req-timeout=2s"))
     nsqd.create_channel("t", "ch")
@@ -247,7 +242,7 @@ def test_a_clock_that_went_back_defers_nothing_for_longer_than_is_allowed(
 
 
 def test_a_clock_that_jumps_does_not_hide_an_nsqd_from_lookups(
-    data_path: Callable[[], Path], serve: Serve, jump: Callable[[float], None]
+    data_path: DataPath, serve: Serve, jump: Callable[[float], None]
 ) -> None:
     lookupd = serve(EmbeddedLookupServer("-tombstone-lifetime=1h"))
     flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]

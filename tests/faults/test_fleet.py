@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 MSG_TIMEOUT_S = 2.0
@@ -80,7 +80,7 @@ def cells() -> Iterator[object]:
 @pytest.mark.parametrize(("way", "nsqds", "processes", "count", "share", "messages"), list(cells()))
 def test_a_healthy_fleet_handles_everything_once(
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     tmp_path: Path,
     way: str,
     nsqds: int,

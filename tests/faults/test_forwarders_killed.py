@@ -23,10 +23,10 @@ import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.http_server import HttpServer
+from plugins.http_server import MakeServer
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "mirror"
@@ -97,7 +97,7 @@ class Forwarding:
     ("messages", "kills"), [(3_000, 2), pytest.param(30_000, 10, marks=pytest.mark.slow)]
 )
 def test_to_nsq(
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
     victim: str,
@@ -132,7 +132,7 @@ def test_to_nsq(
 def test_to_http(
     quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
-    http_server: Callable[..., HttpServer],
+    http_server: MakeServer,
     messages: int,
     kills: int,
 ) -> None:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
-from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import find_inputs
@@ -193,7 +192,7 @@ def test_killed_and_compacted_before_it_goes_on_every_message_is_there_once(
     ],
 )
 def test_killed_while_it_lands_every_message_is_in_the_table_once(
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     spawn_nsq: SpawnNsq,
     request: pytest.FixtureRequest,
     tmp_path: Path,

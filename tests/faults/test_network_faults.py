@@ -20,7 +20,8 @@ from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
 from plugins.daemons import GoNsqd
-from plugins.network import TO_CLIENT, TO_SERVER, Proxy
+from plugins.network import TO_CLIENT, TO_SERVER, Proxy, ProxyTo
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishError
@@ -30,12 +31,12 @@ QUICK = ["heartbeat_interval=1s", "reconnect_base=100ms", "reconnect_max=500ms",
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     return go_nsqd("-msg-timeout=3s", "-mem-queue-size=100")
 
 
 @pytest.fixture
-def link(nsqd: GoNsqd, proxy_to: Callable[[str], Proxy]) -> Proxy:
+def link(nsqd: GoNsqd, proxy_to: ProxyTo) -> Proxy:
     return proxy_to(nsqd.tcp_address)
 
 

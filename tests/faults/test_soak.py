@@ -36,6 +36,7 @@ import pytest
 from plugins.archives import messages_of, unfinished, write_archive
 from plugins.cli import NSQ
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd, GoNsqlookupd
+from plugins.servers import DataPath, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message, Producer, PublishError
@@ -419,10 +420,10 @@ def soak_for(soak: Soak, duration_s: float) -> None:
 
 @pytest.fixture
 def soak(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: MakeLookupd,
+    go_nsqd: MakeNsqd,
     serve: Callable[[GoNsqd], GoNsqd],
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     nsq_env: dict[str, str],
     tmp_path: Path,
 ) -> Iterator[Soak]:

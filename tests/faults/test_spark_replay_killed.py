@@ -14,14 +14,13 @@ import random
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.network import TO_SERVER, Proxy
+from plugins.network import TO_SERVER, ProxyTo
 from plugins.processes import descendants, kill
 from plugins.spark import RunSpark
 from plugins.waiting import patience_s, wait_until
@@ -96,7 +95,7 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     runs: int,
     kills_in_a_run: int,
     nsqd: GoNsqd,
-    proxy_to: Callable[..., Proxy],
+    proxy_to: ProxyTo,
     spawn_nsq: SpawnNsq,
     run_spark: RunSpark,
     spark_env: dict[str, str],

@@ -14,7 +14,6 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from plugins.archives import unfinished, write_archive
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.processes import descendants, is_alive, kill
+from plugins.servers import MakeNsqd
 from plugins.spark import RunSpark
 from plugins.spark_cluster import IVY
 from plugins.waiting import patience_s, wait_until
@@ -71,7 +71,7 @@ class Publishing:
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     nsqd = go_nsqd("-mem-queue-size=1000000", "-msg-timeout=2s")
     for channel in CHANNELS:
         nsqd.create_channel(TOPIC, channel)

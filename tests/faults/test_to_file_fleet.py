@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,8 @@ from plugins.archives import (
 )
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.scripted_lookupd import MakeScripted
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive import archiver
@@ -39,12 +39,12 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
     return nsqlookupd()
 
 
 @pytest.fixture
-def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
+def nsqd(go_nsqd: MakeNsqd, lookupd: GoNsqlookupd) -> GoNsqd:
     return go_nsqd(
         f"-lookupd-tcp-address={lookupd.tcp_address}",
         "-broadcast-address=127.0.0.1",
@@ -55,7 +55,7 @@ def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
 
 def fleet(lookupd: GoNsqlookupd, out: Path, *flags: str) -> list[str]:
     place = ["--lookupd-http-address", lookupd.http_address, "--output-dir", str(out)]
-    pattern = ["--topic-pattern", "^orders", "--topic-refresh", "1s", "-c", CHANNEL]
+    pattern = ["--topic-pattern", "^orders", "--topic-refresh", "300ms", "-c", CHANNEL]
     return ["to-file", *pattern, *place, *flags]
 
 
@@ -105,23 +105,14 @@ def threads_and_memory(pid: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize(
-    ("topics", "soft", "hard", "memory_mb"),
-    [(200, 1024, 1024, 130), pytest.param(1000, 1024, 4096, 250, marks=pytest.mark.slow)],
+    ("topics", "memory_mb"), [(200, 130), pytest.param(1000, 250, marks=pytest.mark.slow)]
 )
 def test_a_fleet_needs_few_threads_descriptors_and_megabytes(
-    lookupd: GoNsqlookupd,
-    nsqd: GoNsqd,
-    out: Path,
-    spawn_nsq: SpawnNsq,
-    topics: int,
-    soft: int,
-    hard: int,
-    memory_mb: int,
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, topics: int, memory_mb: int
 ) -> None:
     published = filled(nsqd, lookupd, topics, 50)
 
-    process = spawn_nsq(fleet(lookupd, out))
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    process = spawn_nsq(fleet(lookupd, out), soft_descriptors=64)
     wait_until_archived(nsqd, process)
 
     descriptors_ = len(os.listdir(f"/proc/{process.pid}/fd"))
@@ -253,3 +244,108 @@ def test_restarts_of_everything_and_deletions_of_topics_lose_and_double_nothing(
     everything = {body for bodies in confirmed.values() for body in bodies}
     assert set(found) <= everything | {b"orders0000 000000"}
     assert lines_of(out)
+
+
+# -- topics that go and come back ----------------------------------------------------------------
+
+SOON = ("-X", "lookupd_poll_interval=300ms")
+
+
+def wait_for_topic(lookupd: GoNsqlookupd, topic: str) -> None:
+    wait_until(lambda: len(lookupd.producers(topic)) == 1, what=f"{topic} at nsqlookupd")
+
+
+def wait_for_consumer(nsqd: GoNsqd, topic: str) -> None:
+    def clients() -> int:
+        topics = nsqd.stats()["topics"] or ()
+        channels = [c for t in topics if t["topic_name"] == topic for c in t["channels"]]
+        return sum(c["client_count"] for c in channels if c["channel_name"] == CHANNEL)
+
+    wait_until(lambda: clients() == 1, what=f"the archiver at {topic}", timeout_s=DEADLINE_S)
+
+
+def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    process = spawn_nsq(fleet(lookupd, out, *SOON))
+    wait_for_consumer(nsqd, "orders")
+    nsqd.publish("orders", b"before")
+    wait_until_archived(nsqd, process)
+
+    lookupd.stop()
+    lookupd.start()  # nsqd registers again at its next heartbeat, in up to 15 s, or just now
+    until_s = time.monotonic() + 2  # several refreshes
+    while time.monotonic() < until_s:
+        assert nsqd.channel_stats("orders", CHANNEL)["client_count"] == 1
+        time.sleep(0.05)
+    nsqd.publish("orders", b"meanwhile")
+    wait_until_archived(nsqd, process)
+
+    ended(process)
+    assert len(messages_of(out)) == 2
+
+
+def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_own_lookups(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, go_nsqd: MakeNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    """A thousand topics may then ask seldom by themselves."""
+    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    process = spawn_nsq(fleet(lookupd, out, "-X", "lookupd_poll_interval=300s"))
+    nsqd.publish("orders", b"one")
+    wait_until_archived(nsqd, process)
+
+    other.create_channel("orders", CHANNEL)
+    other.publish("orders", b"two")
+    wait_until_archived(other, process)
+
+
+def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
+    scripted_lookupd: MakeScripted, nsqd: GoNsqd, out: Path, run_nsq: RunNsq
+) -> None:
+    """The discovery has just got the list of all nsqd with their topics."""
+    topics = [f"orders{number}" for number in range(5)]
+    for topic in topics:
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, b"one")
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(nsqd.tcp_address)
+    lookupd.answer["topics"] = lookupd.answer["producers"][0]["topics"] = topics
+
+    place = ["--lookupd-http-address", lookupd.address, "--output-dir", str(out)]
+    pattern = ["--topic-pattern", "^orders", "-c", CHANNEL]
+    result = run_nsq(["to-file", *pattern, *place, "-n", "5"])
+
+    assert result.status == 0, result.err
+    assert len(messages_of(out)) == 5
+    assert [path for path, _ in lookupd.requests if path.startswith("/lookup")] == []
+
+
+def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    """One that was named; those of a pattern are deleted above."""
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    args = fleet(lookupd, out, *SOON)
+    args[1:3] = ["-t", "orders"]
+    process = spawn_nsq(args)
+    wait_for_consumer(nsqd, "orders")
+    nsqd.publish("orders", b"before")
+    wait_until_archived(nsqd, process)
+
+    lookupd.post("/topic/delete", topic="orders")  # first, as nsqadmin does: or it sends us back
+    nsqd.post("/topic/delete", topic="orders")
+    wait_until(lambda: not nsqd.stats()["topics"], what="the topic is deleted")
+    wait_until(lambda: len(list(out.glob("orders*"))) > 0, what="its files", timeout_s=DEADLINE_S)
+    assert not nsqd.stats()["topics"]
+    nsqd.publish("orders", b"after 1", b"after 2")
+    wait_for_consumer(nsqd, "orders")
+    nsqd.publish("orders", b"after 3")
+    wait_until_archived(nsqd, process)
+
+    ended(process)
+    assert len(messages_of(out)) == 4

@@ -14,7 +14,9 @@ from plugins.daemons import GoNsqd
 from plugins.processes import is_alive
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
+from nsqtools.errors import ConfigurationError
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
@@ -22,6 +24,7 @@ from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
+from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import Outcome, Parcel
 from nsqtools.testing import fake_batch
 
@@ -131,3 +134,16 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     )
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
+
+
+def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_topic(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.forward.nsq_sink.LOOK_S", patience_s(60))
+    place = ConnectionSettings((nsqd.tcp_address,), nsqd_http_addresses=(nsqd.http_address,))
+    guard = LoopGuard(place, place, {"a": "b", "b": "c", "c": "a"}.__getitem__)
+    guard.check("a")
+    nsqd.pause()
+    guard.check("b")
+    with pytest.raises(ConfigurationError, match="would come back"):  # by what is begun itself
+        guard.check("c")

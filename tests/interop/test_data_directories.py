@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -44,7 +43,7 @@ def handed_on(kinds: Kinds, directory: Path, serve: Serve, *flags: str) -> tuple
 
 @pytest.mark.parametrize("kinds", ORDERS)
 def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
-    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     first, last = handed_on(kinds, data_path(), serve, SMALL_MEMORY, SMALL_FILES)
     bodies = {b"%03d" % number for number in range(100)}
@@ -73,7 +72,7 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
 def test_topics_channels_and_pauses_are_kept(
-    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     first, last = handed_on(kinds, data_path(), serve)
     first.create_channel("t", "paused")
@@ -95,9 +94,7 @@ def test_topics_channels_and_pauses_are_kept(
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_partly_read_files_are_read_on(
-    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
-) -> None:
+def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     first, last = handed_on(kinds, data_path(), serve, "-mem-queue-size=0", SMALL_FILES)
     bodies = [b"%03d" % number for number in range(120)]
     with RawClient(first.tcp_address) as client:
@@ -119,7 +116,7 @@ def test_partly_read_files_are_read_on(
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
 def test_the_files_of_a_drained_queue_have_the_same_content(
-    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     """The meta file has the positions of reading and writing; both daemons write the same."""
     contents = []
@@ -142,7 +139,7 @@ def test_the_files_of_a_drained_queue_have_the_same_content(
 
 @pytest.mark.parametrize("kind", [GoNsqd, EmbeddedServer])
 def test_a_directory_in_use_is_refused(
-    kind: type[GoNsqd] | type[EmbeddedServer], data_path: Callable[[], Path], serve: Serve
+    kind: type[GoNsqd] | type[EmbeddedServer], data_path: DataPath, serve: Serve
 ) -> None:
     directory = data_path()
     serve(kind(directory))

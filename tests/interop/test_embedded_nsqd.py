@@ -11,20 +11,18 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.daemons import GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
+from plugins.servers import DataPath, GoProgram, MakeLookupd, Serve
 from plugins.waiting import patience_s, wait_until
 
 TIMEOUT_S = patience_s(30.0)
 LINES = [f"line {number}" for number in range(1000)]
 
-Program = Callable[[str], Path]
 Embedded = Callable[..., EmbeddedServer]
 
 
 @pytest.fixture
-def embedded(data_path: Callable[[], Path], serve: Serve) -> Embedded:
+def embedded(data_path: DataPath, serve: Serve) -> Embedded:
     return lambda *flags: serve(EmbeddedServer(data_path(), *flags))
 
 
@@ -39,7 +37,7 @@ def run(command: list[str | Path], stdin: str = "") -> str:
 @pytest.mark.parametrize("option", ["snappy,true", "deflate,true", "tls_v1,true"])
 def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
     embedded: Embedded,
-    go_program: Program,
+    go_program: GoProgram,
     certificates: Certificates,
     tmp_path: Path,
     option: str,
@@ -70,9 +68,7 @@ def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
     assert sorted(file.read_text().splitlines()) == sorted(LINES)
 
 
-def test_lookupds_can_be_changed_while_it_runs(
-    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
-) -> None:
+def test_lookupds_can_be_changed_while_it_runs(embedded: Embedded, nsqlookupd: MakeLookupd) -> None:
     lookupd = nsqlookupd()
     nsqd = embedded("-broadcast-address=127.0.0.1")
     nsqd.create_topic("t")

@@ -23,7 +23,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
-from plugins.http_server import HttpServer
+from plugins.http_server import MakeServer
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.commands.compat import go_main
@@ -434,7 +434,7 @@ def test_mirror_by_json_fields(world: World) -> None:
         assert found == [b'{"a":"1","b":"x"}', b'{"a":1}']
 
 
-def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
+def test_post(world: World, http_server: MakeServer) -> None:
     world.fill("post", b"one", b"\xff{two}")
     seen = {}
     for side in SIDES:
@@ -455,9 +455,7 @@ def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
     assert len(seen["ours"]) == 2
 
 
-def test_every_other_mode_sends_to_each_address(
-    world: World, http_server: Callable[..., HttpServer]
-) -> None:
+def test_every_other_mode_sends_to_each_address(world: World, http_server: MakeServer) -> None:
     for mode, side in product(("multicast", ""), SIDES):
         topic = f"mode.{mode}.{side}"
         world.fill(topic, b"one", b"two", channels=(side,))
@@ -469,7 +467,7 @@ def test_every_other_mode_sends_to_each_address(
         assert [server.bodies for server in servers] == [[b"one", b"two"]] * 2, (mode, side)
 
 
-def test_get(world: World, http_server: Callable[..., HttpServer]) -> None:
+def test_get(world: World, http_server: MakeServer) -> None:
     world.fill("get", b"a/b=c&d", b"\xff")
     for side in SIDES:
         server = http_server()

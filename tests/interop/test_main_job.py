@@ -18,7 +18,7 @@ from subprocess import DEVNULL, PIPE, Popen, run
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
-from plugins.daemons import GoNsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
 NSQ = [sys.executable, "-m", "nsqtools"]
@@ -91,7 +91,7 @@ def test_a_log_goes_through_unchanged(
     transport: str,
     needs_auth: bool,
     size: int,
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     certificates: Certificates,
     real_log: Callable[[int], Path],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
+from plugins.servers import GoProgram
 from plugins.waiting import wait_until
 
 TOPIC, CHANNEL = "clicks", "archive"
@@ -17,9 +17,7 @@ COUNT = 3000
 
 
 @pytest.fixture
-def torn(
-    nsqd: GoNsqd, tmp_path: Path, go_program: Callable[[str], Path]
-) -> tuple[Path, list[bytes]]:
+def torn(nsqd: GoNsqd, tmp_path: Path, go_program: GoProgram) -> tuple[Path, list[bytes]]:
     """A file of several gzip members, the last one cut off, and the lines of the others."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"message %d" % number for number in range(COUNT)])

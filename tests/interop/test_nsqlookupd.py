@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import Serve
+from plugins.servers import DataPath, GoProgram, Serve
 from plugins.waiting import patience_s, wait_until
 
 STOP_TIMEOUT_S = patience_s(10.0)
@@ -23,9 +22,7 @@ def lookupd(serve: Serve) -> EmbeddedLookupServer:
 
 
 @pytest.fixture
-def registered(
-    data_path: Callable[[], Path], lookupd: EmbeddedLookupServer, serve: Serve
-) -> EmbeddedServer:
+def registered(data_path: DataPath, lookupd: EmbeddedLookupServer, serve: Serve) -> EmbeddedServer:
     """An nsqd with three messages in a topic that nsqlookupd knows."""
     flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
     nsqd = serve(EmbeddedServer(data_path(), *flags))
@@ -115,10 +112,7 @@ def output(command: list[str | Path]) -> bytes:
 
 
 def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(
-    registered: EmbeddedServer,
-    lookupd: EmbeddedLookupServer,
-    serve: Serve,
-    go_program: Callable[[str], Path],
+    registered: EmbeddedServer, lookupd: EmbeddedLookupServer, serve: Serve, go_program: GoProgram
 ) -> None:
     registered.create_channel("clicks", "ch")
     wait_until(lambda: lookupd.json("/channels", topic="clicks")["channels"], what="the channel")

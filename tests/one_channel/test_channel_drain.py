@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.servers import Serve
+from plugins.servers import DataPath, MakeLookupd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -26,16 +26,13 @@ OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=500)
 
 
 @pytest.fixture
-def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
     return nsqlookupd()
 
 
 @pytest.fixture
 def source(
-    request: pytest.FixtureRequest,
-    lookupd: GoNsqlookupd,
-    data_path: Callable[[], Path],
-    serve: Serve,
+    request: pytest.FixtureRequest, lookupd: GoNsqlookupd, data_path: DataPath, serve: Serve
 ) -> Nsqd:
     kind = getattr(request, "param", GoNsqd)
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,9 @@ from plugins.archives import write_archive
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqlookupd
 from plugins.http_api import Nsqd
+from plugins.servers import GoProgram, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -73,9 +74,7 @@ class Orders:
 
 
 @pytest.fixture
-def orders(
-    nsqlookupd: Callable[..., GoNsqlookupd], go_nsqd: Callable[..., GoNsqd]
-) -> Iterator[Orders]:
+def orders(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> Iterator[Orders]:
     lookupd = nsqlookupd()
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
     nsqd = go_nsqd("-broadcast-address=127.0.0.1", register)
@@ -139,7 +138,7 @@ def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
 
 
 def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
-    orders: Orders, run_nsq: RunNsq, tmp_path: Path, go_program: Callable[[str], Path]
+    orders: Orders, run_nsq: RunNsq, tmp_path: Path, go_program: GoProgram
 ) -> None:
     # go-nsq finishes a message without a word after five attempts
     ids = ["0d9c5a1b2c3d4001", "0d9c5a1b2c3d4002", "not hexadecimal!"]
@@ -319,8 +318,8 @@ def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
 
 
 def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: MakeLookupd,
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     certificates: Certificates,
     run_nsq: RunNsq,

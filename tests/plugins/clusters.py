@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jsonschema
@@ -16,7 +15,7 @@ import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands.schema import read_schema
@@ -74,9 +73,7 @@ class RunningCluster(NamedTuple):
 
 
 @pytest.fixture(params=KINDS)
-def cluster(
-    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
-) -> RunningCluster:
+def cluster(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> RunningCluster:
     nsqd_kind, lookupd_kind = request.param
     lookupds = [serve(lookupd_kind()) for _ in range(2)]
     flags = [f"-lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds]

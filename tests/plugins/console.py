@@ -96,8 +96,11 @@ class Console:
             pass  # closed at the end of the test
 
 
+MakeConsole = Callable[..., Console]
+
+
 @pytest.fixture
-def console(spawn_nsq: SpawnNsq) -> Callable[..., Console]:
+def console(spawn_nsq: SpawnNsq) -> MakeConsole:
     def start(*arguments: str, env: Mapping[str, str] | None = None) -> Console:
         given: Sequence[str] = ["web", "--listen", "127.0.0.1:0", *arguments]
         # for daemons, which are as slow as this machine

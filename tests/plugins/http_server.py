@@ -157,8 +157,11 @@ class _Planned(Handler):
     do_POST = do_GET
 
 
+MakeServer = Callable[..., HttpServer]
+
+
 @pytest.fixture
-def http_server() -> Iterator[Callable[..., HttpServer]]:
+def http_server() -> Iterator[MakeServer]:
     with ExitStack() as stack:
         yield lambda *plan, credentials=None: stack.enter_context(
             serving(HttpServer(plan, credentials))

@@ -41,6 +41,9 @@ GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
 Serve = Callable[..., Any]
 MakeNsqd = Callable[..., GoNsqd]
+AnyNsqd = Callable[..., Nsqd]
+DataPath = Callable[[], Path]
+GoProgram = Callable[[str], Path]
 MakeLookupd = Callable[..., GoNsqlookupd]
 D = TypeVar("D", bound=Running)
 
@@ -48,7 +51,7 @@ SERVED = pytest.StashKey[list[Running]]()
 
 
 @pytest.fixture
-def data_path() -> Iterator[Callable[[], Path]]:
+def data_path() -> Iterator[DataPath]:
     """A factory of empty directories, which the test's daemons leave as large as they like."""
     with ExitStack() as directories:
         yield lambda: Path(directories.enter_context(TemporaryDirectory(prefix="nsqd-")))
@@ -57,7 +60,7 @@ def data_path() -> Iterator[Callable[[], Path]]:
 @pytest.fixture
 def serve(
     request: pytest.FixtureRequest,
-    data_path: Callable[[], Path],  # not used, but to outlive the daemons that write there
+    data_path: DataPath,  # not used, but to outlive the daemons that write there
 ) -> Iterator[Serve]:
     served = request.node.stash.setdefault(SERVED, [])
 
@@ -74,12 +77,12 @@ def serve(
 
 
 @pytest.fixture
-def go_nsqd(data_path: Callable[[], Path], serve: Serve) -> MakeNsqd:
+def go_nsqd(data_path: DataPath, serve: Serve) -> MakeNsqd:
     return lambda *flags: serve(GoNsqd(data_path(), *flags))
 
 
 @pytest.fixture
-def quick_nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+def quick_nsqd(data_path: DataPath, serve: Serve) -> EmbeddedServer:
     """One that takes messages back after a second: the Go nsqd first looks after five."""
     return serve(EmbeddedServer(data_path(), "--msg-timeout=1s"))
 
@@ -90,9 +93,7 @@ def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
 
 
 @pytest.fixture(params=NSQD_KINDS)
-def any_nsqd(
-    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
-) -> Callable[..., Nsqd]:
+def any_nsqd(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> AnyNsqd:
     return lambda *flags: serve(request.param(data_path(), *flags))
 
 
@@ -102,7 +103,7 @@ def nsqlookupd(serve: Serve) -> MakeLookupd:
 
 
 @pytest.fixture
-def go_program() -> Callable[[str], Path]:
+def go_program() -> GoProgram:
     return lambda name: GO_PROGRAMS / name
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import NamedTuple
+import time
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugins.examples import examples
 
 from nsqtools.errors import ProtocolError, ServerRefused
 from nsqtools.protocol.frames import (
@@ -184,3 +186,76 @@ def test_the_code_says_whether_the_connection_ends_and_who_is_refused(
             assert error.code == text.partition(" ")[0]
             assert error.text == text.partition(" ")[2]
     assert ("--tls" in error.hint) == ("TLS required" in text)
+
+
+# -- random bytes: frames, nothing yet, or a `ProtocolError`, and never slow -------------------
+
+
+def make(source: None, *fields: Any) -> tuple[Any, ...]:
+    return fields
+
+
+heads = st.builds(
+    lambda size, kind: struct.pack(">II", size, kind),
+    st.integers(min_value=0, max_value=200) | st.integers(min_value=0, max_value=0xFFFFFFFF),
+    st.integers(min_value=0, max_value=4) | st.integers(min_value=0, max_value=0xFFFFFFFF),
+)
+pieces = st.lists(st.one_of(st.binary(max_size=60), heads), max_size=20)
+
+
+@settings(max_examples=examples(100))
+@given(pieces, st.sampled_from([0, 30, 100]))
+def test_the_same_bytes_are_refused_or_not_however_they_are_cut(
+    pieces: list[bytes], max_message_frame: int
+) -> None:
+    """With a `ProtocolError`, and no other."""
+    data = b"".join(pieces)
+    cuts = (pieces, [data], [data[i : i + 1] for i in range(len(data))])
+    assert len({was_refused(each, max_message_frame) for each in cuts}) == 1
+
+
+def was_refused(pieces: list[bytes], max_message_frame: int) -> bool:
+    buffer = FrameBuffer(max_message_frame)
+    try:
+        for piece in pieces:
+            buffer.feed(piece)
+            buffer.take(make, None)
+    except ProtocolError:
+        return True
+    return False
+
+
+@given(st.binary(max_size=80))
+def test_random_error_frames_are_errors(data: bytes) -> None:
+    assert str(decode_error(data, "nsqd")).startswith("nsqd:")
+
+
+def seconds_for(frame_size: int, piece_size: int) -> float:
+    frame = encode_frame(MESSAGE, bytes(26) + bytes(frame_size))
+    buffer = FrameBuffer()
+    began = time.process_time()
+    for start in range(0, len(frame), piece_size):
+        buffer.feed(frame[start : start + piece_size])
+        messages, _ = buffer.take(make, None)
+    assert len(messages) == 1
+    return time.process_time() - began
+
+
+@pytest.mark.alone
+def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
+    """Joining what is there with every piece would take 256 times as long for 16 times as much."""
+    seconds_for(1 << 16, 100)  # warm up
+    small = min(seconds_for(1 << 18, 100) for _ in range(3))
+    large = min(seconds_for(1 << 22, 100) for _ in range(3))
+    assert large < 60 * small
+
+
+@pytest.mark.alone
+def test_many_small_frames_at_once_take_linear_time() -> None:
+    stream = encode_frame(0, b"OK") * 50_000
+    buffer = FrameBuffer()
+    buffer.feed(stream)
+    began = time.process_time()
+    _, others = buffer.take(make, None)
+    assert len(others) == 50_000
+    assert time.process_time() - began < 2

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +13,7 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.ports import ReservedPort
-from plugins.servers import Serve
+from plugins.servers import DataPath, GoProgram, Serve
 from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError
@@ -83,7 +82,7 @@ SAME_WORDS_OF_NSQLOOKUPD = """
 """
 
 
-def test_a_refusal_is_gos(run_nsq: RunNsq, go_program: Callable[[str], Path]) -> None:
+def test_a_refusal_is_gos(run_nsq: RunNsq, go_program: GoProgram) -> None:
     refused = {"nsqd": SAME_WORDS, "nsqlookupd": SAME_WORDS_OF_NSQLOOKUPD.split()}
     for program, arguments in refused.items():
         for argument in arguments:
@@ -98,9 +97,7 @@ def test_a_refusal_is_gos(run_nsq: RunNsq, go_program: Callable[[str], Path]) ->
 
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
-def test_usage_and_version_are_gos(
-    run_nsq: RunNsq, go_program: Callable[[str], Path], program: str
-) -> None:
+def test_usage_and_version_are_gos(run_nsq: RunNsq, go_program: GoProgram, program: str) -> None:
     go = subprocess.run([go_program(program), "-h"], capture_output=True, text=True)
     ours = run_nsq([program, "-h"])
     version = run_nsq([program, "-version"])
@@ -167,7 +164,7 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
-    data_path: Callable[[], Path], serve: Serve
+    data_path: DataPath, serve: Serve
 ) -> None:
     class Limited(EmbeddedNsqdProcess):
         def _command(self) -> list[str | Path]:

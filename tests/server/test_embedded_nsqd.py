@@ -6,16 +6,15 @@ import gc
 import io
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from plugins.clients import run_program
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
-from plugins.servers import Serve
+from plugins.servers import AnyNsqd, Serve
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
@@ -122,9 +121,7 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
 
 
-def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
+def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     nsqd.stop()
     listed = {"a:b": ["c"], "a:c": [], "t": ["c:d", "ch"], "": []}

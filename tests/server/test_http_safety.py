@@ -13,7 +13,7 @@ from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.http_server import foreign_call
+from nsqtools.server.http_server import foreign_call, is_own_host
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -51,14 +51,16 @@ OWN = {"host": "localhost:4151"}
     [
         *(({"host": host}, "") for host in ("127.0.0.1:4151", "localhost", "[::1]:4151")),
         *(({"host": host}, "") for host in ("nsqd:4151", "nsqd-1.example.org:4151", "10.0.0.7:1")),
+        *(({"host": host}, "") for host in ("a.localhost", "nsqd-1.example.org.", "")),
         *(
             ({"host": host}, "FOREIGN_HOST")
             for host in ("evil.example.com:1", "127.0.0.1.evil.com")
         ),
         (OWN | {"origin": "http://localhost:4151"}, ""),
         (OWN | {"origin": "http://evil.example.com"}, "FOREIGN_ORIGIN"),
+        (OWN | {"origin": "http://localhost"}, "FOREIGN_ORIGIN"),
         (OWN | {"origin": "null"}, "FOREIGN_ORIGIN"),
-        (OWN | {"sec-fetch-site": "same-origin"}, ""),
+        (OWN | {"sec-fetch-site": "same-origin", "origin": "https://of.a.proxy"}, ""),
         (OWN | {"sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
         (OWN | {"sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
     ],
@@ -68,6 +70,7 @@ def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], cod
     assert foreign_call("POST", headers, names) == code
     assert foreign_call("GET", headers, names) == ""
     assert foreign_call("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
+    assert not is_own_host("", names)  # HTTP/1.1 has one
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable
 
-from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s
 
 from nsqtools.protocol.stats import read_stats
@@ -22,9 +21,7 @@ OF_MEMORY = {"mem.heap_objects|g", "mem.gc_runs|c"}  # and more of Go's
 PACKET = 100
 
 
-def test_the_documented_paths_are_pushed_and_counters_are_differences(
-    any_nsqd: Callable[..., Nsqd],
-) -> None:
+def test_the_documented_paths_are_pushed_and_counters_are_differences(any_nsqd: AnyNsqd) -> None:
     sums: Counter[str] = Counter()
     rounds = 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:

@@ -132,20 +132,6 @@ def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
 # -- which files, which part of them --------------------------------------------------------------
 
 
-def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path) -> None:
-    path = write_archive(tmp_path / "a.log.gz", messages(0, 50))
-    rewrite(path, bytes)
-    text = path.read_bytes()
-
-    for size in (1, 5, *range(8, 400, 61)):
-        settings = ReadSettings((str(path),), partition_bytes=size)
-        found = rows(settings)
-        assert [row["body"] for row in found] == [m.body for m in messages(0, 50)]
-        for row in found:
-            assert text[row["pos"] :].startswith(b'{"topic"')
-            assert row["id"].encode() in text[row["pos"] :].split(b"\n")[0]
-
-
 def test_a_large_file_is_many_partitions_and_small_files_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,22 +341,6 @@ def test_an_index_that_counts_otherwise_is_damage(tmp_path: Path) -> None:
 
     with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
         bodies(tmp_path)
-
-
-@pytest.mark.parametrize("has_index", [True, False])
-def test_of_a_file_that_is_cut_off_what_is_there_is_read(tmp_path: Path, has_index: bool) -> None:
-    archive, reports = tmp_path / "archive", tmp_path / "reports"
-    archive.mkdir()
-    path = write_archive(archive / "a.log.gz", messages(0, 10), messages(10, 5000))
-    if not has_index:
-        index_of(path).unlink()
-    path.write_bytes(path.read_bytes()[:-1000])
-
-    found = bodies(archive, damage_path=reports)
-
-    assert 10 < len(found) < 5000
-    assert found == [message.body for message in messages(0, len(found))]
-    assert len(read_damage(reports)) > 0
 
 
 def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import NsqError
@@ -47,7 +48,7 @@ def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 
 
 
 def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_column(
-    spark: SparkSession, go_nsqd: Callable[..., GoNsqd], save: Callable[..., None], tmp_path: Path
+    spark: SparkSession, go_nsqd: MakeNsqd, save: Callable[..., None], tmp_path: Path
 ) -> None:
     both = go_nsqd(), go_nsqd()
     frame = spark.range(0, 20_000, 1, 4).selectExpr(
@@ -65,10 +66,7 @@ def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_colu
 
 
 def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
-    spark: SparkSession,
-    go_nsqd: Callable[..., GoNsqd],
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    save: Callable[..., None],
+    spark: SparkSession, go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, save: Callable[..., None]
 ) -> None:
     lookupd = nsqlookupd()
     with pytest.raises(NsqError, match=f"{lookupd.http_address} know no nsqd") as caught:
@@ -159,7 +157,7 @@ def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
 
 def test_secret_tls_and_compression_reach_the_tasks(
     spark: SparkSession,
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     certificates: Certificates,
     save: Callable[..., None],

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
-from plugins.network import Proxy
+from plugins.network import ProxyTo
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.servers import Serve
+from plugins.servers import AnyNsqd, DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
@@ -35,7 +33,7 @@ WINDOW = (8 + 2) * 100
 
 
 @pytest.fixture
-def embedded(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+def embedded(data_path: DataPath, serve: Serve) -> EmbeddedServer:
     return serve(EmbeddedServer(data_path()))
 
 
@@ -84,7 +82,7 @@ def with_rows(nsqd: ScriptedNsqd) -> Connection:
     return connection
 
 
-def test_bodies_of_every_kind_arrive(any_nsqd: Callable[..., Nsqd]) -> None:
+def test_bodies_of_every_kind_arrive(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
 
     report = run(make_plan(nsqd.tcp_address), chunk(KINDS))
@@ -138,7 +136,7 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
 
 
 def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
-    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+    go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000")
     bodies = [*numbered(0, 250), b"x" * 1001, *numbered(250, 300)]
@@ -196,9 +194,7 @@ def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(
     assert time.monotonic() - began < patience_s(5)
 
 
-def test_a_secret_that_is_refused_is_no_matter_of_time(
-    go_nsqd: Callable[..., GoNsqd], auth_server: Any
-) -> None:
+def test_a_secret_that_is_refused_is_no_matter_of_time(go_nsqd: MakeNsqd, auth_server: Any) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     began = time.monotonic()
 
@@ -208,9 +204,7 @@ def test_a_secret_that_is_refused_is_no_matter_of_time(
 
 
 def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
-    proxy_to: Callable[[str], Proxy],
-    embedded: EmbeddedServer,
-    in_background: Callable[..., Future[PublishReport]],
+    proxy_to: ProxyTo, embedded: EmbeddedServer, in_background: Callable[..., Future[PublishReport]]
 ) -> None:
     embedded.create_topic("clicks")
     proxy = proxy_to(embedded.tcp_address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from plugins.cli import RunNsq
 from plugins.clients import bodies_in
 from plugins.embedded import EmbeddedServer
 from plugins.object_store import Bucket
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s
 
 from nsqtools import ClientOptions
@@ -99,7 +99,7 @@ def rows_at(place: StoredPlace) -> list[int]:
 
 
 @pytest.fixture
-def embedded(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+def embedded(data_path: DataPath, serve: Serve) -> EmbeddedServer:
     return serve(EmbeddedServer(data_path()))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from plugins.cli import RunNsq
-from plugins.console import Console
+from plugins.console import Console, MakeConsole
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster
-from plugins.servers import Serve
+from plugins.servers import MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,9 +44,7 @@ def scrape(console: Console) -> dict[str, list[Any]]:
 
 
 @pytest.fixture
-def watched(
-    serve: Serve, go_nsqd: Callable[..., GoNsqd], console: Callable[..., Console]
-) -> Iterator[Watched]:
+def watched(serve: Serve, go_nsqd: MakeNsqd, console: MakeConsole) -> Iterator[Watched]:
     lookupd = serve(GoNsqlookupd())
     flags = (
         f"-lookupd-tcp-address={lookupd.tcp_address}",
@@ -121,7 +119,7 @@ def test_dashboard_and_alerts_read_metrics_that_there_are(
 
 
 def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
-    hostile_cluster: HostileCluster, console: Callable[..., Console]
+    hostile_cluster: HostileCluster, console: MakeConsole
 ) -> None:
     running = console(
         f"--lookupd-http-address={hostile_cluster.http_address}",

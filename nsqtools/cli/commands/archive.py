@@ -251,7 +251,10 @@ def convert(
 
     host = socket.gethostname().partition(".")[0]
     plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
-    archives = [each for each in find_archives(paths) if each.table is None]
+    found = find_archives(paths)
+    archives = [each for each in found if each.table is None]
+    if tables := len(found) - len(archives):
+        runtime.tell(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0
     try:

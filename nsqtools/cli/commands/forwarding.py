@@ -121,21 +121,22 @@ def run_forwarder(
         sink,
         dead_letters=dead_letter_box(settings, options),
         limits=options.limits.run_limits(),
-        on_tick=lambda: watched.tick(lambda: f"{forwarder.totals.delivered:,} messages delivered"),
+        on_tick=lambda: watched.tick(lambda: f"{counters.totals.delivered:,} messages delivered"),
     )
+    counters, courier = forwarder.counters, forwarder.courier
     with options.watched(
         runtime,
         forwarder.stop,
-        metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
-        health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
+        metrics=lambda: counters.metrics(courier.held, courier.is_failing),
+        health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
         queue=(connection, channel),
-        done=lambda: forwarder.totals.delivered,
+        done=lambda: counters.totals.delivered,
     ) as watched:
         try:
             forwarder.run()
         finally:
             watched.progress.clear()
-            totals = forwarder.totals
+            totals = counters.totals
             if options.json:
                 write_json(runtime, asdict(totals), indent=2)
             runtime.tell(f"nsq: {summary(totals)}")

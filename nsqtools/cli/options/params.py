@@ -90,8 +90,16 @@ def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
 
 BODIES_END = "What ends each body in raw files; \\0 for NUL."
 
+
+def parse_delimiter(text: str) -> bytes:
+    """Read what ends each body. Raises ``ValueError``."""
+    if not text:
+        raise ValueError("it is empty")
+    return unescape(text)
+
+
 Delimiter = Annotated[
-    bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=unescape, show_default="\\n")
+    bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=parse_delimiter, show_default="\\n")
 ]
 
 Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]

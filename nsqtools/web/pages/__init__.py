@@ -14,8 +14,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -67,11 +65,6 @@ def routes(site: Site) -> list[BaseRoute]:
         *(site.route(path, make) for path, make in PAGES.items()),
         Route("/act", partial(act, site), methods=methods),
         Route("/messages", partial(show_messages, site), methods=methods),
-        Route("/drain", _drain),
         Route("/series", site.numbers),
         Mount("/static", _Versioned(directory=STATIC)),
     ]
-
-
-async def _drain(_: Request) -> Response:
-    raise HTTPException(410, "nsq drain moves what is on an nsqd: nsq drain NODE --dry-run")

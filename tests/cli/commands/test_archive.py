@@ -6,7 +6,9 @@ import json
 import resource
 import zlib
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from plugins.archives import write_archive
@@ -62,6 +64,33 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
     assert f"cannot read {path}: it is not whole Parquet" in compacted.err
     assert "hint: Restore it, or make it again from its archive" in compacted.err
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *(("id", [1]), ("topic", [1]), ("nsqd", [["x"]]), ("body", [1]), ("attempts", ["x"])),
+        *(
+            ("attempts", [2**40]),
+            ("timestamp", pyarrow.array([BEGIN + 1], pyarrow.timestamp("ns"))),
+        ),
+    ],
+)
+def test_a_column_of_another_type_is_damage_in_parquet_of_others(
+    tmp_path: Path, run_nsq: RunNsq, name: str, values: Any
+) -> None:
+    columns = {"topic": ["t"], "nsqd": ["n:1"], "id": ["0" * 16], "ts_ns": [BEGIN], "body": ["b"]}
+    pq.write_table(pyarrow.table({**columns, name: values}), tmp_path / "x.parquet")
+
+    cat = run_nsq(["archive", "cat", str(tmp_path / "x.parquet")])
+    command = ["archive", "compact", str(tmp_path / "x.parquet"), "-o", str(tmp_path / "out")]
+    compacted = run_nsq(command)
+
+    if name == "timestamp":
+        assert (cat.status, compacted.status) == (0, 0), compacted.err
+        return
+    assert (cat.status, compacted.status) == (0 if 2**40 in values else 6, 1)
+    assert f"cannot read {tmp_path / 'x.parquet'}: " in compacted.err
 
 
 def test_parquet_among_archives_is_compacted_as_what_it_is(

@@ -14,6 +14,7 @@ from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.processes import descendants, is_alive
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 QUICK = "--warm-up=50ms"
@@ -110,9 +111,7 @@ def test_a_rate_is_kept_and_latency_counts_from_when_a_message_was_due(measure: 
     assert document["messages_per_s"] < 510
 
 
-def test_messages_that_nsqd_discards_are_missed(
-    go_nsqd: Callable[..., GoNsqd], measure: Measure
-) -> None:
+def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Measure) -> None:
     small = go_nsqd("-mem-queue-size=1")
 
     document = measure("e2e", "--count=1000", "--batch=1000", PROMPT, of=small, status=1)

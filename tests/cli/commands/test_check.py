@@ -16,7 +16,7 @@ from plugins.cli import RunNsq
 from plugins.clusters import KINDS, RunningCluster, ValidJson
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.server import http_server as server
@@ -26,7 +26,7 @@ CRITICAL = 2
 
 @pytest.fixture(params=KINDS)
 def three(
-    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
+    request: pytest.FixtureRequest, data_path: DataPath, serve: Serve
 ) -> tuple[RunningCluster, Callable[..., Nsqd]]:
     """Three nsqd, registered with two nsqlookupd, and what starts one more."""
     nsqd_kind, lookupd_kind = request.param

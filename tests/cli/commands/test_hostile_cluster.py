@@ -115,11 +115,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("command", RUNS)
 def test_nothing_of_a_hostile_cluster_reaches_the_terminal_raw(
-    command: str,
-    hostile_cluster: HostileCluster,
-    run_nsq: RunNsq,
-    archive: Path,
-    tmp_path: Path,
+    command: str, hostile_cluster: HostileCluster, run_nsq: RunNsq, archive: Path, tmp_path: Path
 ) -> None:
     for arguments in lines(command, hostile_cluster, archive, tmp_path):
         on_screen = run_nsq(arguments, terminal=True, stdin=b"n\n").out

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -100,7 +100,7 @@ def test_a_high_rate_is_kept(spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path) 
 
 
 def test_a_refused_secret_is_status_5_and_never_shown(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd], auth_server: AuthServer, tmp_path: Path
+    run_nsq: RunNsq, go_nsqd: MakeNsqd, auth_server: AuthServer, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     secret = tmp_path / "secret"

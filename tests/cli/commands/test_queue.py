@@ -18,7 +18,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
@@ -46,7 +46,7 @@ def filled(nsqd: Nsqd) -> None:
 
 
 @pytest.fixture
-def left(serve: Serve, data_path: Callable[[], Path]) -> Path:
+def left(serve: Serve, data_path: DataPath) -> Path:
     """The directory of an nsqd that was stopped; ``t`` has two channels with all bodies."""
     path = data_path()
     nsqd = serve(EmbeddedServer(path, *ON_DISK))
@@ -67,7 +67,7 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
     kind: Kind,
     flags: tuple[str, ...],
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     run_nsq: RunNsq,
     tmp_path: Path,
 ) -> None:
@@ -98,10 +98,7 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
 
 @pytest.mark.parametrize("flags", [ON_DISK, ("-durable",)], ids=["files", "durable"])
 def test_a_directory_that_nobody_may_write_to_is_read(
-    flags: tuple[str, ...],
-    serve: Serve,
-    data_path: Callable[[], Path],
-    nsq_env: dict[str, str],
+    flags: tuple[str, ...], serve: Serve, data_path: DataPath, nsq_env: dict[str, str]
 ) -> None:
     path = data_path()
     nsqd = serve(EmbeddedServer(path, *flags))
@@ -124,7 +121,7 @@ def test_a_directory_that_nobody_may_write_to_is_read(
 
 
 def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_named(
-    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq
+    serve: Serve, data_path: DataPath, run_nsq: RunNsq
 ) -> None:
     path = data_path()
     nsqd = serve(EmbeddedServer(path, "-durable"))
@@ -144,7 +141,7 @@ def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_n
 
 
 def test_what_is_in_memory_is_shown_with_an_address(
-    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, certificates: Certificates
+    serve: Serve, data_path: DataPath, run_nsq: RunNsq, certificates: Certificates
 ) -> None:
     path = data_path()
     nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7", *certificates.server.nsqd_flags))
@@ -194,7 +191,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
 
 
 def test_a_damaged_database_is_read_around(
-    serve: Serve, data_path: Callable[[], Path], run_nsq: RunNsq, tmp_path: Path
+    serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     path = data_path()
     nsqd = serve(EmbeddedServer(path, "-durable"))

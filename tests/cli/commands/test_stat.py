@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
 from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 
 
 @pytest.fixture
-def nsqd(any_nsqd: Callable[..., Nsqd]) -> Nsqd:
+def nsqd(any_nsqd: AnyNsqd) -> Nsqd:
     """An nsqd with three messages in clicks/arch, and a paused topic views."""
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
@@ -51,7 +51,7 @@ def test_nodes_clients_and_memory_have_views(
 
 
 def test_latency_is_shown_where_nsqd_measures_it(
-    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], valid_json: ValidJson
+    run_nsq: RunNsq, any_nsqd: AnyNsqd, valid_json: ValidJson
 ) -> None:
     nsqd = any_nsqd("-e2e-processing-latency-percentile=1.0,0.99")
     nsqd.create_channel("clicks", "arch")
@@ -72,7 +72,7 @@ def test_latency_is_shown_where_nsqd_measures_it(
 
 
 def test_no_server_is_status_4_and_one_that_wants_tls_is_status_5(
-    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], certificates: Certificates
+    run_nsq: RunNsq, any_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     secured = any_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     https = f"--nsqd-http-address=https://{secured.https_address}"

@@ -16,7 +16,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
 from plugins.processes import is_alive
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "run"
@@ -26,7 +26,7 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def source(serve: Serve, data_path: Callable[[], Path]) -> EmbeddedServer:
+def source(serve: Serve, data_path: DataPath) -> EmbeddedServer:
     nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel(TOPIC, CHANNEL)
     return nsqd
@@ -123,7 +123,7 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
 
 
 def test_a_message_is_touched_while_its_command_runs(
-    run_nsq: RunNsq, serve: Serve, data_path: Callable[[], Path]
+    run_nsq: RunNsq, serve: Serve, data_path: DataPath
 ) -> None:
     """Nor does a command have to read its input."""
     nsqd = serve(EmbeddedServer(data_path(), "-msg-timeout=1s"))

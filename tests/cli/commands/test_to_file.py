@@ -12,18 +12,17 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.in_process import Result
-from plugins.servers import Serve
+from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
@@ -256,7 +255,7 @@ def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToF
 
 
 def test_messages_held_for_longer_than_their_timeout_are_touched(
-    to_file: ToFile, serve: Serve, data_path: Callable[[], Path]
+    to_file: ToFile, serve: Serve, data_path: DataPath
 ) -> None:
     """By an nsqd that sees at once when it is over: Go's looks at a new channel after 5 s."""
     to_file.nsqd = serve(EmbeddedServer(data_path()))
@@ -270,10 +269,7 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(
 
 
 def test_topics_are_found_at_once_though_a_lookupd_is_down(
-    go_nsqd: Callable[..., GoNsqd],
-    nsqlookupd: Callable[..., GoNsqlookupd],
-    tmp_path: Path,
-    run_nsq: RunNsq,
+    go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     lookupd = nsqlookupd()
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")

@@ -19,9 +19,9 @@ from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
-from plugins.http_server import HttpServer, Request
+from plugins.http_server import MakeServer, Request
 from plugins.in_process import Result
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "hook"
@@ -31,12 +31,11 @@ QUICKLY = ("--exit-idle", f"{patience_s(0.3):g}s")  # of nsqd too, on a busy mac
 A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
 LETTERS = ("--dead-letter-topic", "dead")
 
-Servers = Callable[..., HttpServer]
 Forward = Callable[..., Result]
 
 
 @pytest.fixture
-def source(serve: Serve, data_path: Callable[[], Path]) -> EmbeddedServer:
+def source(serve: Serve, data_path: DataPath) -> EmbeddedServer:
     nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *BODIES)
@@ -55,7 +54,7 @@ def forward(run_nsq: RunNsq, source: EmbeddedServer) -> Forward:
 
 
 def test_each_message_is_posted_and_finished(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     server = http_server()
     result = forward("-n", "3", "--post", f"{server.url}/hook?a=b")
@@ -74,7 +73,7 @@ def test_each_message_is_posted_and_finished(
         assert int(headers["X-Nsq-Timestamp"]) > 1.6e18
 
 
-def test_get_puts_the_body_in_the_url(forward: Forward, http_server: Servers) -> None:
+def test_get_puts_the_body_in_the_url(forward: Forward, http_server: MakeServer) -> None:
     server = http_server()
     url = f"{server.url}/x%20y/{{topic}}?m={{body:url}}&u={{.user:url}}"
     result = forward("-n", "3", "--get", url)
@@ -89,7 +88,7 @@ def test_get_puts_the_body_in_the_url(forward: Forward, http_server: Servers) ->
 
 
 def test_headers_secrets_and_signature(
-    forward: Forward, source: EmbeddedServer, http_server: Servers, tmp_path: Path
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("whsec_" + base64.b64encode(b"secret").decode() + "\n")
     (tmp_path / "auth").write_text("user:pass word\n")
@@ -130,7 +129,7 @@ def test_headers_secrets_and_signature(
     ],
 )
 def test_another_endpoint_is_tried_before_a_requeue(
-    forward: Forward, source: EmbeddedServer, http_server: Servers, trouble: str, mode: str
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer, trouble: str, mode: str
 ) -> None:
     bad, good = http_server(), http_server()
     release = threading.Event()
@@ -151,7 +150,7 @@ def test_another_endpoint_is_tried_before_a_requeue(
         assert "3 sent again and perhaps doubled" in result.err
 
 
-def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
+def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> None:
     strange = {"Retry-After": f"Thu, 01 Jan 2020 00:00:00 +{10**20}"}
     server = http_server((429, strange), *[(429, {"Retry-After": "1"})] * 2)
     began = time.monotonic()
@@ -196,7 +195,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
 
 
 def test_all_means_that_one_endpoint_decides_for_no_other(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     """In a batch, with one that wants no message named one and one that is late for a moment."""
     picky, good = http_server(), http_server()
@@ -220,7 +219,7 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
 
 
 def test_a_key_always_goes_to_the_same_endpoint(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     servers = [http_server(), http_server()]
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
@@ -236,7 +235,7 @@ def test_a_key_always_goes_to_the_same_endpoint(
 
 
 def test_batches_as_lines_and_as_an_array(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     server = http_server()
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
@@ -259,7 +258,7 @@ def test_batches_as_lines_and_as_an_array(
 
 
 def test_connections_are_kept(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     server = http_server()
     source.publish(TOPIC, *(b"%d" % n for n in range(200)))
@@ -273,7 +272,7 @@ def test_connections_are_kept(
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(
-    forward: Forward, http_server: Servers
+    forward: Forward, http_server: MakeServer
 ) -> None:
     server = http_server()
     port = server.server_port
@@ -293,7 +292,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
 
 
-def test_no_proxy_of_the_environment_is_used(forward: Forward, http_server: Servers) -> None:
+def test_no_proxy_of_the_environment_is_used(forward: Forward, http_server: MakeServer) -> None:
     server, proxy = http_server(), http_server()
     env = dict.fromkeys(("http_proxy", "all_proxy", "ALL_PROXY"), proxy.url)
     result = forward(*ALL, "--post", server.url, env=env)
@@ -303,9 +302,7 @@ def test_no_proxy_of_the_environment_is_used(forward: Forward, http_server: Serv
     assert server.bodies == sorted(BODIES)
 
 
-def test_a_body_without_an_end_does_not_change_what_was_answered(
-    forward: Forward,
-) -> None:
+def test_a_body_without_an_end_does_not_change_what_was_answered(forward: Forward) -> None:
     """Nor does one that is too long, whether it is announced or in chunks."""
     heads = [
         b"Content-Length: 99999999\r\n\r\n",
@@ -339,7 +336,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
 
 
 def test_certificates_are_verified(
-    forward: Forward, http_server: Servers, certificates: Certificates
+    forward: Forward, http_server: MakeServer, certificates: Certificates
 ) -> None:
     server = http_server(credentials=certificates.server)
     post = ["--post", server.url]
@@ -353,7 +350,7 @@ def test_certificates_are_verified(
 
 
 def test_redirects_are_followed_only_where_that_is_allowed(
-    forward: Forward, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     server = http_server()
 
@@ -383,7 +380,7 @@ def test_redirects_are_followed_only_where_that_is_allowed(
 
 
 def test_a_redirect_never_leads_into_a_private_network(
-    forward: Forward, http_server: Servers
+    forward: Forward, http_server: MakeServer
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})

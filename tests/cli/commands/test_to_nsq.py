@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +17,11 @@ from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
-from plugins.servers import Serve
+from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.forward import courier
@@ -64,7 +63,7 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture
-def pair(go_nsqd: Callable[..., GoNsqd]) -> Pair:
+def pair(go_nsqd: MakeNsqd) -> Pair:
     return Pair(go_nsqd(), go_nsqd())
 
 
@@ -72,7 +71,7 @@ A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
 
 
 def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
-    run_nsq: RunNsq, nsqd: GoNsqd, go_nsqd: Callable[..., GoNsqd], small_disk: Path
+    run_nsq: RunNsq, nsqd: GoNsqd, go_nsqd: MakeNsqd, small_disk: Path
 ) -> None:
     pair = Pair(nsqd, go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}"))
     pair.publish(*[b"x" * 1000] * 200)
@@ -116,9 +115,9 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
 
 def test_messages_are_held_while_the_destination_is_away(
     run_nsq: RunNsq,
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: MakeNsqd,
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The source sees at once when a timeout is over: Go's looks at a new channel after 5 s."""
@@ -166,7 +165,7 @@ def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
 
 
 def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
+    run_nsq: RunNsq, go_nsqd: MakeNsqd
 ) -> None:
     pair = Pair(go_nsqd("-max-msg-size=3000000"), go_nsqd())
     pair.publish(b"x" * 2_000_000, b"small")
@@ -178,9 +177,7 @@ def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
 
 
 def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
-    spawn_nsq: SpawnNsq,
-    go_nsqd: Callable[..., GoNsqd],
-    nsqlookupd: Callable[..., GoNsqlookupd],
+    spawn_nsq: SpawnNsq, go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd
 ) -> None:
     lookupd = nsqlookupd()
     source = go_nsqd()
@@ -205,7 +202,7 @@ def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
 
 
 def test_tls_of_the_destination_is_its_own(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+    run_nsq: RunNsq, go_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     pair = Pair(go_nsqd(), go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true"))
     pair.publish(*BODIES)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.raw_client import RawClient
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands import topology
@@ -79,7 +78,7 @@ def test_only_what_nobody_uses_is_pruned_and_after_a_question(
 def test_an_nsqd_that_joins_later_gets_everything(
     run_nsq: RunNsq,
     serve: Serve,
-    data_path: Callable[[], Path],
+    data_path: DataPath,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def test_links_are_made_and_nothing_else_is_replaced(
     with pytest.raises(OutputError, match="nsq_tail is there already, and is not ours"):
         install(links)
     assert (links / "nsq_tail").read_text() == "another program"
-
-
-def test_a_link_takes_go_flags(tmp_path: Path) -> None:
-    """As a process of its own: the name is all that there is to go by."""
-    link = tmp_path / "to_nsq"
-    link.write_text(f"#!{sys.executable}\nfrom nsqtools.cli.main import main\nmain()\n")
-    link.chmod(0o755)
-    done = subprocess.run([link, "-h"], capture_output=True, check=False)
-    assert done.stderr.startswith(b"Usage of to_nsq:")
 
 
 def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsqtools.cli.options.spark_options import SparkChoice, how_far, parse_conf
+from nsqtools.cli.options.spark_options import how_far, parse_conf
 from nsqtools.errors import ConfigurationError
 
 
@@ -20,15 +20,6 @@ def test_settings_of_spark_may_hold_equals_signs() -> None:
 def test_what_is_no_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a setting of Spark"):
         parse_conf([text])
-
-
-def test_options_become_settings() -> None:
-    settings = SparkChoice(
-        master="local[1]", driver_memory="1g", conf=["spark.a=1"], spark_log=None
-    ).settings("name")
-
-    assert (settings.master, settings.app_name) == ("local[1]", "name")
-    assert (settings.driver_memory, settings.conf) == ("1g", {"spark.a": "1"})
 
 
 class Tracker:

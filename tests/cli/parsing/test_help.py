@@ -60,9 +60,7 @@ def test_a_page_is_found_where_people_look(run_nsq: RunNsq) -> None:
         assert page == run_nsq(["help", *words.split()])
 
 
-def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(
-    run_nsq: RunNsq,
-) -> None:
+def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_nsq: RunNsq) -> None:
     for name in PARSED:
         page = run_nsq([*name.split(), "-h"]).out.decode()
         lines = page.splitlines()

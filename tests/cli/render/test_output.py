@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 from plugins.waiting import patience_s
 
 from nsqtools.cli.running.runtime import ReaderGone, write_whole
-from nsqtools.errors import OutputError
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -32,14 +30,3 @@ def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blockin
     with pytest.raises(ReaderGone):
         write_whole(writer, b"x")
     os.close(writer)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_output_error() -> None:
-    with (
-        open("/dev/full", "wb") as full,
-        pytest.raises(OutputError, match=r"cannot write to stdout .No space left") as caught,
-    ):
-        write_whole(full.fileno(), b"x")
-
-    assert not isinstance(caught.value, ReaderGone)

@@ -143,12 +143,7 @@ def open_top() -> Iterator[OpenTop]:
     clusters = ExitStack()
 
     def open_(
-        source: Any,
-        *,
-        width: int = 80,
-        height: int = 24,
-        allows_changes: bool = True,
-        **start: Any,
+        source: Any, *, width: int = 80, height: int = 24, allows_changes: bool = True, **start: Any
     ) -> PilotedTop:
         sampler: Any = source
         settings = ClusterSettings(ConnectionSettings())

@@ -5,17 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 import termios
-from collections.abc import Callable
-from pathlib import Path
 
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.screens import NsqOnAScreen, TerminalScreen
-from plugins.servers import Serve
+from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 ENTER = "\r"
@@ -23,7 +20,7 @@ LEAVES_SCREEN, SHOWS_CURSOR, LEAVES_MOUSE = b"\x1b[?1049l", b"\x1b[?25h", b"\x1b
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     nsqd: Nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel("clicks", "arch")
     nsqd.create_topic("views")
@@ -69,12 +66,13 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
 
 @pytest.mark.parametrize(
     ("way", "status"),
-    [("q", 0), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [("q", 0), ("\x03\x03\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=str,
 )
 def test_the_terminal_is_left_as_it_was(
     top: TerminalScreen, way: str | signal.Signals, status: int
 ) -> None:
+    """Also by several interrupts: the first may wait for a lookup that hangs."""
     before = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")
     assert termios.tcgetattr(top.child.child_fd) != before
@@ -94,15 +92,6 @@ def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
 
     wait_until(lambda: not top.child.isalive(), what="it has ended")
     assert top.child.exitstatus == 129
-
-
-def test_a_second_interrupt_leaves_the_terminal_as_it_was(top: TerminalScreen) -> None:
-    """The first one may wait for a lookup that hangs."""
-    top.wait_for("clicks")
-    top.press("\x03\x03\x03")
-
-    assert top.wait_for_end() == 130
-    assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
 
 
 def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
@@ -178,7 +167,7 @@ def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
 
 
 def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
-    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: Callable[..., GoNsqd]
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: MakeNsqd
 ) -> None:
     hanging = go_nsqd()
     here = [f"--nsqd-http-address={each.http_address}" for each in (nsqd, hanging)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -19,7 +18,7 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     """An nsqd with clicks/arch (3 messages), clicks/live and the paused topic views."""
     nsqd: Nsqd = serve(EmbeddedServer(data_path()))
     nsqd.create_channel("clicks", "arch")
@@ -97,27 +96,6 @@ def test_all_nsqd_and_all_consumers_have_views(open_top: Open, nsqd: Nsqd) -> No
     top.wait_for("topics > clicks > [nsqd]", nsqd.http_address)
     top.press("enter")
     top.wait_for(f"nsqd > {nsqd.http_address} > clicks", "arch")
-
-
-def test_lines_are_sorted_reversed_and_filtered(open_top: Open, nsqd: Nsqd) -> None:
-    def first_topics(lines: list[str]) -> list[str]:
-        return [line.split()[0] for line in lines[4:6] if line]
-
-    top = open_top(nsqd)
-    assert first_topics(top.wait_for("views")) == ["clicks", "views"]
-    top.press("r")
-    assert first_topics(top.wait_for("topic▲")) == ["views", "clicks"]
-    top.press("r", "s")
-    top.wait_for("depth▼")
-    top.press("/")
-    top.wait_for("words or depth>1000", "filter: _")
-    top.type("waiting>5\r")
-    assert first_topics(top.wait_for("filter: waiting>5", gone="_ ")) == ["clicks"]
-    top.press("/", *["backspace"] * 9)
-    top.type("vie\r")
-    assert first_topics(top.wait_for("filter: vie")) == ["views"]
-    top.press("escape")
-    assert first_topics(top.wait_for("clicks")) == ["clicks", "views"]
 
 
 @pytest.mark.parametrize("ahead", ["/de", "?deq", "cde\r"])

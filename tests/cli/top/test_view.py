@@ -70,6 +70,9 @@ def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
     assert keys(view) == ["b:1", "a:1", "c:1"]
     press(view, "r")
     assert keys(view) == ["a:1", "b:1", "c:1"]
+    press(view, "s")
+    assert "clients▼" in texts(view)[3]
+    assert keys(view)[-1] == "c:1"
 
 
 def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:

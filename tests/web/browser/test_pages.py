@@ -340,8 +340,6 @@ def test_a_page_of_what_is_not_there_says_so(site: Site, open_page: OpenPage) ->
         assert tab.page.locator("h1").inner_text() == "Not found"
     assert all("404" in complaint for complaint in tab.complaints)
     tab.complaints.clear()
-    gone = ask(site.url + "/drain?node=n:4151")
-    assert (gone.status, "nsq drain NODE --dry-run" in gone.text) == (410, True)
 
 
 # -- whatever a hostile cluster says stays text: in names, addresses, ids, versions and errors --

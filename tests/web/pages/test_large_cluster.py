@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.console import Console, ask
+from plugins.console import MakeConsole, ask
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.web.pages.snapshot import PAGE_LINES
@@ -37,7 +37,7 @@ def events(url: str) -> Generator[dict[str, Any], None, None]:
 
 
 def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
-    console: Callable[..., Console], serve: Serve, tmp_path: Path
+    console: MakeConsole, serve: Serve, tmp_path: Path
 ) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
     make_queues(nsqd, range(60))
@@ -67,7 +67,7 @@ def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_large_cluster_is_shown_within_a_second(
-    console: Callable[..., Console], serve: Serve, data_path: Callable[[], Path]
+    console: MakeConsole, serve: Serve, data_path: DataPath
 ) -> None:
     nsqds = [serve(EmbeddedServer(data_path())) for _ in range(NODES)]
     with ThreadPoolExecutor(NODES) as workers:

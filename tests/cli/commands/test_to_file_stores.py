@@ -1,0 +1,302 @@
+"""``nsq to-file --upload`` and ``--store``: what is stored, what lands in a table, what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from plugins.archives import Writer, finished_files, unfinished, write_archive
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.object_store import Bucket
+from plugins.servers import MakeNsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.archive.body_columns import json_schema
+from nsqtools.archive.columns import BodyKind
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.landing import Lander
+from nsqtools.archive.layout import Head
+from nsqtools.archive.reader import read_messages
+from nsqtools.archive.table import TablePlan
+from nsqtools.protocol.frames import WireMessage
+
+TOPIC, CHANNEL = "clicks", "archive"
+DEADLINE_S = patience_s(60.0)
+BLOCKED = ["--filename-format", "blocked/<TOPIC>.<HOST><REV>.<DATETIME>.log"]
+"""Files go to a folder of that name in the store."""
+
+
+@pytest.fixture
+def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
+    nsqd = go_nsqd("-msg-timeout=10s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    return nsqd
+
+
+def to_file(nsqd: GoNsqd, out: Path, *more: str) -> list[str]:
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(out)]
+    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *more]
+
+
+def messages_at(url: str) -> int:
+    return sum(archive.messages or 0 for archive in find_archives([url]))
+
+
+def test_what_was_archived_is_stored_before_the_command_ends(
+    nsqd: GoNsqd, tmp_path: Path, bucket: Bucket, run_nsq: RunNsq
+) -> None:
+    nsqd.publish(TOPIC, b"one", b"two")
+    upload = ["--upload", f"{bucket.url}/lake", "--upload-hive", "--delete-uploaded"]
+
+    result = run_nsq(
+        to_file(nsqd, tmp_path, "-n", "2", *upload, "--host-identifier", "web 1", "--json")
+    )
+
+    assert result.status == 0
+    document = json.loads(result.out)
+    assert (document["uploaded"], document["not_uploaded"]) == (1, 0)
+    assert finished_files(tmp_path) == []
+    [archive] = find_archives([bucket.url])
+    assert archive.messages == 2
+    assert archive.name.startswith("lake/topic=clicks/date=")
+    assert ".web_1-" in archive.name
+
+
+def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.archive.upload.LONGEST_FAILURE_S", 0.5)
+    out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
+    blocked.parent.mkdir()
+    blocked.write_text("no directory")
+    nsqd.publish(TOPIC, b"one")
+    upload = ["--upload", str(blocked.parent), *BLOCKED]
+
+    result = run_nsq(to_file(nsqd, out, "-n", "1", *upload))
+
+    assert result.status == 6
+    assert "1 file not uploaded; the next run continues" in result.err
+    assert str(blocked) in result.err
+    assert len(finished_files(out)) == 1
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+    blocked.unlink()
+    assert run_nsq(to_file(nsqd, out, "--for", "500ms", *upload)).status in (0, 7)
+    assert messages_at(str(blocked.parent)) == 1
+
+
+def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
+    nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq
+) -> None:
+    out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
+    blocked.parent.mkdir()
+    blocked.write_text("no directory")
+    sent = 60
+    limits = ["--rotate-text-size", "10KB", "--max-in-flight", "10", "--max-local-bytes", "100KB"]
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"x" * 1000] * sent)
+    more = ["--upload", str(blocked.parent), *BLOCKED, *limits, "--listen-http", "0", "-v"]
+    process = spawn_nsq(to_file(nsqd, out, *more))
+    assert process.stderr is not None
+    said = next(line for line in iter(process.stderr.readline, b"") if b"/health" in line)
+    (url,) = re.findall(r"http://\S+/metrics", said.decode())
+    wait_until(
+        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0,
+        what="archiving while the store is away",
+        timeout_s=DEADLINE_S,
+    )
+
+    def is_paused() -> bool:
+        nonlocal sent
+        if (left := unfinished(nsqd, TOPIC, CHANNEL)) < 20:
+            nsqd.publish(TOPIC, *[b"x" * 1000] * 5)
+            sent += 5
+            return False
+        time.sleep(0.5)
+        return unfinished(nsqd, TOPIC, CHANNEL) == left
+
+    wait_until(is_paused, what="a pause", timeout_s=DEADLINE_S)
+    assert sum(path.stat().st_size for path in finished_files(out)) >= 100_000
+    assert httpx.get(url.replace("metrics", "health"), timeout=DEADLINE_S).status_code == 503
+
+    blocked.unlink()
+    wait_until(
+        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
+    )
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 143
+    assert b"consumption pauses" in stderr
+    assert b"consumption goes on" in stderr
+    assert stderr.count(b"cannot upload") == 1
+    assert messages_at(str(blocked.parent)) == sent
+
+
+def test_a_bucket_that_is_not_there_is_named_before_a_message_is_taken(
+    run_nsq: RunNsq, nsqd: GoNsqd, bucket: Bucket, tmp_path: Path
+) -> None:
+    nsqd.publish(TOPIC, b"one")
+
+    result = run_nsq(to_file(nsqd, tmp_path / "out", "--upload", "s3://nope/nsq"))
+
+    error = "nsq: error: cannot use s3://nope/nsq (bucket nope does not exist)\n"
+    assert (result.status, result.err) == (3, error)
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert (stats["depth"], stats["requeue_count"]) == (1, 0)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+BASE_NS = 1_700_000_000_000_000_123
+BODIES = [b'{"user": 1, "country": "de"}', b'{"user": "x"}', b"text", b"\xff\x00", b'{"new": 2.5}']
+
+
+def clicks(*bodies: bytes) -> list[WireMessage]:
+    return [WireMessage(BASE_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+
+
+@pytest.mark.parametrize(("store", "where"), [("parquet", "directory"), ("delta", "bucket")])
+def test_what_was_archived_is_in_the_table_before_the_command_ends(
+    nsqd: GoNsqd, tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, store: str, where: str
+) -> None:
+    nsqd.publish(TOPIC, *BODIES)
+    place = str(tmp_path / "out") if where == "directory" else f"{bucket.url}/lake"
+    upload = [] if where == "directory" else ["--upload", place]
+    (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
+    more = ["-n", "5", "--store", store, *upload, "--body", "json", "--json"]
+    more += ["--on-file", f"sh {tmp_path / 'note'} {{path}}"]
+
+    result = run_nsq(to_file(nsqd, tmp_path / "out", *more))
+
+    assert result.status == 0, result.err
+    document = json.loads(result.out)
+    names = ("uploaded", "not_uploaded", "on_file_failures", "misfits")
+    assert [document[name] for name in names] == [1, 0, 0, 3]
+    printed = run_nsq(["archive", "cat", place])
+    assert (printed.status, printed.err) == (0, "")
+    rows = [json.loads(line) for line in printed.out.splitlines()]
+    assert [row.get("body") for row in rows] == [
+        body.decode() if body != BODIES[3] else None for body in BODIES
+    ]
+    assert rows[3]["body64"] == "/wA="
+    assert {(row["topic"], row["attempts"]) for row in rows} == {(TOPIC, 1)}
+    (info,) = json.loads(run_nsq(["archive", "info", place, "--json"]).out)
+    assert (info["messages"], info["topics"], info["format"]) == (5, TOPIC, "parquet")
+    assert (tmp_path / "paths").read_text() == f"{info['file']}\n"
+    verified = run_nsq(["archive", "verify", place])
+    assert (verified.status, verified.err) == (0, "nsq: 1 file, 5 messages, 0 damaged\n")
+    assert list(tmp_path.rglob("*.log")) == []
+
+
+def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(clicks(b"1"), clicks(b"2"))
+    damaged = writer.finish()
+    writer.write(clicks(b"3"))
+    good = writer.finish()
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-30] + bytes(30))
+
+    lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
+    files, refused, _ = lander.land([damaged, good])
+
+    assert ([each.rows for each in files], list(refused)) == ([1], [damaged])
+    assert "it is damaged" in refused[damaged]
+    assert (damaged.exists(), good.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> None:
+    values = ["\u00e9 x/y", "a=b%20", "", None, "..", "__HIVE_DEFAULT_PARTITION__", "x"]
+    writer, table = Writer(tmp_path), str(tmp_path / "table")
+    bodies = [json.dumps({"c": value}).encode() for value in values]
+    writer.write(clicks(*bodies))
+    fields = {"properties": {"c": {"type": "string"}}}
+    plan = TablePlan(table, is_delta, "web1", BodyKind.json, fields, ("c",))
+
+    assert Lander(plan, tmp_path).land([writer.finish()]).refused == {}
+    found = [
+        message.body
+        for archive in find_archives([table])
+        for message in read_messages(archive, lambda *problem: pytest.fail(str(problem)))
+    ]
+    assert sorted(found) == sorted(bodies)
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_landed(
+    tmp_path: Path, is_delta: bool
+) -> None:
+    plan = TablePlan(str(tmp_path / "table"), is_delta, "web1")
+    logs, snapshot = tmp_path / "logs", tmp_path / "snapshot"
+
+    def land(number: int, at: int) -> None:
+        log = write_archive(
+            logs / f"{number}.log", clicks(*[b""] * at, b"x")[at:], head=Head("a" * 32, number)
+        )
+        assert len(Lander(plan, logs).land([log]).files) == 1
+
+    land(1, 0)
+    shutil.copytree(logs, snapshot)
+    land(2, 1)
+    shutil.rmtree(logs)
+    snapshot.rename(logs)
+    land(2, 2)
+
+    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3
+
+
+def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+
+    def land(body: bytes) -> None:
+        directory = tmp_path / body.hex()
+        directory.mkdir()
+        writer = Writer(directory)
+        writer.write(clicks(body))
+        plan = TablePlan(table, True, "web1", BodyKind.json)
+        misfits.append(Lander(plan, directory).land([writer.finish()]).misfits)
+
+    misfits: list[int] = []
+    for body in (b'{"n": 1}', b'{"n": "one"}', b'{"n": 2, "m": true}'):
+        land(body)
+
+    assert misfits == [0, 1, 0]
+    fields = [each for each in DeltaCatalog(table).schema() if each.name in ("n", "m")]
+    assert json_schema(fields)["properties"] == {"n": {"type": "integer"}, "m": {"type": "boolean"}}
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_the_process_that_lands_ends_cleanly_each_time(
+    tmp_path: Path, nsq_env: dict[str, str], count: int
+) -> None:
+    plan = TablePlan(str(tmp_path / "table"), True, "web1")
+    code = "from nsqtools.archive.landing import main; main()"
+    for number in range(count):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        writer = Writer(directory)
+        writer.write(clicks(b"%d" % number))
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            input=pickle.dumps((plan, directory)) + pickle.dumps([writer.finish()]),
+            env=os.environ | nsq_env,
+            capture_output=True,
+            timeout=patience_s(30),
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert pickle.loads(ended.stdout).refused == {}

@@ -1,0 +1,163 @@
+"""``nsq to-file`` killed as it drains an nsqd, stopped for long, and two of them: nothing is lost,
+nothing doubled.
+
+The long form, with 20 kills while a million messages of a Go nsqd drain, runs with ``-m slow``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from plugins.archives import (
+    CHANNEL,
+    TOPIC,
+    assert_each_once,
+    ended,
+    filled,
+    killed_again_and_again,
+    lines_of,
+    messages_of,
+    parts,
+    to_file,
+    unfinished,
+    wait_until_archived,
+)
+from plugins.cli import SpawnNsq
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.network import TO_CLIENT, ProxyTo
+from plugins.servers import MakeNsqd
+from plugins.waiting import wait_until
+
+FORMS = {
+    "plain": ["--format", "raw"],
+    "gzip": ["--format", "raw", "--gzip"],
+    "jsonl-gzip": ["--format", "jsonl", "--gzip"],
+    "zstd": ["--format", "raw", "--compression", "zstd"],
+}
+SHORT_FORMS = ["plain", "zstd"]  # fleets and uploads are killed as they write jsonl-gzip
+
+
+def archived(directory: Path, form: str) -> list[bytes]:
+    if form == "jsonl-gzip":
+        return [message["body"] for message in messages_of(directory)]
+    return lines_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("form", "messages", "kills", "rotate"),
+    [
+        *((form, 20_000, 3, ["--rotate-text-size", "300KB"]) for form in SHORT_FORMS),
+        *(
+            pytest.param(form, 1_000_000, 20, ["--rotate-size", "8MB"], marks=pytest.mark.slow)
+            for form in FORMS
+        ),
+    ],
+)
+def test_killed_at_random_points_nothing_is_lost_or_doubled(
+    quick_nsqd: EmbeddedServer,
+    go_nsqd: MakeNsqd,
+    spawn_nsq: SpawnNsq,
+    tmp_path: Path,
+    form: str,
+    messages: int,
+    kills: int,
+    rotate: list[str],
+) -> None:
+    nsqd: Nsqd = quick_nsqd
+    if messages > 100_000:
+        nsqd = go_nsqd("-mem-queue-size=1000000", "-msg-timeout=2s")
+    bodies = [b"%08d some text that a message may have" % number for number in range(messages)]
+    published = filled(nsqd, bodies)
+    out = tmp_path / "out"
+    args = to_file(nsqd.tcp_address, out, *FORMS[form], "--max-in-flight", "100", *rotate)
+
+    process = killed_again_and_again(
+        lambda: spawn_nsq(args), lambda: unfinished(nsqd, TOPIC, CHANNEL), kills
+    )
+    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    wait_until_archived(nsqd)
+    ended(process)
+
+    assert_each_once(archived(out, form), [*published, b"the last one"])
+    assert parts(out) == []
+
+
+def test_both_make_progress_one_may_end_and_nothing_is_lost_or_in_both(
+    go_nsqd: MakeNsqd, spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-msg-timeout=5m")  # an archiver that waits for the processor is not away
+    nsqd.create_channel(TOPIC, CHANNEL)
+
+    def finished() -> list[int]:
+        clients = nsqd.channel_stats(TOPIC, CHANNEL)["clients"] or []
+        return [client["finish_count"] for client in clients]
+
+    slowly = ["--sync-interval", "20ms", "--max-in-flight", "5"]
+    one, two = (
+        spawn_nsq(to_file(nsqd.tcp_address, tmp_path / host, *slowly)) for host in ("one", "two")
+    )
+    wait_until(lambda: len(finished()) == 2, what="both", timeout_s=60)
+    published = [b"%06d" % number for number in range(3000)]
+    nsqd.publish(TOPIC, *published)
+    wait_until(lambda: min(finished()) > 50, what="both to write", timeout_s=60)
+    ended(one)  # in the midst of it
+    more = [b"%06d" % number for number in range(3000, 3100)]
+    nsqd.publish(TOPIC, *more)
+    wait_until_archived(nsqd)
+    ended(two)
+
+    found = [[each["body"] for each in messages_of(tmp_path / host)] for host in ("one", "two")]
+    assert min(map(len, found)) > 50
+    assert_each_once([*found[0], *found[1]], [*published, *more])
+
+
+def test_a_pause_of_the_archiver_doubles_no_row(
+    quick_nsqd: EmbeddedServer, spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    nsqd = quick_nsqd
+    nsqd.create_channel(TOPIC, CHANNEL)
+    archiver = spawn_nsq(to_file(nsqd.tcp_address, tmp_path))
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"], what="the archiver", timeout_s=20
+    )
+    os.kill(archiver.pid, signal.SIGSTOP)
+    nsqd.publish(TOPIC, *[b"%d" % number for number in range(50)])
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"],
+        what="messages that time out",
+        timeout_s=20,
+    )
+    os.kill(archiver.pid, signal.SIGCONT)
+    wait_until_archived(nsqd)
+    ended(archiver)
+    ids = [message["id"] for message in messages_of(tmp_path)]
+    assert len(ids) == len(set(ids)) == 50
+
+
+def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
+    quick_nsqd: EmbeddedServer, proxy_to: ProxyTo, spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    """A machine that stands still stops nsqd, too, which then answers when the time is over."""
+    nsqd = quick_nsqd
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    proxy = proxy_to(nsqd.tcp_address)
+    proxy.pause(TO_CLIENT)
+    archiver = spawn_nsq(to_file(proxy.address, tmp_path, "-X", "dial_timeout=100ms"))
+    wait_until(lambda: "desired protocol magic" in nsqd.log, what="the archiver", timeout_s=20)
+    os.kill(archiver.pid, signal.SIGSTOP)
+    time.sleep(7)  # a handshake may take 5 s
+    os.kill(archiver.pid, signal.SIGCONT)
+    wait_until(
+        lambda: archiver.poll() is not None or nsqd.log.count("desired protocol magic") > 1,
+        what="a second try",
+    )
+    proxy.resume(TO_CLIENT)
+    wait_until_archived(nsqd)
+    ended(archiver)
+    assert [message["body"] for message in messages_of(tmp_path)] == [b"x"]
