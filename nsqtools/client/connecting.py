@@ -140,9 +140,6 @@ class KnownNsqd:
             self._nsqds.pop(address, None)
         return len(idle) - room
 
-    def __len__(self) -> int:
-        return len(self._nsqds)
-
     def take_due(self, now: float) -> list[Address]:
         """Return the addresses to connect to now; each counts as busy from here on."""
         due = [a for a, p in self._nsqds.items() if self._is_waiting(p) and p.not_before <= now]

@@ -147,9 +147,9 @@ def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
         known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
         for address in known.take_due(number * 100.0):
             known.failed(address, number * 100.0)
-    assert len(known) == 2
+    assert len(known._nsqds) == 2
     known.listed([], 20_000)
-    assert len(known) == 1
+    assert len(known._nsqds) == 1
 
 
 def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:
