@@ -28,6 +28,7 @@ partitions with copies of it on executors: making one must cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.datasource import Filter
 
-    from nsqtools.spark.stream_format import ArchiveStreamReader
+    from nsqtools.spark.stream_format import StreamReader
 
 FORMAT = "nsq-archive"
 PUSHDOWN = "filterPushdown"
@@ -79,15 +80,16 @@ class ArchiveFormat(DataSource):
         options.end()
         return reader(settings, columns(schema, settings.bodies.archived_schema()))
 
-    def streamReader(self, schema: StructType) -> ArchiveStreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader:
         need_streams()
-        from nsqtools.spark.stream_format import ArchiveStreamReader
+        from nsqtools.spark.stream_format import ArchiveAnswers, StreamReader
 
         options = Options(FORMAT, self.options)
         settings, stream = archive_settings(options), stream_settings(options)
         options.end()
         names = columns(schema, settings.bodies.archived_schema())
-        return ArchiveStreamReader(settings, stream, names)
+        make = partial(ArchiveAnswers, settings, stream)
+        return StreamReader(make, settings, stream, names, settings.description)
 
 
 class SQLArchiveFormat(ArchiveFormat):

@@ -150,8 +150,9 @@ def _from_analysis(text: str, log: str) -> NsqError:
 
 def real_reason(text: str) -> str:
     """The last line of a Python traceback, else Java's last cause, else the first line."""
-    if TRACEBACK in text and (raised := PYTHON_ERROR.findall(text.rpartition(TRACEBACK)[2])):
-        return str(raised[-1])
+    for trace in reversed(text.split(TRACEBACK)[1:]):  # the first line of one may be quoted again
+        if raised := PYTHON_ERROR.findall(trace):
+            return str(raised[-1])
     causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
     if causes:
         return first_line(causes[-1])

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from pathlib import Path
 from typing import TypeVar
 
-from nsqtools.archive.location import SHARED, Location, parse_location, parse_place
+from nsqtools.archive.location import SHARED, Location, parse_place
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -136,11 +136,12 @@ class Options:
 
     def location(self, name: str) -> Path | None:
         """Return the absolute path of a location."""
-        text = self.text(name)
-        try:
-            return None if text is None else parse_location(text).expanduser().absolute()
-        except ValueError as exc:
-            raise ConfigurationError(f"{name}: {exc}", hint=SHARED) from None
+        place = self.place(name)
+        if place is None or isinstance(place, Path):
+            return place
+        raise ConfigurationError(
+            f"{name}: {place}: only a directory is supported here", hint=SHARED
+        )
 
     def place(self, name: str) -> Location | None:
         """Return the absolute path of a location, or a place in an object store."""

@@ -18,6 +18,7 @@ Columns to write: ``body`` (binary or string); ``topic``, unless the option name
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -32,7 +33,7 @@ from nsqtools.spark.publishing.row_outcomes import prepare_ledger
 from nsqtools.spark.pyspark_internals import columns, need_streams, struct_of
 
 if TYPE_CHECKING:
-    from nsqtools.spark.stream_format import NsqStreamReader, NsqStreamWriter
+    from nsqtools.spark.stream_format import NsqStreamWriter, StreamReader
 
 
 class NsqFormat(DataSource):
@@ -45,14 +46,15 @@ class NsqFormat(DataSource):
     def schema(self) -> StructType:
         return struct_of(body_settings(Options("nsq", self.options)).message_schema())
 
-    def streamReader(self, schema: StructType) -> NsqStreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader:
         need_streams()
-        from nsqtools.spark.stream_format import NsqStreamReader
-        from nsqtools.spark.topic_stream import topic_settings
+        from nsqtools.spark.stream_format import StreamReader
+        from nsqtools.spark.topic_stream import TopicStream, topic_settings
 
         settings = topic_settings(self.options, os.environ)
         names = columns(schema, settings.read.bodies.message_schema())
-        return NsqStreamReader(settings, names)
+        make, description = partial(TopicStream, settings), settings.spool.description
+        return StreamReader(make, settings.read, settings.stream, names, description)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         """Make the writer of a job, on the driver. Raises `NsqError` before it publishes."""

@@ -8,7 +8,6 @@ What takes it is here, and nowhere else.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -25,7 +24,6 @@ from nsqtools.errors import ConfigurationError, NsqError
 if TYPE_CHECKING:
     import pyarrow
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 OLDEST, STREAMS, BEYOND = (4, 0), (4, 2, 1), (4, 4)
@@ -131,58 +129,8 @@ def struct_of(schema: pyarrow.Schema) -> StructType:
         raise ConfigurationError(f"Spark has no such column: {exc}") from None
 
 
-def stand_in(spark: SparkSession, name: str, columns: StructType) -> int:
-    """Make an empty view that plans are made of; return what `used_columns` knows it by."""
-    jvm: Any = spark._jvm
-    session = spark._jsparkSession
-    empty = jvm.org.apache.spark.api.java.JavaSparkContext(session.sparkContext()).emptyRDD()
-    kind = jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
-    frame = session.createDataFrame(empty, kind)
-    frame.createOrReplaceTempView(name)
-    return int(frame.queryExecution().analyzed().rdd().id())
-
-
-def used_columns(spark: SparkSession, query: str) -> dict[int, set[str]]:
-    """Return the columns that a query reads of each stand-in.
-
-    Plans the query and runs nothing. A stand-in is missing where the plan does not show it: in some
-    statements that are no queries, and everywhere when an expression has a subquery.
-    """
-    jvm: Any = spark._jvm
-    state = spark._jsparkSession.sessionState()
-    skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    plan = state.executePlan(state.sqlParser().parsePlan(query), skip).optimizedPlan()
-    found: dict[int, set[str]] = {}
-    if plan.subqueriesAll().isEmpty():
-        _add_used(plan, None, found)
-    return found
-
-
-_ATTRIBUTE = re.compile(r"([^\s(,]+)#(\d+)")
-"""A column as Spark prints it: ``topic#187``. One question for all is quicker than one for each."""
-
-
-def _add_used(node: Any, wanted: set[str] | None, found: dict[int, set[str]]) -> None:
-    """Add what is read of the stand-ins below a node.
-
-    ``wanted`` are the numbers of the columns that nodes above use; None are all. The optimizer puts
-    a projection above whatever is not used whole, with at most filters between.
-    """
-    kind = str(node.nodeName())
-    if kind == "LogicalRDD":
-        columns = _ATTRIBUTE.findall(node.output().toString())
-        used = {name for name, number in columns if wanted is None or number in wanted}
-        found.setdefault(int(node.rdd().id()), set()).update(used)
-        return
-    if kind not in ("Project", "Aggregate", "Filter"):
-        wanted = None
-    elif kind != "Filter" or wanted is not None:
-        above = wanted if kind == "Filter" and wanted is not None else set()
-        columns = _ATTRIBUTE.findall(node.references().toSeq().toString())
-        wanted = above | {number for _, number in columns}
-    children = node.children()
-    for at in range(children.size()):
-        _add_used(children.apply(at), wanted, found)
+GLOB_PATHS = "__globPaths__"
+"""An option of files: ``false`` takes brackets, braces and stars in their paths as they are."""
 
 
 def columns(schema: StructType, known: pyarrow.Schema) -> list[str]:

@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,36 +28,78 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed
-from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.archive_stream import ArchiveStream
+from nsqtools.spark.archives.offsets import decode_offset
+from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
 from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
 from nsqtools.spark.publishing.row_outcomes import require_all
-from nsqtools.spark.topic_stream import TopicSettings
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
-    from nsqtools.spark.archives.archive_stream import ArchiveStream
     from nsqtools.spark.topic_stream import TopicStream
 
 IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
+class ArchiveAnswers:
+    """A stream over an archive, asked as `TopicStream` is: with offsets as Spark has them."""
 
-    _stream: Any
+    def __init__(self, read: ReadSettings, options: StreamSettings) -> None:
+        self._archive = ArchiveStream(read, options)
+        self.freeze, self.lag = self._archive.freeze, self._archive.lag
+
+    def initial(self) -> dict[str, Any]:
+        return self._archive.initial().encode()
+
+    def latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
+        return self._archive.latest(decode_offset(start), limits).encode()
+
+    def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadPartition]:
+        return self._archive.plan(decode_offset(start), decode_offset(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Leave the archive as it is."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes. One of it lives as long as the query does, and decides; its copies read.
+
+    ``make`` makes what decides. The lag of topics is that of the spool, not of nsqd.
+    """
 
     def __init__(
-        self, read: ReadSettings, stream: StreamSettings, names: list[str], source: str
+        self,
+        make: Callable[[], ArchiveAnswers | TopicStream],
+        read: ReadSettings,
+        options: StreamSettings,
+        names: list[str],
+        source: str,
     ) -> None:
+        self._make: Callable[[], ArchiveAnswers | TopicStream] | None = make
         self._read = read
-        self._options = stream
+        self._options = options
         self._names = names
         self._source = source
         self._not_before_s = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # executors know no address and no secret
+        return {**self.__dict__, "_make": None, "_stream": None}
+
+    @cached_property
+    def _stream(self) -> ArchiveAnswers | TopicStream:
+        assert self._make is not None
+        return self._make()
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return what Spark hands to `latestOffset`: it knows one limit, and we have several."""
@@ -70,98 +111,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Looking at a large archive takes long, and is done less often then.
         """
+        end_on_sigterm()
         time.sleep(max(0.0, self._not_before_s - time.monotonic()))
         began_s = time.monotonic()
         wants_all = isinstance(limit, ReadAllAvailable)
-        end = self._latest(start, BatchLimits() if wants_all else self._options.limits)
+        end = self._stream.latest(start, BatchLimits() if wants_all else self._options.limits)
         took_s = time.monotonic() - began_s
         pause_s = max(self._options.poll_s, took_s * (1 + IDLE_SHARE))
         self._not_before_s = began_s + pause_s if end == start else 0.0
         return end
 
-    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
-        raise NotImplementedError
-
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What is read, and the lag, in a query's progress: as of the last look."""
-        lag = self._lag()
+        lag = self._stream.lag()
         # Spark describes a source in Python by the name of a Java class
         return None if lag is None else {"source": self._source, **lag}
 
-    def _lag(self) -> dict[str, int] | None:
-        raise NotImplementedError
-
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         from nsqtools.spark.archives.partition_reader import read_partition
 
         return read_partition(partition.value, self._read, self._names)
 
-
-class ArchiveStreamReader(StreamReader):
-    """Reads an archive."""
-
-    def __init__(self, read: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
-        super().__init__(read, stream, names, read.description)
-        self._reached: Offset | None = None
-
-    @cached_property
-    def _stream(self) -> ArchiveStream:
-        from nsqtools.spark.archives.archive_stream import ArchiveStream
-
-        return ArchiveStream(self._read, self._options)
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial().encode()
-
-    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
-        self._reached = self._stream.latest(decode_offset(start), limits)
-        return self._reached.encode()
-
-    def _lag(self) -> dict[str, int] | None:
-        return None if self._reached is None else self._stream.lag(self._reached)
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        planned = self._stream.plan(decode_offset(start), decode_offset(end))
-        return [InputPartition(partition) for partition in planned]
-
-
-class NsqStreamReader(StreamReader):
-    """Reads topics; the lag is that of the spool, not of nsqd."""
-
-    def __init__(self, settings: TopicSettings, names: list[str]) -> None:
-        super().__init__(settings.read, settings.stream, names, settings.spool.description)
-        self._settings = settings
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_settings": replace(self._settings, connection=None)}
-
-    @cached_property
-    def _stream(self) -> TopicStream:
-        from nsqtools.spark.topic_stream import TopicStream
-
-        return TopicStream(self._settings)
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial()
-
-    def _latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
-        end_on_sigterm()
-        return self._stream.latest(start, limits)
-
-    def _lag(self) -> dict[str, int] | None:
-        return self._stream.lag()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
-
     def commit(self, end: dict[str, Any]) -> None:
         self._stream.commit(end)
 
     def stop(self) -> None:
-        if "_stream" in self.__dict__:
+        if self.__dict__.get("_stream") is not None:
             self._stream.stop()
 
 

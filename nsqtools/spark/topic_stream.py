@@ -12,20 +12,16 @@ and those of the connection, see `format_options`.
 
 An archiver runs on a thread of the process that plans the query's batches, and writes into a
 directory of the query, its *spool*. A message is FINished when it is durable there, so the spool is
-the truth: it belongs to one checkpoint, whose offsets name the run that the directory is called
-after, and a message that is delivered again after a crash is recognized there.
+the truth, and a message that is delivered again after a crash is recognized there.
 
     <spoolDir>/<run>/.spool.json       topics and channel
     <spoolDir>/<run>/.spool.lock       held by the process that writes
-    <spoolDir>/<run>/.in-checkpoint    there since some offset names the run
 
-Until an offset names it, a crash leaves a spool that no checkpoint knows, with messages that nsqd
-no longer has: the next query of the same topics and channel adopts it (`choose_run`).
+The run is named after topics and channel (up to version 0.2 it was made up), and offsets name it.
+So a query with a new checkpoint takes what nsqd no longer has and no query has read: of one that
+crashed before an offset was written, or whose checkpoint is gone.
 
 Too much unread in the spool pauses the archiver (RDY 0) until half of it is read.
-
-An offset is that of the archive, and the run whose spool it refers to. Only offsets name the run:
-at the start of a query Spark asks for an initial offset even when it resumes from a checkpoint.
 
 A batch's files are removed after Spark commits it, which is when it plans the next one: only those
 that the committed offset has as read to their end.
@@ -33,13 +29,13 @@ that the committed offset has as read to their end.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,9 +69,8 @@ from nsqtools.tail.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
 
-ABOUT, LOCK, MARK = ".spool.json", ".spool.lock", ".in-checkpoint"
+ABOUT, LOCK = ".spool.json", ".spool.lock"
 LOCK_WAIT_S = 20.0  # of a process that is ending
-ENDING_WAIT_S = 5.0
 LOCK_POLL_S = 0.1
 REFRESH_S = 15.0  # how often topics that match a pattern are looked for
 FILE_SIZE = 32 << 20
@@ -110,15 +105,20 @@ class SpoolSettings:
         about: dict[str, object] = {"topics": sorted(self.topics), "channel": self.channel}
         return about | ({"pattern": self.pattern} if self.pattern else {})
 
+    @property
+    def run(self) -> str:
+        """The name of the spool."""
+        return hashlib.sha256(json.dumps(self.about()).encode()).hexdigest()[:32]
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """All of it. Executors need no connection."""
+    """All of it."""
 
     spool: SpoolSettings
     read: ReadSettings
     stream: StreamSettings
-    connection: ConnectionSettings | None
+    connection: ConnectionSettings
 
 
 def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> TopicSettings:
@@ -171,49 +171,6 @@ class Fill:
         return too_many or self.bytes > settings.max_bytes * share
 
 
-def choose_run(settings: SpoolSettings) -> str:
-    """Return the run of a new query: one that a crash left before any offset named it, or new."""
-    deadline_s = time.monotonic() + ENDING_WAIT_S
-    while True:
-        orphans = [
-            directory
-            for directory in runs(settings.folder)
-            if not (directory / MARK).exists() and about(directory) == settings.about()
-        ]
-        for directory in orphans:
-            descriptor = lock_file(directory / LOCK)
-            if descriptor is not None:
-                os.close(descriptor)
-                return directory.name
-        if not orphans or time.monotonic() > deadline_s:
-            return uuid.uuid4().hex
-        time.sleep(LOCK_POLL_S)  # of a process that is ending, or of a query that has just begun
-
-
-def runs(folder: Path) -> Iterator[Path]:
-    """Iterate over the spools below a directory, in order."""
-    if folder.is_dir():
-        yield from sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
-
-
-def left_over(folder: Path) -> list[Path]:
-    """Return the spools that hold messages and that no process writes now.
-
-    Their queries have ended, or will continue. If a checkpoint is gone, no query reads its spool;
-    ``format("nsq-archive")`` does.
-    """
-    found = []
-    for directory in runs(folder):
-        names = [path.name for path in directory.iterdir()]
-        if not any(not name.startswith(".") or name.endswith(".part") for name in names):
-            continue
-        descriptor = lock_file(directory / LOCK)
-        if descriptor is not None:
-            os.close(descriptor)
-            found.append(directory)
-    return found
-
-
 def about(directory: Path) -> object:
     """Return whose spool it is, as `SpoolSettings.about` has it; None when there is none."""
     try:
@@ -244,12 +201,6 @@ class Spool:
         """Whether the archiver knows what was written before."""
         return self._begun.is_set() and self._failure is None
 
-    def mark(self) -> None:
-        """An offset names this run now: no other query may adopt it."""
-        if not (self.directory / MARK).exists():
-            (self.directory / MARK).touch()
-            sync_folder(self.directory)
-
     def open(self) -> None:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
         if self._lock is not None:
@@ -268,7 +219,8 @@ class Spool:
             if time.monotonic() > deadline_s:
                 raise OutputError(
                     f"another process writes the spool {self.directory}",
-                    hint="A checkpoint is for one query at a time: is another one running?",
+                    hint="Each query needs a channel and a spool of its own: is another one "
+                    "running?",
                 )
             time.sleep(LOCK_POLL_S)
         return descriptor
@@ -410,23 +362,18 @@ class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
 
     def __init__(self, settings: TopicSettings) -> None:
-        assert settings.connection is not None
         self._settings = settings.spool
         self._connection = settings.connection
         self._read = settings.read
         self._stream = settings.stream
-        self._first_run = ""
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
-        self._reached: Offset | None = None
         self._is_bounded = False
         self._is_all_spooled: bool | None = None
 
     def initial(self) -> Document:
         """Return where a new query starts. The same each time it is asked."""
-        if not self._first_run:
-            self._first_run = choose_run(self._settings)
-        return _document(self._first_run, Offset(is_start=True))
+        return _document(self._settings.run, Offset(is_start=True))
 
     def freeze(self) -> None:
         """End once what is in the topics now has been read: ``availableNow``."""
@@ -442,14 +389,11 @@ class TopicStream:
             spool.start()
             end = archive.latest(offset, limits)
             spool.note_unread(Fill(*archive.unread(end)))
-        self._reached = end
         return start if end == offset else _document(run, end)
 
     def lag(self) -> dict[str, int] | None:
         """Return how much of the spool follows the last offset; None before there is one."""
-        if self._archive is None or self._reached is None:
-            return None
-        return self._archive.lag(self._reached)
+        return None if self._archive is None else self._archive.lag()
 
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits
@@ -503,16 +447,8 @@ class TopicStream:
             if not is_new:
                 self._check(spool)
             spool.open()
-            for directory in left_over(self._settings.folder):
-                log.warning(
-                    "the spool %s holds messages that no query reads now; if its checkpoint is "
-                    "gone, read it with format nsq-archive, then remove it",
-                    directory,
-                )
             read = replace(self._read, paths=(str(spool.directory),))
             self._spool, self._archive = spool, ArchiveStream(read, self._stream)
-        if not is_new:
-            self._spool.mark()
         return self._spool, self._archive
 
     def _check(self, spool: Spool) -> None:

@@ -58,6 +58,12 @@ def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
     (tmp_path / "a.log.gz").unlink()
     assert paths(listing) == ["b.log.gz"]
 
+    (tmp_path / "old").mkdir()
+    assert paths(listing) == ["b.log.gz"]
+    (tmp_path / "old").rmdir()
+    assert paths(listing) == ["b.log.gz"]
+    assert set(listing._folders) == {tmp_path}
+
 
 def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None:
     listing = listing_of(tmp_path)
@@ -185,7 +191,7 @@ def test_files_of_other_topics_and_times_are_not_read(
 
     [partition] = plan_batch(settings)
 
-    [wanted] = partition.ranges
+    [wanted] = partition
     assert (wanted.shown, len(wanted.members)) == (str(tmp_path / "topic=clicks" / "3.gz"), 1)
     assert sum(len(data) > 1000 for data in decoded) == 1
 
@@ -195,4 +201,4 @@ def test_a_file_that_grew_after_its_total_is_read(tmp_path: Path) -> None:
     path.write_bytes(2 * path.read_bytes())
     late = ReadSettings((str(tmp_path),), within=TimeRange(MESSAGE.timestamp_ns + 1))
 
-    assert [len(each.ranges) for each in plan_batch(late)] == [1]
+    assert [len(each) for each in plan_batch(late)] == [1]

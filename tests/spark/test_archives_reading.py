@@ -30,7 +30,7 @@ from nsqtools.spark.archives.partitions import (
     plan_batch,
     ranges_of,
 )
-from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -148,14 +148,14 @@ def test_a_large_file_is_many_partitions_and_small_files_are_one(
     with monkeypatch.context() as patch:  # rows that compress well are cut by their number
         patch.setattr(partitions, "ROWS_OF_PARTITION", 200)
         of_rows = planned(**double)
-    rows = [sum(m.messages for r in each.ranges for m in r.members) for each in of_rows]
+    rows = [sum(m.messages for r in each for m in r.members) for each in of_rows]
     assert (sum(rows), max(rows) <= 200) == (1000, True)
     for number in range(10):
         write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
 
     assert len(planned()) == 1
     assert len(planned(min_partitions=4)) == 6  # 11 files of about one weight, two to each
-    cut = [sum(r.end - r.begin for r in p.ranges) for p in planned(partition_bytes=size // 10)]
+    cut = [sum(r.end - r.begin for r in p) for p in planned(partition_bytes=size // 10)]
     assert max(cut) <= size // 10
 
 
@@ -172,7 +172,7 @@ def test_many_small_files_are_spread_over_all_that_run_at_a_time(
 
     assert len(wide) >= 8
     assert len(plan_batch(settings)) == 3  # of 128 files at most
-    assert max(len(each.ranges) for each in wide) <= 300 // 8
+    assert max(len(each) for each in wide) <= 300 // 8
     assert len(plan_batch(replace(settings, min_partitions=1))) == 3
 
 
@@ -185,7 +185,7 @@ def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> Non
     (tmp_path / ".repaired.jsonl.index").write_bytes(b"0 %d 2 0 0\n" % len(mixed))
     settings = ReadSettings((str(tmp_path),), topics=frozenset({"a"}))
 
-    paths = {r.shown for partition in plan_batch(settings) for r in partition.ranges}
+    paths = {r.shown for partition in plan_batch(settings) for r in partition}
 
     names = ("a-000001.log.gz", "mixed.jsonl", "repaired.jsonl")
     assert paths == {str(tmp_path / name) for name in names}
@@ -244,7 +244,7 @@ def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
-    raw = {"format": FileFormat.raw, "delimiter": b";"}
+    raw = {"raw": True, "delimiter": b";"}
 
     found = rows(ReadSettings((str(tmp_path),), topic="clicks", **raw))
 
@@ -350,7 +350,7 @@ def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path)
     (archive / "part-0.parquet").write_bytes(b"PAR1\x15\nPAR1")
     (archive / "_spark_metadata").mkdir()
     (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
-    settings = ReadSettings((str(archive),), format=FileFormat.raw)
+    settings = ReadSettings((str(archive),), raw=True)
     reports = tmp_path / "reports"
     reporting = replace(settings, damage_path=reports)
 

@@ -96,9 +96,18 @@ Caused by: java.lang.ClassNotFoundException: nsqx.DefaultSource
 """
 
 
+FOREACH_BATCH = """\
+[STREAM_FAILED] Query terminated: Return Message: Traceback (most recent call last):
+  File "clientserver.py", line 644, in _call_proxy
+ValueError: no such day
+ SQLSTATE: 39000
+Caused by: py4j.Py4JException: Return Message: Traceback (most recent call last):"""
+
+
 def test_the_reason_is_the_last_cause_that_gives_one() -> None:
     assert real_reason(JAVA) == "No space left on device"
     assert real_reason(CLASS_NOT_FOUND) == "Failed to find"
+    assert real_reason(FOREACH_BATCH) == "ValueError: no such day"
 
 
 def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.archive_format import PUSHDOWN
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
-    FileFormat,
     ReadSettings,
     StreamSettings,
     archive_settings,
@@ -177,7 +176,7 @@ def test_all_options_are_read(tmp_path: Path) -> None:
         Path("/w"),
         frozenset({"a", "b"}),
         within=TimeRange(1_795_219_200_000_000_000, 1_795_305_600_000_000_000),
-        format=FileFormat.raw,
+        raw=True,
         delimiter=b"\0",
         topic="clicks",
         damage_path=Path("/r"),
@@ -326,6 +325,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"path": ""}, "needs a path"),
         (read, {"paths": REMOTE}, UNKNOWN_PLACE),
         (read, {"workdir": REMOTE}, UNKNOWN_PLACE),
+        (read, {"path": "s3://b/nsq", "workdir": "/w"}, "workDir is for archives in directories"),
         (read, {"ondamage": "report", "damagepath": REMOTE}, UNKNOWN_PLACE),
         (read, {"ondamage": "report"}, "onDamage=report needs damagePath"),
         (read, {"damagepath": "/r"}, "onDamage=report needs damagePath"),

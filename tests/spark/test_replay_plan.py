@@ -15,7 +15,6 @@ from nsqtools.spark.jobs.replay_job import (
     PLAN,
     ReplayJob,
     ReplayPlan,
-    ReplayPublishing,
     ReplayRequest,
     load_plan,
     partition_bytes,
@@ -75,8 +74,7 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
         request = ReplayRequest((archive,), {"": "again"})
         plan = ReplayPlan(request.job(), {str(archive): size}, {}, None, None, 8 << 20)
         (ledger / PLAN).write_bytes(plan.encode())
-        publishing = ReplayPublishing({}, ledger=ledger)
-        return ReplayJob(SparkSettings(), request, publishing, work=tmp_path, shares_work=True)
+        return ReplayJob(SparkSettings(), request, {}, ledger, work=tmp_path, shares_work=True)
 
     replay(5)
     with pytest.raises(ConfigurationError, match="has changed since the ledger was begun"):
@@ -96,7 +94,7 @@ def make_replay(path: Path, work: Path, **topics: str) -> ReplayJob:
     return ReplayJob(
         SparkSettings(),
         ReplayRequest((path,), topics),
-        ReplayPublishing({}),
+        {},
         work=work,
         shares_work=True,
     )

@@ -13,10 +13,11 @@ import pytest
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.layout import TimeRange
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.read_settings import MESSAGE_DDL
+from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import reporting
 from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.jobs.reporting import collect_figures, collect_gaps, moment
+from nsqtools.spark.pyspark_internals import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +45,7 @@ def random_rows(count: int) -> list[Row]:
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    return spark.createDataFrame(rows, MESSAGE_DDL).repartition(3)
+    return spark.createDataFrame(rows, struct_of(BYTES.message_schema())).repartition(3)
 
 
 def test_figures_are_what_counting_gives(spark: SparkSession) -> None:

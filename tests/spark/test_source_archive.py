@@ -174,7 +174,7 @@ def test_a_filter_of_the_query_skips_members(
     assert reader.pushFilters(filters) is filters
 
     planned = [each.value for each in reader.partitions() if each.value is not None]
-    ranges = [wanted for partition in planned for wanted in partition.ranges]
+    ranges = [wanted for partition in planned for wanted in partition]
     assert sum(len(each.members) for each in ranges) == members
 
 

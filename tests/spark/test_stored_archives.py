@@ -17,6 +17,7 @@ from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
+from nsqtools.cli.main import main
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_files import CATALOG, StoredListing
@@ -30,6 +31,7 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
+from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_home
 
 BEGIN = 1_790_000_000_000_000_000
 
@@ -226,3 +228,30 @@ def test_other_topics_and_times_cost_no_requests(
     writers[0].write(late)
     upload_file(writers[0].finish(), plan)
     assert len(ids(settings)) == 4  # which no catalog has
+
+
+def test_archives_in_a_bucket_need_no_jar(
+    bucket: Bucket,
+    local: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    own_logging: None,
+) -> None:
+    """Only Python reads them."""
+
+    def spark_session(settings: SparkSettings) -> None:
+        raise NsqError(
+            f"{needed_packages(settings.places, spark_home())}, {settings.python_places}"
+        )
+
+    monkeypatch.setattr("nsqtools.spark.session.spark_session", spark_session)
+    place = upload(bucket, local)
+    to = ["-o", str(tmp_path / "lake"), "--checkpoint", str(tmp_path / "checkpoint")]
+    for command in (
+        ["report", str(place)],
+        ["sql", "SELECT 1", str(place)],
+        ["ingest", str(place), *to],
+    ):
+        main(["spark", *command])
+        assert f"nsq: error: [], ({place!r},)" in capfd.readouterr().err

@@ -57,7 +57,7 @@ def rows_of(table: Path) -> list[Row]:
 def test_compaction_in_tasks_gives_tables_that_report_and_sql_read(
     run_spark: RunSpark, tmp_path: Path, format: str
 ) -> None:
-    archive, table = tmp_path / "archive", tmp_path / "table"
+    archive, table = tmp_path / "archive", tmp_path / "table[1]"  # no pattern
     archive.mkdir()
     write_archive(archive / "0.gz", messages(500, 600), topic=TOPICS[0])
     write_archive(archive / "1.gz", messages(500, 550), topic=TOPICS[1])
@@ -92,7 +92,7 @@ def test_compaction_in_tasks_gives_tables_that_report_and_sql_read(
 def test_ingestion_into_delta_takes_each_message_once_wherever_it_was_interrupted(
     run_spark: RunSpark, tmp_path: Path
 ) -> None:
-    archive, table, checkpoint = (tmp_path / name for name in ("archive", "table", "checkpoint"))
+    archive, table, checkpoint = (tmp_path / name for name in ("archive", "table{1}", "checkpoint"))
     archive.mkdir()
     writer = Writer(archive)
     writer.write(messages(500, 550), messages(550, 600))

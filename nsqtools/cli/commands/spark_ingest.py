@@ -155,8 +155,11 @@ def ingest(
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secret(connection, os.environ)
     is_delta = format is TableFormat.delta
-    places = [each for each in (archive_dir, output, checkpoint) if each is not None]
-    settings = spark.settings(f"nsq spark ingest: {source.name}", places)
+    settings = spark.settings(
+        f"nsq spark ingest: {source.name}",
+        (output, checkpoint),
+        python_places=(archive_dir,) if archive_dir is not None else (),
+    )
     reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint, chosen, is_delta=is_delta) as (
@@ -192,12 +195,15 @@ def ingest(
 def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
     from nsqtools.archive.location import absolute
+    from nsqtools.spark.archives.read_settings import archive_settings
+    from nsqtools.spark.format_options import Options
     from nsqtools.spark.jobs.ingestion import IngestSource
 
     directory = absolute(directory)
     if isinstance(directory, Path) and not directory.exists():
         raise NotFoundError(f"there is no {directory}")
     options = {"path": str(directory), **options}
+    archive_settings(Options("nsq-archive", options))  # refused before Spark is started
     return IngestSource(f"the archive {directory}", "nsq-archive", options)
 
 

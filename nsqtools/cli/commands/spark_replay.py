@@ -99,7 +99,7 @@ def replay(
     from nsqtools.archive.location import absolute
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.spark.format_options import as_options, hand_on_secret
-    from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing, ReplayRequest
+    from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
 
     request = ReplayRequest(
         tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter
@@ -107,16 +107,15 @@ def replay(
     options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}
     if retry_timeout is not None:
         options["retryTimeout"] = format_duration(retry_timeout)
-    publishing = ReplayPublishing(
-        options,
-        rate,
-        None if ledger is None else absolute(ledger),
-        None if dead_letters is None else absolute(dead_letters),
-    )
+    if rate:
+        options["rate"] = str(rate)
+    progress = [absolute(each) for each in (ledger, dead_letters) if each is not None]
+    if dead_letters is not None:
+        options["deadLetterPath"] = str(absolute(dead_letters))
+    ledger = ledger and absolute(ledger)
     connection.client_options()  # what cannot work is refused before Spark is started
     hand_on_secret(connection, os.environ)
     inputs = find_inputs(paths)
-    progress = [each for each in (publishing.ledger, publishing.dead_letters) if each is not None]
     settings = spark.settings(
         "nsq spark replay",
         (*inputs.parquet, *inputs.delta),
@@ -124,7 +123,9 @@ def replay(
     )
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory("nsq-spark-"))
-        job = ReplayJob(settings, request, publishing, work=work, shares_work=settings.is_local)
+        job = ReplayJob(
+            settings, request, options, ledger, work=work, shares_work=settings.is_local
+        )
         session = stack.enter_context(open_spark(runtime, settings))
         job.open(session)
         for path in job.left_out:

@@ -91,7 +91,8 @@ def report(
     from nsqtools.spark.jobs.reporting import make_report
 
     inputs = find_inputs(paths)
-    settings = spark.settings("nsq spark report", inputs.places)
+    tables = (*inputs.parquet, *inputs.delta)
+    settings = spark.settings("nsq spark report", tables, python_places=inputs.archives)
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:

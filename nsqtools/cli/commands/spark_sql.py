@@ -97,7 +97,8 @@ def sql(
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
     chosen = Bodies(bodies.kind, bodies.fields(needed=True))
-    settings = spark.settings("nsq spark sql", places_of(views))
+    tables, archives = places_of(views)
+    settings = spark.settings("nsq spark sql", tables, python_places=archives)
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:

@@ -342,6 +342,7 @@ class Listing:
         """
         roots = self._roots()
         works = [*roots, *([self._work_dir] if self._work_dir else [])]
+        before, self._folders = self._folders, {}  # those that are gone are forgotten
         for root in works:
             if not root.exists():
                 raise NotFoundError(f"there is no {root}")
@@ -349,19 +350,21 @@ class Listing:
             in_progress = [
                 _Found(root, path, is_settled=False)
                 for root in works
-                for folder in self._walk(root, on_damage)
+                for folder in self._walk(root, before, on_damage)
                 for path in folder.in_progress
             ]
             finished = [
                 _Found(root, path, folder.is_settled)
                 for root in roots
-                for folder in self._walk(root, on_damage)
+                for folder in self._walk(root, before, on_damage)
                 for path in folder.finished
             ]
             files = self._unite((*finished, *in_progress), on_damage)
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
-    def _walk(self, root: Path, on_damage: OnDamage) -> Iterator[Folder]:
+    def _walk(
+        self, root: Path, before: Mapping[Path, Folder], on_damage: OnDamage
+    ) -> Iterator[Folder]:
         """Iterate over a directory and those below that are not hidden, each once; those behind
         links last. Or over a single file."""
         if not root.is_dir():
@@ -374,7 +377,7 @@ class Listing:
         while waiting or links:
             path = waiting.pop() if waiting else links.pop(0)
             try:
-                folder = self._folder(path)
+                folder = self._folders[path] = self._folder(path, before)
             except FileNotFoundError:
                 continue
             except OSError as exc:
@@ -388,11 +391,11 @@ class Listing:
                 waiting += wanted[::-1]
                 yield folder
 
-    def _folder(self, path: Path) -> Folder:
+    def _folder(self, path: Path, before: Mapping[Path, Folder]) -> Folder:
         now_ns = time.time_ns()
         status = path.stat()
         state = (status.st_dev, status.st_ino, status.st_mtime_ns)
-        known = self._folders.get(path)
+        known = self._folders.get(path) or before.get(path)
         if known is not None and known.is_settled and known.state == state:
             return known
         folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [], [])
@@ -408,7 +411,6 @@ class Listing:
                     folder.folders.append(path / entry.name)
                 elif not is_planted(entry.stat(follow_symlinks=False).st_uid, status):
                     folder.links.append(path / entry.name)
-        self._folders[path] = folder
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -718,26 +720,21 @@ def _write_catalog(place: StoredPlace, folder: str, files: Iterable[StoredArchiv
         place.storage.put(place.key, "\n".join(lines).encode())
 
 
-class UnitedListing:
-    """The files of several listings: those of the first one where two have one."""
+class ArchiveListing:
+    """Lists the archives that are to be read, for a stream or for one range.
 
-    def __init__(self, *listings: Listing | StoredListing) -> None:
-        self._listings = listings
+    Of a file that is in a directory and in a bucket that in the directory counts.
+    """
+
+    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
+        topics = settings.wanted_topics
+        self._listings = (
+            Listing(settings.roots, settings.work_dir, topics),
+            StoredListing(settings.stored(), topics, within),
+        )
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         found: dict[Key, ListedFile] = {}
         for listing in self._listings:
             found = listing.files(on_damage) | found
         return found
-
-
-def listing_of(
-    settings: ReadSettings, within: TimeRange = EVER
-) -> Listing | StoredListing | UnitedListing:
-    """Return what lists the archives that are to be read, for a stream or for one range."""
-    stored, topics = settings.stored(), settings.wanted_topics
-    local = Listing(settings.roots, settings.work_dir, topics)
-    if not stored:
-        return local
-    remote = StoredListing(stored, topics, within)
-    return remote if len(stored) == len(settings.paths) else UnitedListing(local, remote)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from nsqtools.archive.layout import Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.archives.archive_files import Key, ListedFile, listing_of
+from nsqtools.spark.archives.archive_files import ArchiveListing, Key, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
     Offset,
@@ -85,11 +85,12 @@ class ArchiveStream:
         self._stream = stream
         self._sleep = sleep
         self._tell = damage_reporter(settings)
-        self._listing = listing_of(settings)
+        self._listing = ArchiveListing(settings)
         self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, _Extent] | None = None
-        self._names: dict[Head, str] = {}  # of files that were there
+        self._names: dict[Head, str] = {}  # of files that were there and are not read
         self._told: set[str] = set()
+        self._reached: Offset | None = None
 
     # -- where it starts ------------------------------------------------------------------------
 
@@ -135,18 +136,20 @@ class ArchiveStream:
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
         end = planned_again(find)
-        if end is start or self._waits_for_more(start):
-            return start
-        self._last_batch_s = self._monotonic()
-        return replace(end, within=narrowed)
+        self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
+        self._reached = start
+        if end is not start and not self._waits_for_more():
+            self._last_batch_s = self._monotonic()
+            self._reached = replace(end, within=narrowed)
+        return self._reached
 
-    def _waits_for_more(self, start: Offset) -> bool:
+    def _waits_for_more(self) -> bool:
         """Whether too little is there for a batch, and it has not waited long for more."""
         waited_s = self._monotonic() - self._last_batch_s
         is_needless = not self._stream.min_rows or self._frozen is not None
         if is_needless or waited_s >= self._stream.max_delay_s:
             return False
-        lag = self.lag(start)
+        lag = self.lag()
         return lag is not None and lag["rows_behind"] < self._stream.min_rows
 
     def freeze(self) -> None:
@@ -209,14 +212,16 @@ class ArchiveStream:
 
         return planned_again(count)
 
-    def lag(self, reached: Offset) -> dict[str, int] | None:
-        """Return how much of what the last look found follows an offset; None if unknown.
+    def lag(self) -> dict[str, int] | None:
+        """Return how much of what the last look found follows the offset it gave; None if unknown.
 
         Seconds are those since the oldest unread message was published. Files without an index
         count bytes only.
         """
+        if self._reached is None:
+            return None
         try:
-            amounts = self._amounts(reached, self._listed, self._frozen)
+            amounts = self._amounts(self._reached, self._listed, self._frozen)
         except OSError:  # a file is moving
             return None
         oldest_ns = min((time for _, _, time in amounts if time), default=0)

@@ -74,8 +74,9 @@ class DamageReports:
 
 
 def read_damage(folder: Location) -> list[ArchiveDamage]:
-    """Return everything reported in a ``damagePath``, by file and position. Raises ``OSError``."""
+    """Return all that is reported in a ``damagePath``, by file and position. Raises `NsqError`."""
     reports = open_storage(str(folder))
-    texts = (reports.read(each.name) for each in reports.list() if each.name.endswith(SUFFIX))
-    lines = [line for text in texts for line in text.decode().splitlines()]
+    with failing("read", folder):
+        names = [each.name for each in reports.list() if each.name.endswith(SUFFIX)]
+        lines = [line for name in names for line in reports.read(name).decode().splitlines()]
     return sorted(ArchiveDamage(**json.loads(line)) for line in lines)

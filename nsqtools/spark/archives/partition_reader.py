@@ -210,7 +210,7 @@ def read_partition(
     Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
     """
     names = settings.bodies.archived_schema().names if names is None else names
-    for each in partition.ranges if partition is not None else ():
+    for each in partition or ():
         try:
             yield from _Reader(each, settings, names).batches()
         except OSError as exc:

@@ -19,14 +19,14 @@ from nsqtools.archive.storage import failing
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
+    ArchiveListing,
     FileContent,
     Key,
     LineKind,
     ListedFile,
-    listing_of,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
-from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
@@ -64,18 +64,15 @@ class Range:
         return " ".join(map(str, self.key)) if isinstance(self.key, Head) else self.key
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPartition:
-    """What one task reads, in this order."""
-
-    ranges: tuple[Range, ...]
+ReadPartition = tuple[Range, ...]
+"""What one task reads, in this order."""
 
 
 def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
     """Return why a file that no option excludes cannot be read; empty when it can."""
     if content.kind is not LineKind.bodies or content.foreign:
         return content.foreign
-    if not has_index and settings.format is not FileFormat.raw:
+    if not has_index and not settings.raw:
         return (
             "it does not hold messages as nsq to-file writes them; option format=raw reads bodies"
         )
@@ -154,7 +151,7 @@ def pack(
         is_next = before is not None and before.path == each.path
         weight += 0.0 if is_next else file_weight
         if held and total + weight > limit:
-            partitions.append(ReadPartition(tuple(held)))
+            partitions.append(tuple(held))
             held, total, before = [], 0.0, None
         if before is not None and is_next and before.end == each.begin and each.lines:
             held[-1] = replace(before, end=each.end, lines=before.lines + each.lines)
@@ -162,7 +159,7 @@ def pack(
             held.append(each)
         total += weight
     if held:
-        partitions.append(ReadPartition(tuple(held)))
+        partitions.append(tuple(held))
     return partitions
 
 
@@ -207,7 +204,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    listing = listing_of(settings, settings.within)
+    listing = ArchiveListing(settings, settings.within)
     tell = damage_reporter(settings)
 
     def plan() -> list[ReadPartition]:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +24,6 @@ from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.spark.format_options import Options, read_place
-
-MESSAGE_DDL = (
-    "topic string, nsqd string, id string, timestamp timestamp, ts_ns bigint, attempts int, "
-    "body binary"
-)
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
@@ -72,13 +66,6 @@ class Bodies:
 BYTES = Bodies()
 
 
-class FileFormat(Enum):
-    """Which files are read: ``auto`` those of to-file, ``raw`` also files of bare bodies."""
-
-    auto = "auto"
-    raw = "raw"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """What is read, and how."""
@@ -92,7 +79,8 @@ class ReadSettings:
     queried_nsqds: frozenset[str] | None = None
     """The only nsqds that it lets through: their rows need not go to Spark."""
     within: TimeRange = EVER
-    format: FileFormat = FileFormat.auto
+    raw: bool = False
+    """Also files of bare bodies."""
     delimiter: bytes = b"\n"
     topic: str | None = None
     """The topic of files of bare bodies."""
@@ -216,18 +204,22 @@ def archive_settings(options: Options) -> ReadSettings:
             hint="damagePath is a directory shared with executors, or a place in an object store, "
             "for reports of damage.",
         )
-    format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
     settings = ReadSettings(
         paths=tuple(str(read_place("path", path)) for path in paths),
         work_dir=options.location("workDir"),
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
-        format=FileFormat(format),
+        raw=options.choice("format", ("auto", "raw"), default="auto") == "raw",
         delimiter=options.ending("delimiter") or b"\n",
         topic=check_topic(topic) if topic else None,
         damage_path=damage_path,
     )
+    if settings.work_dir is not None and len(settings.stored()) == len(paths):
+        raise ConfigurationError(
+            "workDir is for archives in directories: no file in progress goes on in a bucket",
+            hint="Read both together: the directory of nsq to-file, and the bucket.",
+        )
     return shared_settings(options, settings)
 
 

@@ -57,7 +57,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
-from nsqtools.spark.pyspark_internals import struct_of
+from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
@@ -473,7 +473,7 @@ class DeltaSink:
         ]
         if there:
             root = spark_url(self.output)
-            reader = rows.sparkSession.read.option("basePath", root)
+            reader = rows.sparkSession.read.option("basePath", root).option(GLOB_PATHS, value=False)
             known = reader.schema("topic string, nsqd string, id string").parquet(
                 *(f"{root}/{path}" for path in there)
             )

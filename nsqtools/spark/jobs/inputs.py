@@ -1,8 +1,8 @@
 """Messages to work on, from archives and from Parquet, distinguished by their content.
 
 A file is Parquet when it begins as such; a directory is when the first file in it is. Everything
-else is an archive. Both become the same columns (`MESSAGE_DDL`); Parquet without such columns is
-refused. The output of a stream is read by its log, which leaves out what an interrupted batch
+else is an archive. Both become the same columns (`MESSAGE_COLUMNS`); Parquet without such columns
+is refused. The output of a stream is read by its log, which leaves out what an interrupted batch
 wrote.
 """
 
@@ -23,8 +23,8 @@ from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, contains, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.archives.read_settings import BYTES, MESSAGE_DDL, Bodies
-from nsqtools.spark.pyspark_internals import struct_of
+from nsqtools.spark.archives.read_settings import BYTES, Bodies
+from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
@@ -67,20 +67,20 @@ def refuse_nested(option: str, folder: Location, archives: Location) -> None:
         )
 
 
-MESSAGE_COLUMNS = tuple(column.split()[0] for column in MESSAGE_DDL.split(", "))
+MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
 
 
 def read_messages(
     spark: SparkSession, inputs: Inputs, choice: Choice, used: Collection[str] = MESSAGE_COLUMNS
 ) -> DataFrame:
-    """The chosen messages, with the columns of `MESSAGE_DDL`. Raises `ConfigurationError`.
+    """The chosen messages, with the columns of `MESSAGE_COLUMNS`. Raises `ConfigurationError`.
 
     Of archives only the ``used`` columns are read, and those that the choice is made by.
     """
     tables = table_files((*inputs.parquet, *inputs.delta), choice.is_wanted)
-    ddl = f"{MESSAGE_DDL}, body_bytes binary, date date"
+    columns = struct_of(BYTES.message_schema()).add("body_bytes", "binary").add("date", "date")
     frames = [
-        read_files(spark, root, names, ddl)
+        read_files(spark, root, names, columns)
         .withColumn("body", F.coalesce(F.col("body"), F.col("body_bytes")))
         .select(*MESSAGE_COLUMNS)
         for root, names in tables.items()
@@ -147,24 +147,25 @@ def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
 
 
 def read_files(
-    spark: SparkSession, root: Location, names: Sequence[str], ddl: str | None = None
+    spark: SparkSession, root: Location, names: Sequence[str], columns: StructType | None = None
 ) -> DataFrame:
     """The rows of Parquet files below a root. They are named, by a log where there is one.
 
-    So no jar of Delta is needed, and every version of Spark will do. Without a ``ddl`` there are
-    all columns that some file has; a topic may be called 2026, so the values of partitions are
-    text, and only the date is one. Raises `NotFoundError` where there is nothing, and
+    So no jar of Delta is needed, and every version of Spark will do. Without ``columns`` there are
+    all that some file has; a topic may be called 2026, so the values of partitions are text, and
+    only the date is one. Raises `NotFoundError` where there is nothing, and
     `ConfigurationError` for Parquet of something else.
     """
-    reader = spark.read.option("basePath", spark_url(root)).option("mergeSchema", ddl is None)
+    reader = spark.read.option("basePath", spark_url(root)).option(GLOB_PATHS, value=False)
+    reader = reader.option("mergeSchema", columns is None)
     urls = [f"{spark_url(root)}/{name}" for name in names]
-    if ddl is not None:
+    if columns is not None:
         if not urls:
-            return spark.createDataFrame([], ddl)
-        known = spark.read.parquet(urls[0]).columns
+            return spark.createDataFrame([], columns)
+        known = reader.parquet(urls[0]).columns
         if missing := [name for name in NEEDED if name not in known]:
             raise without_columns(f"{root}/{names[0]}", missing)
-        return reader.schema(ddl).parquet(*urls)
+        return reader.schema(columns).parquet(*urls)
     if not urls:
         raise NotFoundError(f"{root} has no rows yet")
     before = spark.conf.get(INFERENCE) or "true"

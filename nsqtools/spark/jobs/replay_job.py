@@ -32,7 +32,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.archive_files import LineKind, ListedFile, listing_of
+from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
@@ -66,12 +66,8 @@ class ReplayRequest:
             check_topic(topic)
 
     @property
-    def since_ns(self) -> int | None:
-        return self.since.ns if self.since else None
-
-    @property
-    def until_ns(self) -> int | None:
-        return self.until.ns if self.until else None
+    def within(self) -> TimeRange:
+        return TimeRange(self.since and self.since.ns, self.until and self.until.ns)
 
     def job(self) -> dict[str, Any]:
         """What makes two replays the same."""
@@ -149,17 +145,6 @@ PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPublishing:
-    """How it is published. ``options`` are those of the connection and of retrying, for the sink;
-    ``rate`` is messages a second in total, 0 without limit."""
-
-    options: Mapping[str, str]
-    rate: float = 0.0
-    ledger: Location | None = None
-    dead_letters: Location | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayOutcome:
     """How a replay ended. ``is_complete`` is whether all tasks ended, ``error`` is why not, or that
     messages were not published; ``in_doubt`` messages may come twice when it is run again with its
@@ -175,7 +160,8 @@ class ReplayOutcome:
 class ReplayJob:
     """One run: made, then opened with a session, then `count` or `run`.
 
-    ``work`` is a directory for this run alone, and ``shares_work`` whether executors see it, too.
+    ``options`` are those of the sink. ``work`` is a directory for this run alone, and
+    ``shares_work`` whether executors see it, too.
     Raises `NsqError` for what cannot be read or asked for, before there is a session if it can.
     """
 
@@ -183,7 +169,8 @@ class ReplayJob:
         self,
         settings: SparkSettings,
         request: ReplayRequest,
-        publishing: ReplayPublishing,
+        options: Mapping[str, str],
+        ledger: Location | None = None,
         *,
         work: Path,
         shares_work: bool,
@@ -191,9 +178,9 @@ class ReplayJob:
         self.left_out: list[str] = []  # files in progress
         self._settings = settings
         self._request = request
-        self._publishing = publishing
+        self._options = options
+        self._ledger = ledger
         self._outcome_path = work / "outcome.json"
-        ledger = publishing.ledger
         shared = work if shares_work else ledger
         self._damage_path = shared / "damage" if shared else None
         self._is_cancelled = False
@@ -214,8 +201,8 @@ class ReplayJob:
         """Plan what is read, in a session. Raises `NsqError`."""
         self._spark = spark
         with spark_errors(self._settings):
-            within = TimeRange(self._request.since_ns, self._request.until_ns)
-            if self._publishing.ledger is not None:
+            within = self._request.within
+            if self._ledger is not None:
                 if self._plan is None:
                     self._plan = self._new_plan(spark)
                     self._inputs = self._plan.inputs
@@ -241,7 +228,7 @@ class ReplayJob:
 
     def run(self) -> ReplayOutcome:
         """Publish everything. Raises `NsqError` for a ledger that is in use or read-only."""
-        ledger = self._publishing.ledger
+        ledger = self._ledger
         if ledger is None:
             return self._publish()
         with held(ledger, LOCK):
@@ -256,7 +243,9 @@ class ReplayJob:
         try:
             with spark_errors(self._settings):
                 if not self._is_cancelled:
-                    self._rows.write.format("nsq").mode("append").options(**self._options()).save()
+                    self._rows.write.format("nsq").mode("append").options(
+                        **self._sink_options()
+                    ).save()
         except NsqError as exc:
             error = exc
         if self._is_cancelled:
@@ -285,8 +274,8 @@ class ReplayJob:
             request.job(),
             archives,
             parquet,
-            request.since_ns,
-            request.until_ns,
+            request.within.since_ns,
+            request.within.until_ns,
             partition_bytes(sum(parquet.values()), slots),
         )
 
@@ -294,7 +283,7 @@ class ReplayJob:
         """The archive files, as the format ``nsq-archive`` finds and orders them."""
         if not self._inputs.archives:
             return []
-        listing = listing_of(ReadSettings(tuple(map(str, self._inputs.archives))))
+        listing = ArchiveListing(ReadSettings(tuple(map(str, self._inputs.archives))))
         return list(listing.files(lambda damage: None).values())
 
     def _refuse_without_topic(self) -> None:
@@ -312,7 +301,7 @@ class ReplayJob:
         if not inputs.places:
             raise NotFoundError("no file to replay")
         # a ledger needs the same partitions on any cluster
-        partitions = 1 if self._publishing.ledger is not None else 0
+        partitions = 1 if self._ledger is not None else 0
         choice = Choice((), within, request.delimiter, self._damage_path, partitions)
         rows = read_messages(self._spark, inputs, choice)
         if request.where:
@@ -321,19 +310,14 @@ class ReplayJob:
 
     # -- how it is published --------------------------------------------------------------------
 
-    def _options(self) -> dict[str, str]:
-        publishing = self._publishing
-        options = dict(publishing.options) | {"outcomePath": str(self._outcome_path)}
-        if publishing.rate:
+    def _sink_options(self) -> dict[str, str]:
+        options = {**self._options, "outcomePath": str(self._outcome_path)}
+        if "rate" in options:
             parallel = self._spark.sparkContext.defaultParallelism
-            slots = max(1, min(parallel, self._rows.rdd.getNumPartitions()))
-            options |= {"rate": str(publishing.rate), "slots": str(slots)}
-        if publishing.ledger is not None:
-            assert self._plan is not None
+            options["slots"] = str(max(1, min(parallel, self._rows.rdd.getNumPartitions())))
+        if self._plan is not None:
             job = hashlib.sha256(self._plan.encode()).hexdigest()
-            options |= {"ledgerPath": str(publishing.ledger), "ledgerJob": job}
-        if publishing.dead_letters is not None:
-            options["deadLetterPath"] = str(publishing.dead_letters)
+            options |= {"ledgerPath": str(self._ledger), "ledgerJob": job}
         return options
 
     def _found(self) -> tuple[PublishReport, bool]:

@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from nsqtools.archive.catalog import find_inputs, table_files
-from nsqtools.archive.location import Location, absolute, parse_place
+from nsqtools.archive.location import Location, absolute, parse_place, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.files.scratch import scratch_directory
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
-from nsqtools.spark.pyspark_internals import stand_in, struct_of, used_columns
+from nsqtools.spark.pyspark_internals import struct_of
 from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
 if TYPE_CHECKING:
@@ -83,9 +84,12 @@ def named_views(
     ]
 
 
-def places_of(views: Iterable[NamedView]) -> list[Location]:
-    """Return all places of some views."""
-    return [parse_place(path) for view in views for path in view.paths]
+def places_of(views: Iterable[NamedView]) -> tuple[list[Location], list[Location]]:
+    """Return the places of some views that Spark reads, and those that only Python does."""
+    places: tuple[list[Location], list[Location]] = ([], [])
+    for view in views:
+        places[view.kind == ARCHIVE].extend(map(parse_place, view.paths))
+    return places
 
 
 def plan_query(
@@ -101,61 +105,67 @@ def plan_query(
     What is damaged fails the query, or with a ``damage_path`` is left out and written there.
     Raises `NotFoundError` for an unknown table, `ConfigurationError` for what is wrong SQL.
     """
+    archives = [view for view in views if view.kind == ARCHIVE]
+    columns = struct_of(bodies.archived_schema())
     try:
         with spark_errors(settings):
-            used = columns_of_views(spark, views, text, bodies)
             for view in views:
-                _read(spark, view, damage_path, used, bodies).createOrReplaceTempView(view.name)
+                if view.kind != ARCHIVE:
+                    _read_files(spark, view).createOrReplaceTempView(view.name)
+            used = used_columns(spark, [view.name for view in archives], columns, text)
+            for view in archives:
+                reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+                reader = reader.options(**bodies.options())
+                if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
+                    reader = reader.option("filterPushdown", "true")
+                read = used.get(view.name, set(columns.names))
+                rows = load_columns(reader, view.paths, read, bodies)
+                rows.createOrReplaceTempView(view.name)
             return spark.sql(text)
     except NotFoundError as error:
         known = ", ".join(view.name for view in views) or "none, because no path was given"
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
-def columns_of_views(
-    spark: SparkSession, views: Sequence[NamedView], text: str, bodies: Bodies = BYTES
+def used_columns(
+    spark: SparkSession, names: Sequence[str], columns: StructType, text: str
 ) -> dict[str, set[str]]:
-    """Return the columns of archives that a query reads, by view.
+    """Return which of the ``columns`` a query reads of some views, by name.
 
     A view that is not in it may be read in any way: the plan does not show how. Spark does not tell
-    the columns to a data source in Python, so the query is planned over empty views in their place.
+    the columns to a data source in Python, but says what it would read of files: the query is
+    planned over empty ones, and not run.
     """
-    stand_ins = {}
-    columns = struct_of(bodies.archived_schema())
-    for view in views:
-        if view.kind == ARCHIVE:
-            stand_ins[stand_in(spark, view.name, columns)] = view.name
-        else:
-            _read_files(spark, view).createOrReplaceTempView(view.name)
-    try:
-        found = used_columns(spark, text)
-    except Exception as error:  # the query itself fails for the same reason, in a moment
-        if not is_sparks(error):
-            raise
-        return {}
-    return {stand_ins[number]: found[number] for number in stand_ins.keys() & found}
-
-
-def _read(
-    spark: SparkSession,
-    view: NamedView,
-    damage_path: Location | None,
-    used: Mapping[str, Collection[str]],
-    bodies: Bodies,
-) -> DataFrame:
-    if view.kind != ARCHIVE:
-        return _read_files(spark, view)
-    reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
-    reader = reader.options(**bodies.options())
-    if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
-        reader = reader.option("filterPushdown", "true")
-    if view.name not in used:
-        return reader.load(list(view.paths))
-    return load_columns(reader, view.paths, used[view.name], bodies)
+    found: dict[str, set[str]] = {}
+    with scratch_directory("nsq-spark-") as place:
+        try:
+            for number, name in enumerate(names):
+                folder = place / str(number)
+                folder.mkdir()
+                empty = spark.read.schema(columns).parquet(spark_url(folder))
+                empty.createOrReplaceTempView(name)
+            plan = str(spark.sql(f"EXPLAIN FORMATTED {text}").collect()[0][0])
+            for operator in plan.split("\n\n"):
+                scanned = re.search(
+                    rf"^Location: .*{re.escape(str(place))}/(\d+)\]$", operator, re.MULTILINE
+                )
+                if scanned is None:
+                    continue
+                read = re.findall(r"^ReadSchema: struct<(.*)>$", operator, re.MULTILINE)
+                kinds = (cast(StructType, StructType.fromDDL(each)) for each in filter(None, read))
+                used = {name for kind in kinds for name in kind.names}
+                if not read or not used <= set(columns.names):  # a name may have any characters
+                    return {}
+                found.setdefault(names[int(scanned[1])], set()).update(used)
+        except Exception as error:  # the query itself fails for the same reason, in a moment
+            if not is_sparks(error):
+                raise
+            return {}
+    return found
 
 
 def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
-    tables = table_files(places_of([view]))
+    tables = table_files(map(parse_place, view.paths))
     frames = (read_files(spark, root, names) for root, names in tables.items())
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
@@ -166,8 +176,8 @@ class QueryRows:
     def __init__(self, frame: DataFrame) -> None:
         self.columns: list[str] = frame.columns
         self._frame = frame
-        # pyspark has both kinds of timestamps without a zone; one is in that of this process
-        self._is_moment = [isinstance(each.dataType, TimestampType) for each in frame.schema]
+        kinds = [each.dataType for each in frame.schema]
+        self._timed = [each if "timestamp" in each.simpleString() else None for each in kinds]
 
     def first(self, count: int) -> list[Row]:
         """At most ``count`` rows, computed at once."""
@@ -186,8 +196,29 @@ class QueryRows:
         return fields(zip(self.columns, self._values(row), strict=True))
 
     def _values(self, row: Row) -> Iterator[Any]:
-        for value, is_moment in zip(row, self._is_moment, strict=True):
-            yield value.astimezone(UTC) if is_moment and value is not None else value
+        for value, kind in zip(row, self._timed, strict=True):
+            yield value if kind is None else zoned(value, kind)
+
+
+def zoned(value: Any, kind: DataType) -> Any:
+    """A value whose moments are in UTC.
+
+    pyspark has both kinds of timestamps without a zone; one is in that of this process.
+    """
+    if value is None:
+        return None
+    if isinstance(kind, TimestampType):
+        return value.astimezone(UTC)
+    if isinstance(kind, ArrayType):
+        return [zoned(each, kind.elementType) for each in value]
+    if isinstance(kind, MapType):
+        return {
+            zoned(key, kind.keyType): zoned(each, kind.valueType) for key, each in value.items()
+        }
+    if isinstance(kind, StructType):
+        types = [each.dataType for each in kind]
+        return Row(*kind.names)(*map(zoned, value, types))
+    return value
 
 
 def cell(value: Any) -> Plain:

@@ -38,6 +38,9 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
     own_logging: None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
+        monkeypatch.setenv(f"AWS_{name}", "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     (tmp_path / "archive").mkdir()
     (tmp_path / "query.sql").write_text("SELECT 1")
     for arguments, status, line in (
@@ -47,6 +50,8 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give topics (-t TOPIC)"),
         (["ingest", "archive", "-c", "spark", *TO_LAKE], 2, "are for topics"),
         (["ingest", "-t", "clicks", "--skip-damaged", *TO_LAKE], 2, "are for archives"),
+        (["ingest", "s3://b/nsq", *TO_LAKE, "--work-dir", "archive"], 2, "in directories"),
+        (["ingest", "archive", "-o", "s3://b/o", "--checkpoint", "s3://b/c"], 4, "to the store"),
         (["ingest", "-t", "clicks", *TO_LAKE, AWAY], 4, "127.0.0.1:1 (connection refused)"),
         (["replay", "/no/such/path"], 3, "there is no /no/such/path"),
         (["replay", "archive", "--topic", "a="], 2, "invalid --topic 'a='"),
