@@ -11,14 +11,15 @@ import enum
 
 
 class ForwardMode(enum.Enum):
-    """Of nsqd."""
+    """Of nsqd. ``hash``: the same for the same key."""
 
     ROUND_ROBIN = "round-robin"
+    HASH = "hash"
     FAILOVER = "failover"
 
 
 class EndpointMode(enum.Enum):
-    """Of HTTP endpoints. ``hash``: the same for the same key; ``all``: every one of them."""
+    """Of HTTP endpoints. ``all``: each message to every one of them."""
 
     ROUND_ROBIN = "round-robin"
     HASH = "hash"

@@ -26,7 +26,15 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
-from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import (
+    DELIVERED,
+    Circuit,
+    Fate,
+    Outcome,
+    Parcel,
+    Report,
+    check_key,
+)
 from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -213,11 +221,7 @@ class HttpSink:
         settings: HttpSettings,
         pool: HttpPool,
     ) -> None:
-        is_hash = settings.mode is EndpointMode.HASH
-        if is_hash and settings.key is None:
-            raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
-        if settings.key is not None and not is_hash:
-            raise ConfigurationError("--key is for --mode hash")
+        check_key(settings.key, is_hash=settings.mode is EndpointMode.HASH)
         self._settings = settings
         self._builder = builder
         self._is_batched = builder.batch is not None

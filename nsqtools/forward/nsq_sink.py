@@ -1,7 +1,9 @@
 """Messages to other nsqd: a parcel is one MPUB, delivered when nsqd has confirmed it.
 
-The producer chooses among the nsqd that work, and follows those that the nsqlookupd of the
-destination announce; what one of them certainly did not take goes to another.
+With ``round-robin`` and ``failover`` a producer chooses among the nsqd that work, and follows those
+that the nsqlookupd of the destination announce; what one of them certainly did not take goes to
+another. With ``hash`` messages of the same key go to the same of the nsqd that there were at the
+start, and to the next one only while theirs does not work.
 
 No message may come back to where it was: a mirror that feeds itself fills both disks. NSQ's
 messages carry nothing but a body, and the body is not ours to change. So `LoopGuard` knows the
@@ -21,6 +23,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
+from zlib import crc32
 
 from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -37,7 +40,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.forward import ForwardMode
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
@@ -71,27 +74,58 @@ def nsqd_of(destination: ConnectionSettings) -> tuple[str, ...]:
 
 
 class NsqSink:
-    """Publishes to one or several nsqd; ``nsqds`` are those that there were at the start.
+    """Publishes to one or several nsqd. ``key`` gives what ``hash`` goes by: a template's encoder.
 
-    Raises as `nsqd_of`, and `ConfigurationError` for a bad address.
+    ``nsqds`` are those that there were at the start.
+
+    Raises as `nsqd_of` and `check_key`, and `ConfigurationError` for a bad address.
     """
 
     def __init__(
-        self, destination: ConnectionSettings, mode: ForwardMode = ForwardMode.ROUND_ROBIN
+        self,
+        destination: ConnectionSettings,
+        *,
+        mode: ForwardMode = ForwardMode.ROUND_ROBIN,
+        key: Callable[..., bytes] | None = None,
     ) -> None:
+        check_key(key, is_hash=mode is ForwardMode.HASH)
         # what is under way is limited by the forwarder: submitting must not block
-        self._options = destination.client_options(max_outstanding=100_000)
+        self._options = options = destination.client_options(max_outstanding=100_000)
+        self._key = key
+        self._places: dict[Parcel, int] = {}  # of the parts, among the producers
         self.nsqds = nsqd_of(destination)
-        self._producer = Producer(
-            destination.nsqd_tcp_addresses,
-            self._options,
-            lookupd_http_addresses=destination.lookupd_http_addresses,
-            address_map=destination.address_map,
-            mode="failover" if mode is ForwardMode.FAILOVER else "round-robin",
-        )
+        if self._key is not None:  # each begins with another one
+            starts = range(len(self.nsqds))
+            orders = [self.nsqds[at:] + self.nsqds[:at] for at in starts]
+            self._producers = [Producer(order, options) for order in orders]
+            return
+        self._producers = [
+            Producer(
+                destination.nsqd_tcp_addresses,
+                options,
+                lookupd_http_addresses=destination.lookupd_http_addresses,
+                address_map=destination.address_map,
+                mode="failover" if mode is ForwardMode.FAILOVER else "round-robin",
+            )
+        ]
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """One part for each MPUB; a message above the limit is alone."""
+        """One part for each nsqd and MPUB; a message above the limit is alone."""
+        if self._key is None or len(self._producers) == 1:
+            return self._sized(parcel)
+        by_place: dict[int, list[int]] = {}
+        messages = parcel.messages
+        for at, message in enumerate(messages):
+            key = self._key(messages.topic, messages.nsqd, [message])
+            by_place.setdefault(crc32(key) % len(self._producers), []).append(at)
+        parts = []
+        for place, chosen in by_place.items():
+            for part in self._sized(parcel.chosen(chosen)):
+                self._places[part] = place
+                parts.append(part)
+        return parts
+
+    def _sized(self, parcel: Parcel) -> list[Parcel]:
         count, limit = len(parcel), self._options.publish_max_body_size
         if count <= MAX_MESSAGES and mpub_size(()) + parcel.size + SIZE_BYTES * count <= limit:
             if count == 1 or max(map(len, parcel.bodies)) <= self._options.publish_max_msg_size:
@@ -101,8 +135,8 @@ class NsqSink:
         if not middle:
             return [parcel]
         return [
-            *self.parts(parcel.part(0, middle)),
-            *self.parts(parcel.part(middle, count)),
+            *self._sized(parcel.part(0, middle)),
+            *self._sized(parcel.part(middle, count)),
         ]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
@@ -111,8 +145,9 @@ class NsqSink:
         def ended(error: PublishError | None) -> None:
             report(parcel, outcome_of(error))
 
+        producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
-            self._producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
+            producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishInvalid as exc:
             report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
         except PublishError as exc:
@@ -123,7 +158,9 @@ class NsqSink:
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is under way, then close the connections."""
-        self._producer.stop(timeout_s)
+        until = time.monotonic() + timeout_s
+        for producer in self._producers:
+            producer.stop(max(0.1, until - time.monotonic()))
 
 
 def outcome_of(error: PublishError | None) -> Outcome:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
+from nsqtools.errors import ConfigurationError
 from nsqtools.records.prometheus import Metric
 
 
@@ -207,3 +208,11 @@ class Counters:
         yield Metric(
             "nsq_forward_failing", "gauge", "1 while no destination works.", [({}, int(is_failing))]
         )
+
+
+def check_key(key: object | None, *, is_hash: bool) -> None:
+    """Raise `ConfigurationError` for the mode hash without a key, or a key without that mode."""
+    if is_hash and key is None:
+        raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
+    if key is not None and not is_hash:
+        raise ConfigurationError("--key is for --mode hash")

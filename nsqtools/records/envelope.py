@@ -37,7 +37,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.text import escape_text
+from nsqtools.protocol.text import INT64, escape_text
 
 
 class RecordFormat(Enum):
@@ -74,7 +74,6 @@ class MessageLike(Protocol):
 
 quote = getattr(json.encoder, "encode_basestring", json.JSONEncoder(ensure_ascii=False).encode)
 
-INT64 = range(-(2**63), 2**63)
 UINT16 = range(2**16)
 
 

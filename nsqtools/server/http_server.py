@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from html import escape
 from http import HTTPStatus
-from ipaddress import ip_address
 from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
@@ -43,7 +42,13 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.records.prometheus import Metric, metric_lines
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import accept, read_in_pieces, real_address, stop_listening
+from nsqtools.server.listen import (
+    accept,
+    foreign_call,
+    read_in_pieces,
+    real_address,
+    stop_listening,
+)
 from nsqtools.server.loop_meter import page_in_steps
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"
@@ -53,8 +58,6 @@ _METRICS = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 _NSQ = b"X-Nsq-Content-Type: nsq; version=1.0\r\n"
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_OWN_SITES = ("same-origin", "none")
 
 
 class HTTPRefusal(Exception):
@@ -175,43 +178,6 @@ def plain_reply(text: str, status: int = 200) -> Reply:
 async def metrics_reply(metrics: Iterable[Metric], loop: AbstractEventLoop) -> Reply:
     """Answer with a page in Prometheus' text format, which is made in steps."""
     return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics), loop))
-
-
-def foreign_call(method: str, headers: Mapping[str, str], names: Collection[str] | None) -> str:
-    """Return the code to refuse a call with that a web page made a browser send, ``""`` for others.
-
-    The API has no passwords. A page of any site can POST to a port of the machine that shows it,
-    and after DNS rebinding it can call the API under the page's own name. Browsers say so:
-    ``Sec-Fetch-Site`` and ``Origin`` of a state-changing call name the page, and ``Host`` is a name
-    that is not ours. Programs send neither of the first two. The host is looked at only when only
-    this machine can connect, and only DNS names with a dot are foreign: an address cannot be
-    rebound, and names such as ``nsqd`` are those of containers. ``names`` are those of this host;
-    None lets every ``Host`` pass, as does a call of HTTP/1.0 without one.
-    """
-    if method in _SAFE_METHODS:
-        return ""
-    host = headers.get("host", "")
-    if host and names is not None and not is_own_host(host, names):
-        return "FOREIGN_HOST"
-    origin = headers.get("origin", f"//{host}").partition("//")[2]
-    site = headers.get("sec-fetch-site")
-    if site is None:  # of an old browser, or a program
-        is_own = origin.lower() == host.lower()
-    else:
-        is_own = site.lower() in _OWN_SITES
-    return "" if is_own else "FOREIGN_ORIGIN"
-
-
-def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Tell whether a ``Host`` header means this machine: an address, a name without a dot, or one
-    of its ``names``."""
-    name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
-    name, own = name.lower().rstrip("."), map(str.lower, names)
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return bool(name) and ("." not in name or name.endswith(".localhost") or name in own)
-    return True
 
 
 class HTTPApi:

@@ -17,6 +17,7 @@
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
+    minRowsPerTrigger  a batch waits for this many rows, at most maxTriggerDelay (15m)
     failOnDataLoss     false continues without files that are gone
     pollInterval       how often to look for new data (100ms; in an object store 5s)
 

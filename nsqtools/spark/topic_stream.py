@@ -4,8 +4,8 @@
     maxSpoolBytes, maxSpoolRows  pause above, resume below half (default: 1 GiB)
     flushInterval                how long a message waits for others before it is durable (50ms)
     idleTimeout                  a channel that is silent this long is empty: availableNow (2s)
-    pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, failOnDataLoss,
-    partitionBytes, minPartitions, body, schema
+    pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, minRowsPerTrigger,
+    maxTriggerDelay, failOnDataLoss, partitionBytes, minPartitions, body, schema
                                  as of nsq-archive
 
 and those of the connection, see `format_options`.

@@ -43,7 +43,7 @@ from pathlib import Path
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
 from nsqtools.protocol.names import http_url
-from nsqtools.server.http_server import foreign_call, is_own_host
+from nsqtools.server.listen import foreign_call, is_own_host
 
 log = logging.getLogger("nsqtools.web")
 

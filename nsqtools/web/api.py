@@ -7,9 +7,9 @@ What differs from nsqadmin 1.3.0, on purpose:
 - In the answer for a topic the sums of a channel are an object of their own, and every nsqd keeps
   its numbers; nsqadmin adds them into those of the first. The smallest latency is the smallest.
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
-- A change needs ``--allow-changes``. There is no ``/config``.
+- A change needs ``--allow-changes``. ``/config`` can be read and not written.
 - The texts of errors of daemons and of broken JSON are ours.
-- There is no graphite.
+- There is no graphite: ``/api/graphite`` answers as nsqadmin does without one.
 
 Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
@@ -40,7 +40,7 @@ from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import is_valid_name, shown_url
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,
@@ -50,6 +50,7 @@ from nsqtools.protocol.stats import (
     read_stats,
 )
 from nsqtools.protocol.text import go_json
+from nsqtools.web.access import as_ip
 from nsqtools.web.actions import WebContext
 
 HEADERS = {
@@ -58,6 +59,7 @@ HEADERS = {
 }
 CHANGES = {each.value: each for each in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
 CODES = {"Not Found": "NOT_FOUND", "Method Not Allowed": "METHOD_NOT_ALLOWED"}
+LOG_LEVEL = 2  # nsqadmin's number for info
 
 Document = dict[str, Any]
 
@@ -79,7 +81,7 @@ def warning(errors: Iterable[NsqError | None]) -> str:
 
 class Nsqd(NamedTuple):
     """One nsqd and what it says. ``name`` is its broadcast address and HTTP port; ``known`` what
-    each nsqlookupd, by address, says of it; ``info`` what itself does where none knows it."""
+    each nsqlookupd, by address, says of it; ``info`` what it says of itself."""
 
     name: str
     hostname: str
@@ -119,24 +121,20 @@ def gather(
         for entry in nodes:
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
-    answers, failed = cluster.ask(
-        nsqds, lambda client: read_stats(client.stats(topic, channel, clients=clients))
-    )
+
+    def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
+        return client.info(), read_stats(client.stats(topic, channel, clients=clients))
+
+    answers, failed = cluster.ask(nsqds, ask)
     failures = [*failures, *impostors, *failed]
     if failures and not answers:
         raise failed_upstream(cluster, failures)
-    names = {address: cluster.names.get(address, "") for address in answers}
-    unknown = {address: nsqds[address] for address, name in names.items() if name not in entries}
-    infos, _ = cluster.ask(unknown, NsqdHTTPClient.info)
     found = []
-    for address, name in names.items():
+    for address, (info, stats) in answers.items():
+        name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
         registered = entries.get(name, {})
-        info: Document = infos.get(address, {})
-        hosts = [entry.hostname for entry in registered.values()]
-        hostname = hosts[0] if hosts else str(info.get("hostname", ""))
-        if not name:
-            name = f"{info['broadcast_address']}:{info['http_port']}" if info else address
-        found.append(Nsqd(name, hostname, answers[address], registered, info))
+        hosts = [*(entry.hostname for entry in registered.values()), str(info.get("hostname", ""))]
+        found.append(Nsqd(name, hosts[0], stats, registered, info))
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
     return NodeAnswers(found, failures)
 
@@ -442,6 +440,36 @@ def count_messages(context: WebContext, _: Request) -> object:
     return {"stats": dict(sorted(stats.items())), "message": gathered.message}
 
 
+def show_graphite(_: WebContext, request: Request) -> object:
+    query = _query(request)
+    if query.get("metric") != "rate":
+        raise HTTPException(400, "INVALID_ARG_METRIC")
+    if "target" not in query:
+        raise HTTPException(400, "INVALID_ARG_TARGET")
+    raise HTTPException(500, "INTERNAL_ERROR")
+
+
+def show_option(context: WebContext, request: Request) -> object:
+    peer = as_ip(request.client.host if request.client else "")
+    if peer is None or not peer.is_loopback:
+        raise HTTPException(403, "FORBIDDEN")
+    settings, cluster = context.settings, context.cluster
+    options = {
+        "nsqlookupd_http_addresses": list(cluster.lookupds),
+        "nsqd_http_addresses": list(cluster.given),
+        "admin_users": list(settings.admin_users),
+        "acl_http_header": settings.acl_http_header,
+        "base_path": settings.base_path or "/",
+        "http_address": settings.listen,
+        "notification_http_endpoint": shown_url(settings.notification_http_endpoint),
+        "log_level": LOG_LEVEL,
+    }
+    option = request.path_params["option"]
+    if option not in options:
+        raise HTTPException(400, "INVALID_OPTION")
+    return options[option]
+
+
 # -- changes --------------------------------------------------------------------------------------
 
 
@@ -514,18 +542,28 @@ ROUTES: dict[str, dict[str, Answer]] = {
     "/nodes": {"GET": list_nodes},
     "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
     "/counter": {"GET": count_messages},
+    "/graphite": {"GET": show_graphite},
 }
 
 
 def routes(context: WebContext) -> list[BaseRoute]:
-    """Return the routes of ``/api``."""
+    """Return the routes of ``/api`` and ``/config``."""
     handlers: dict[Any, Any] = {
         ConfigurationError: lambda _, error: reply({"message": str(error)}, 400),
         NsqError: lambda _, error: reply({"message": f"UPSTREAM_ERROR: {error}"}, 502),
         HTTPException: _http_error,
     }
-    own = [_route(context, path, answers) for path, answers in ROUTES.items()]
-    return [Mount("/api", Starlette(routes=own, exception_handlers=handlers))]
+    tables = {"/api": ROUTES, "/config": {"/{option}": {"GET": show_option}}}
+    return [
+        Mount(
+            base,
+            Starlette(
+                routes=[_route(context, path, answers) for path, answers in table.items()],
+                exception_handlers=handlers,
+            ),
+        )
+        for base, table in tables.items()
+    ]
 
 
 def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:

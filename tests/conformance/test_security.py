@@ -192,9 +192,6 @@ def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthSer
     question = auth_server.questions[0]
     assert question["secret"] == "s3 cret&"
     assert (question["remote_ip"], question["tls"]) == ("127.0.0.1", "false")
-
-
-def test_a_channel_that_is_not_allowed_is_refused(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", channels=["^mine$"], permissions=["subscribe"])
     with RawClient(auth_nsqd.tcp_address) as client:
         auth(client)

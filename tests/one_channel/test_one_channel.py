@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -19,9 +19,11 @@ from plugins.archives import write_archive
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqlookupd
+from plugins.clusters import ValidJson
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.servers import GoProgram, MakeLookupd, MakeNsqd
+from plugins.servers import DataPath, GoProgram, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -40,23 +42,21 @@ CHANNELS = ("audit", "billing", "email")
 OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=100)
 
 
-class Orders:
-    """A cluster with a topic and a consumer of each channel, which finds nsqd by nsqlookupd."""
+class Consumed:
+    """What came to each channel of a topic, from wherever nsqlookupd says."""
 
-    def __init__(self, lookupd: GoNsqlookupd, nsqd: Nsqd, stack: ExitStack) -> None:
-        self.lookupd, self.nsqd = lookupd, nsqd
-        self.seen: dict[str, list[Message]] = {name: [] for name in CHANNELS}
-        self._stack = stack
+    def __init__(self, lookupd: GoNsqlookupd, stack: ExitStack) -> None:
+        self.seen: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
+        self.lookupd, self._stack = lookupd, stack
 
-    def consume(self, *channels: str, options: ClientOptions = OPTIONS) -> None:
-        for name in channels:
-            address = self.lookupd.http_address
-            consumer = Consumer("orders", name, lookupd_http_addresses=address, options=options)
-            thread = threading.Thread(target=self._take, args=(consumer, self.seen[name]))
-            consumer.start()
-            thread.start()
-            self._stack.callback(thread.join)
-            self._stack.callback(consumer.stop)
+    def begin(self, topic: str, channel: str, options: ClientOptions = OPTIONS) -> None:
+        address = self.lookupd.http_address
+        consumer = Consumer(topic, channel, lookupd_http_addresses=address, options=options)
+        thread = threading.Thread(target=self._take, args=(consumer, self.seen[topic, channel]))
+        consumer.start()
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(consumer.stop)
 
     @staticmethod
     def _take(consumer: Consumer, taken: list[Message]) -> None:
@@ -64,18 +64,37 @@ class Orders:
             taken.extend(batch)
             batch.finish()
 
-    def counts(self, channel: str) -> Counter[bytes]:
-        return Counter(message.body for message in self.seen[channel])
+    def counts(self, topic: str, channel: str) -> Counter[bytes]:
+        return Counter(message.body for message in self.seen[topic, channel])
 
     def options(self, *more: object) -> list[str]:
         http, tcp = self.lookupd.http_address, self.lookupd.tcp_address
-        lookupd = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
-        return ["-c", "billing", *lookupd, *map(str, more)]
+        return ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp, *map(str, more)]
+
+
+class Orders(Consumed):
+    """A cluster with a topic and a consumer of each channel."""
+
+    nsqd: Nsqd
+
+    def consume(self, *channels: str, options: ClientOptions = OPTIONS) -> None:
+        for name in channels:
+            self.begin("orders", name, options)
+
+    def of(self, channel: str) -> list[Message]:
+        return self.seen["orders", channel]
+
+    def options(self, *more: object) -> list[str]:
+        return ["-c", "billing", *super().options(*more)]
 
 
 @pytest.fixture
-def orders(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> Iterator[Orders]:
-    lookupd = nsqlookupd()
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def orders(lookupd: GoNsqlookupd, go_nsqd: MakeNsqd) -> Iterator[Orders]:
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
     nsqd = go_nsqd("-broadcast-address=127.0.0.1", register)
     for name in CHANNELS:
@@ -85,7 +104,9 @@ def orders(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> Iterator[Orders]:
         what="nsqlookupd knows the channels",
     )
     with ExitStack() as stack:
-        yield Orders(lookupd, nsqd, stack)
+        orders = Orders(lookupd, stack)
+        orders.nsqd = nsqd
+        yield orders
 
 
 @pytest.fixture(autouse=True)
@@ -129,10 +150,10 @@ def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
 
     assert result.status == 0, result.err
     assert "nsq: 5 messages consumed\n" in result.err
-    assert sorted(
-        (each.id, each.timestamp_ns, each.attempts) for each in orders.seen["billing"]
-    ) == [(b"%016x" % (n + 1), BEGIN + n * SECOND, 1) for n in range(5)]
-    assert not orders.seen["audit"] + orders.seen["email"]
+    assert sorted((each.id, each.timestamp_ns, each.attempts) for each in orders.of("billing")) == [
+        (b"%016x" % (n + 1), BEGIN + n * SECOND, 1) for n in range(5)
+    ]
+    assert not orders.of("audit") + orders.of("email")
     assert not (tmp_path / "nsqd-billing").exists()
     assert len(orders.lookupd.json("/nodes")["producers"]) == 1
 
@@ -176,8 +197,8 @@ def test_published_lines_reach_one_channel_when_they_are_due(
     result = run_nsq(["pub", "-t", "orders", "a", "b", "--defer", "1s", *orders.options()])
 
     assert result.status == 0, result.err
-    assert orders.counts("billing") == {b"a": 1, b"b": 1}
-    assert not orders.seen["audit"] + orders.seen["email"]
+    assert orders.counts("orders", "billing") == {b"a": 1, b"b": 1}
+    assert not orders.of("audit") + orders.of("email")
 
 
 def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
@@ -217,7 +238,7 @@ def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
     orders.consume("billing")
     status, said = run(archive)
     assert (status, "nsq: 5 messages consumed\n" in said) == (0, True), said
-    assert orders.counts("billing") == {b"old %d" % n: 1 for n in range(5)}
+    assert orders.counts("orders", "billing") == {b"old %d" % n: 1 for n in range(5)}
     assert not place.exists()
 
 
@@ -341,7 +362,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
         f'tls_cert = "{certificates.server.cert}"\ntls_key = "{certificates.server.key}"\n'
     )
     with ExitStack() as stack:
-        orders = Orders(lookupd, nsqd, stack)
+        orders = Orders(lookupd, stack)
         command = ["replay", str(archived(tmp_path / "a.gz", 5)), *orders.options()]
         refused = run_nsq(command)
         assert (refused.status, "asks an auth server" in refused.err) == (2, True), refused.err
@@ -353,7 +374,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
         result = run_nsq([*command, "--nsqd-config", str(config)])
 
     assert (result.status, "has TLS" in result.err) == (0, False), result.err
-    assert len(orders.seen["billing"]) == 5
+    assert len(orders.of("billing")) == 5
 
 
 @pytest.mark.parametrize(
@@ -365,7 +386,7 @@ def test_kills_lose_nothing_and_double_only_what_was_in_flight(
 ) -> None:
     orders.consume(*CHANNELS)
     archive = archived(tmp_path / "a.gz", count)
-    seen = orders.seen["billing"]
+    seen = orders.of("billing")
     command = ["replay", str(archive), *orders.options("--max-depth", 2000)]
     for number in range(1, kills + 1):
         job = spawn_nsq(command)
@@ -380,9 +401,121 @@ def test_kills_lose_nothing_and_double_only_what_was_in_flight(
     _, said = job.communicate(timeout=patience_s(120))
 
     assert job.returncode == 0, said
-    counts = orders.counts("billing")
+    counts = orders.counts("orders", "billing")
     assert counts.keys() == {b"old %d" % n for n in range(count)}
     doubled = counts.total() - count
     print(f"{doubled} of {count} messages came twice after {kills} kills")
     assert doubled <= kills * OPTIONS.max_in_flight
-    assert not orders.seen["audit"] + orders.seen["email"]
+    assert not orders.of("audit") + orders.of("email")
+
+
+# -- nsq drain NODE: each channel of an nsqd is moved exactly, whatever it has, under load -------
+
+TOPICS = ("clicks", "orders", "views")
+
+
+@pytest.fixture
+def source(
+    request: pytest.FixtureRequest, lookupd: GoNsqlookupd, data_path: DataPath, serve: Serve
+) -> Nsqd:
+    kind = getattr(request, "param", GoNsqd)
+    register = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    return serve(
+        kind(data_path(), f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h", register)
+    )
+
+
+def command(source: Nsqd, lookupd: GoNsqlookupd, *more: str) -> list[str]:
+    http, tcp = lookupd.http_address, lookupd.tcp_address
+    place = ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp]
+    return ["drain", source.http_address, *place, *more]
+
+
+def left(source: Nsqd) -> int:
+    return sum(
+        each["depth"] + each["in_flight_count"] + each["deferred_count"]
+        for topic in source.stats()["topics"]
+        for each in topic["channels"]
+    )
+
+
+@pytest.fixture
+def consumed(lookupd: GoNsqlookupd) -> Iterator[Consumed]:
+    with ExitStack() as stack:
+        yield Consumed(lookupd, stack)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [(EmbeddedServer, 40), pytest.param(GoNsqd, 5000, marks=pytest.mark.slow)],
+    indirect=["source"],
+)
+def test_each_channel_gets_what_it_had_and_no_other_gets_it(
+    source: Nsqd,
+    lookupd: GoNsqlookupd,
+    consumed: Consumed,
+    spawn_nsq: SpawnNsq,
+    valid_json: ValidJson,
+    count: int,
+) -> None:
+    expected: dict[tuple[str, str], list[bytes]] = {}
+    with Producer(source.tcp_address) as producer:
+        for topic in TOPICS:
+            for number, channel in enumerate(CHANNELS):  # the later ones have less
+                source.create_channel(topic, channel)
+                bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
+                source.publish(topic, *bodies)  # and wait: the next channel is to have none
+                for known in CHANNELS[: number + 1]:
+                    expected.setdefault((topic, known), []).extend(bodies)
+            producer.publish_deferred(topic, b"deferred", 2.0)
+        with Consumer("orders", "email", nsqd_tcp_addresses=source.tcp_address) as other:
+            other.start()
+            batch = other.next_batch(patience_s(5))
+            assert batch is not None
+            given_back = {message.body for message in batch}
+            batch.requeue(1.0, backoff=False)
+
+        job = spawn_nsq(command(source, lookupd, "--yes", "--json"))
+        for number in range(100):  # under load
+            producer.publish_many("views", [b"meanwhile %d %d" % (number, n) for n in range(10)])
+    meanwhile = [b"meanwhile %d %d" % (number, n) for number in range(100) for n in range(10)]
+    wait_until(lambda: left(source) == 0, what="the nsqd is empty", timeout_s=30)
+    for topic, channel in expected:
+        consumed.begin(topic, channel)
+    out, said = job.communicate(timeout=patience_s(60))
+
+    assert job.returncode == 0, said
+    assert valid_json("drain", out)["left"] == 0
+    for (topic, channel), bodies in expected.items():
+        more = meanwhile if topic == "views" else []
+        assert consumed.counts(topic, channel) == Counter([*bodies, b"deferred", *more])
+    total = sum(map(len, expected.values())) + len(expected) + 3 * len(meanwhile)
+    assert f"nsq: {total} messages moved, 0 left\n".encode() in said
+    assert f"nsq: {total} messages consumed\n".encode() in said
+    attempts = {each.body: each.attempts for each in consumed.seen["orders", "email"]}
+    assert {attempts[body] for body in given_back} == {2}  # as if it had not been moved
+    assert attempts[b"deferred"] == 1
+
+
+def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
+    source: Nsqd, lookupd: GoNsqlookupd, consumed: Consumed, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    source.create_channel("orders", "billing")
+    source.publish("orders", b"a", b"b")
+    drain = command(source, lookupd, "--yes")
+
+    alone = run_nsq([*drain, "--wait", "100ms"])
+    place = next(tmp_path.glob("nsqd-127*"))
+    assert (alone.status, left(source)) == (7, 0), alone.err
+    assert alone.err.endswith(
+        f"nsq: {place.name} has 2 messages, and how far this came: run it again\n"
+    )
+    source.stop()
+    consumed.begin("orders", "billing")
+    result = run_nsq(drain)
+
+    assert result.status == 0, result.err
+    assert f"; what {place.name} has of it is delivered\n" in result.err
+    assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
+    assert not place.exists()
+    assert run_nsq(drain).status == 4

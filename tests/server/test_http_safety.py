@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.raw_client import TIMEOUT_S, RawClient
 from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.http_server import foreign_call, is_own_host
+from nsqtools.server.listen import foreign_call, is_own_host
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -107,16 +107,6 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
 
 
 # publishing
-
-
-def test_many_and_binary_messages_are_published_as_they_are() -> None:
-    binary = publish(b"\0\0\0\2" + sized(b"1\n") + sized(b"2"))
-    many = publish(b"\n".join([b"x"] * 2000)).replace(b"pub?", b"mpub?")
-    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2500)
-        talk(nsqd.http_address, binary.replace(b"pub?", b"mpub?binary=true&"), many)
-        bodies = [client.read_message().body for _ in range(2002)]
-    assert bodies == [b"1\n", b"2", *[b"x"] * 2000]
 
 
 def test_a_request_may_come_in_pieces_and_many_at_once() -> None:

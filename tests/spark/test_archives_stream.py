@@ -470,3 +470,23 @@ def test_an_index_that_was_truncated_and_rewritten_is_followed(tmp_path: Path) -
     writer.write(messages(5, 10))
 
     assert drain(stream, offset)[0] == list(range(5, 10))
+
+
+def test_a_batch_waits_for_enough_rows_but_not_for_ever(tmp_path: Path) -> None:
+    clock = [0.0]
+    write_archive(tmp_path / "a.gz", messages(0, 5))
+    settings = StreamSettings(min_rows=8, max_delay_s=60)
+    stream = ArchiveStream(ReadSettings((str(tmp_path),)), settings, monotonic=lambda: clock[0])
+    start = stream.initial()
+
+    assert stream.latest(start, BatchLimits()) == start
+    write_archive(tmp_path / "b.gz", messages(5, 10))
+    enough = stream.latest(start, BatchLimits())
+    assert enough != start
+    write_archive(tmp_path / "c.gz", messages(10, 11))
+    assert stream.latest(enough, BatchLimits()) == enough
+    clock[0] = 61
+    assert stream.latest(enough, BatchLimits()) != enough
+    write_archive(tmp_path / "d.gz", messages(11, 12))
+    stream.freeze()
+    assert stream.latest(enough, BatchLimits()) != enough

@@ -176,6 +176,9 @@ def test_what_is_wrong_has_the_status_and_code_of_nsqadmin(side: Side) -> None:
         ("/api/topics/orders", "PUT", None),
         ("/api/nodes/nowhere:1", "GET", None),
         ("/api/topics?x=%zz", "GET", None),
+        ("/api/graphite?metric=rate&target=x", "GET", None),
+        ("/api/graphite?metric=other", "GET", None),
+        ("/api/graphite?metric=rate", "GET", None),
         ("/api/topics", "POST", None),
         ("/api/topics", "POST", "{}"),
         ("/api/topics", "POST", '{"topic":"a b"}'),
@@ -184,6 +187,10 @@ def test_what_is_wrong_has_the_status_and_code_of_nsqadmin(side: Side) -> None:
         ("/api/topics/orders", "POST", '{"action":"explode"}'),
         (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "x"),
         (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "{}"),
+        ("/config/nothing", "GET", None),
+        ("/config/log_level", "GET", None),
+        ("/config/admin_users", "GET", None),
+        ("/config/nsqlookupd_http_addresses", "GET", None),
         ("/ping", "GET", None),
     ]
     for path, method, body in same:

@@ -182,7 +182,13 @@ def to_nsq(
         "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts.", DESTINATION
     ),
     mode: ForwardMode = opt(
-        "", "Several: in turn, or the first that works.", DESTINATION, ForwardMode.ROUND_ROBIN
+        "",
+        "Several: in turn, by --key, or the first that works.",
+        DESTINATION,
+        ForwardMode.ROUND_ROBIN,
+    ),
+    key: Callable[..., bytes] | None = opt(
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", DESTINATION, parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
@@ -229,7 +235,7 @@ def to_nsq(
     rename = renamer(destination_topic, map or ())
     for topic in forwarding.topics:
         rename(topic)  # a name that is not one is refused before any daemon is asked
-    sink = NsqSink(destination, mode)
+    sink = NsqSink(destination, mode=mode, key=key)
     keep, pick = json_filters(
         forwarding.keep,
         forwarding.pick,

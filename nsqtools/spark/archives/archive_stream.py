@@ -57,6 +57,7 @@ GONE_TRIES = 4
 GONE_PAUSE_S = 0.05
 
 Sleep = Callable[[float], None]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ class ArchiveStream:
         stream: StreamSettings,
         *,
         sleep: Sleep = time.sleep,
+        monotonic: Clock = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
+        self._last_batch_s = monotonic()
         self._settings = settings
         self._stream = stream
         self._sleep = sleep
@@ -131,10 +135,22 @@ class ArchiveStream:
             self._report_gaps(start, files)
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
-        end = replace(planned_again(find), within=narrowed)
+        end = planned_again(find)
         self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
-        self._reached = end
-        return end
+        self._reached = start
+        if end is not start and not self._waits_for_more():
+            self._last_batch_s = self._monotonic()
+            self._reached = replace(end, within=narrowed)
+        return self._reached
+
+    def _waits_for_more(self) -> bool:
+        """Whether too little is there for a batch, and it has not waited long for more."""
+        waited_s = self._monotonic() - self._last_batch_s
+        is_needless = not self._stream.min_rows or self._frozen is not None
+        if is_needless or waited_s >= self._stream.max_delay_s:
+            return False
+        lag = self.lag()
+        return lag is not None and lag["rows_behind"] < self._stream.min_rows
 
     def freeze(self) -> None:
         """End with what there is now: ``availableNow``."""

@@ -30,6 +30,8 @@ DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
 STORED_POLL_S = 5.0  # every look at an object store is paid for
 
+DEFAULT_MAX_DELAY_S = 900.0
+
 EARLIEST, LATEST = "earliest", "latest"
 
 
@@ -182,6 +184,9 @@ class StreamSettings:
     fail_on_data_loss: bool = True
     limits: BatchLimits = BatchLimits()
     poll_s: float = DEFAULT_POLL_S
+    min_rows: int = 0
+    """A batch waits until this many are there, ``max_delay_s`` at most."""
+    max_delay_s: float = DEFAULT_MAX_DELAY_S
 
 
 def archive_settings(options: Options) -> ReadSettings:
@@ -261,6 +266,9 @@ def stream_settings(options: Options) -> StreamSettings:
 
 def batch_settings(options: Options, poll_s: float) -> StreamSettings:
     """Read what makes a batch of any stream. Raises `ConfigurationError`."""
+    rows, delay_s = options.integer("minRowsPerTrigger"), options.duration_s("maxTriggerDelay")
+    if delay_s is not None and rows is None:
+        raise ConfigurationError("maxTriggerDelay needs minRowsPerTrigger")
     wanted_s = options.duration_s("pollInterval")
     return StreamSettings(
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
@@ -270,6 +278,8 @@ def batch_settings(options: Options, poll_s: float) -> StreamSettings:
             options.integer("maxFilesPerTrigger"),
         ),
         poll_s=poll_s if wanted_s is None else wanted_s,
+        min_rows=rows or 0,
+        max_delay_s=delay_s or DEFAULT_MAX_DELAY_S,
     )
 
 

@@ -29,6 +29,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
+from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import indented, json_tokens
 from nsqtools.web.pages.site import Site
 
@@ -129,30 +130,22 @@ def addresses_with_channels(
 
     Raises `NotFoundError` when no nsqd has the topic, `ConfigurationError` when none is left.
     """
-    stats = cluster.stats(topic)
-    infos, _ = cluster.ask(
-        {report.address: cluster.nsqd(report.address) for report in stats.nodes},
-        lambda client: client.info(),
+
+    answers, failures = cluster.ask_nsqds(
+        lambda client: (client.info(), read_stats(client.stats(topic)).topics or ())
     )
-    found, left_out = [], [f"{failure.error}" for failure in stats.failures]
+    found, left_out = [], [f"{failure.error}" for failure in failures]
     is_known = False
-    for report in stats.nodes:
-        there = [each for each in report.stats.topics or () if each.topic_name == topic]
-        if not there:
-            continue
-        is_known = True
-        info = infos.get(report.address)
-        if channel and channel not in [each.channel_name for each in there[0].channels]:
-            continue
-        if not there[0].channels:
-            left_out.append(
-                f"{report.address}: the topic has no channel there, and its backlog would be lost"
-            )
-        elif info is None:
-            left_out.append(f"{report.address}: no answer")
-        else:
-            announced = Address(str(info.get("broadcast_address")), int(info["tcp_port"]))
-            found.append(str(cluster.reachable(announced)))
+    for address, (info, topics) in answers.items():
+        for there in (each for each in topics if each.topic_name == topic):
+            is_known, names = True, [each.channel_name for each in there.channels]
+            if not names and not channel:
+                left_out.append(
+                    f"{address}: the topic has no channel there, and its backlog would be lost"
+                )
+            elif not channel or channel in names:
+                announced = Address(info["broadcast_address"], info["tcp_port"])
+                found.append(str(cluster.reachable(announced)))
     if not is_known:
         raise NotFoundError(f"no nsqd that answers has the topic {topic}")
     if not found:

@@ -154,6 +154,25 @@ def test_messages_are_held_while_the_destination_is_away(
     assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
+def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, go_nsqd: MakeNsqd) -> None:
+    pair, other = Pair(go_nsqd(), go_nsqd()), go_nsqd()
+    bodies = [b'{"user": "u%d", "n": %d}' % (n % 7, n) for n in range(70)]
+    pair.publish(*bodies)
+    more = ["--destination-nsqd-tcp-address", other.tcp_address, "--no-loop-guard"]
+    result = run_nsq(pair.args("-n", "70", "--mode", "hash", "--key", "{.user}", *more))
+
+    assert result.status == 0, result.err
+    counts = [nsqd.topic_stats(TOPIC)["message_count"] for nsqd in (pair.target, other)]
+    first, second = (
+        bodies_in(nsqd, TOPIC, count)
+        for nsqd, count in zip((pair.target, other), counts, strict=True)
+    )
+    users = [{json.loads(body)["user"] for body in each} for each in (first, second)]
+    assert sorted(first + second) == sorted(bodies)
+    assert users[0].isdisjoint(users[1])
+    assert all(users)
+
+
 def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 2)
     began = time.monotonic()
