@@ -26,8 +26,9 @@ import pyarrow
 from pyarrow import compute, string, types
 from pyarrow import json as arrow_json
 
-from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema, one_array
+from nsqtools.archive.columns import KEYS_OF, message_schema, one_array
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
 _PLACES = ("file", "pos", "date", "hour")
@@ -277,7 +278,7 @@ def _is_time(value: object) -> bool:
 
 
 def load_schema(source: Path | str) -> dict[str, Any]:
-    """Read a JSON Schema of an object, or ``{"fields": [{"name": "user", "type": "int64"}]}``.
+    """Read a JSON Schema of an object.
 
     ``source`` is a file, or the text itself. Returns a JSON Schema. Raises `OutputError` and
     `ConfigurationError`.
@@ -300,11 +301,6 @@ def load_schema(source: Path | str) -> dict[str, Any]:
 
 def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
     """Return the fields of a schema. Raises ``ValueError`` and others for what is none."""
-    if "fields" in document:
-        return [
-            pyarrow.field(str(each["name"]), pyarrow.type_for_alias(each["type"]))
-            for each in document["fields"]
-        ]
     return [
         pyarrow.field(name, _arrow_type(name, of)) for name, of in document["properties"].items()
     ]

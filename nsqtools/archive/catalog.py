@@ -29,7 +29,7 @@ from nsqtools.archive.finding import (
 from nsqtools.archive.layout import PART, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.reader import look_at
+from nsqtools.archive.reader import look_at, rows_of
 from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -263,15 +263,9 @@ def _table_source(archive: ArchiveFile) -> Iterator[Source]:
     topic = table.partition.get("topic")
     others = tuple((name, at) for name, at in table.partition.items() if name not in PARTITIONS)
     source = Source(archive.storage, archive.name, shown, table.bytes, topic, (), others)
-    if topic is not None and None not in (table.rows, table.min_ts_ns, table.max_ts_ns):
-        span = Span(table.min_ts_ns or 0, table.max_ts_ns or 0, table.rows or 0, table.bytes)
-        yield replace(source, spans=(span,))
-        return
-    from nsqtools.archive.parquet import contents_of
-
     try:
-        with failing("read", shown), archive.storage.open(archive.name) as file:
-            found = contents_of(file)
+        with failing("read", shown):
+            found = rows_of(archive)
     except CorruptError as exc:
         yield replace(source, is_timed=False, damage=str(exc))
         return
@@ -280,11 +274,10 @@ def _table_source(archive: ArchiveFile) -> Iterator[Source]:
     is_mixed = 0 < found.untimed < found.rows
     damage = "it has messages with and without a time" if is_mixed else ""
     span = Span(found.min_ts_ns or 0, found.max_ts_ns or 0, found.rows, table.bytes)
-    topics = [topic] if topic is not None else found.topics or [None]
-    for each in topics if found.rows else ():
+    for each in (found.topics or [None]) if found.rows else ():
         is_timed = not found.untimed and each is not None
         of_topic = replace(source, topic=each, spans=(span,), is_timed=is_timed, damage=damage)
-        yield replace(of_topic, is_shared=len(topics) > 1)
+        yield replace(of_topic, is_shared=len(found.topics) > 1)
 
 
 def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:

@@ -27,7 +27,6 @@ import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import pyarrow
@@ -37,16 +36,7 @@ from pyarrow import json as arrow_json
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text, split_lines
-from nsqtools.records.envelope import decode
-
-
-class BodyKind(Enum):
-    """What becomes of bodies: text beside bytes, bytes alone, or text with columns made of it."""
-
-    string = "string"
-    binary = "binary"
-    json = "json"
-
+from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")
 """The columns that identify a message: ids alone repeat between nsqd."""

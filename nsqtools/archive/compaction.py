@@ -47,7 +47,6 @@ from nsqtools.archive.catalog import (
     sources_of,
     table_sources,
 )
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import index_of, manifest_of
 from nsqtools.archive.lease import Held, held
@@ -71,6 +70,7 @@ from nsqtools.archive.slices import (
 from nsqtools.archive.storage import failing, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.records.envelope import BodyKind
 
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 400_000

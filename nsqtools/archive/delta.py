@@ -133,24 +133,28 @@ class DeltaCatalog:
 
     # -- commits --------------------------------------------------------------------------------
 
-    def add_columns(self, fields: Iterable[pyarrow.Field]) -> None:
-        """Add nullable columns; those that are there already are left as they are."""
+    def add_columns(self, fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
+        """Add nullable columns; return those that have another type there, with that type."""
         import pyarrow
         from deltalake import Schema
         from deltalake.exceptions import DeltaError
 
-        for attempt in range(COMMIT_TRIES):
+        fields, tries = list(fields), 0
+        while True:
             table = self._table()
             known = {each.name.lower() for each in table.schema().fields}
             new = [each for each in fields if each.name.lower() not in known]
             if not new:
-                return
+                break
             try:
                 table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
-                return
             except (DeltaError, OSError) as exc:
-                if attempt == COMMIT_TRIES - 1:
+                if (tries := tries + 1) == COMMIT_TRIES:
                     raise self._failure(exc) from exc
+        there = {each.name: each.type for each in self.schema()}
+        return {
+            each.name: there.get(each.name) for each in fields if there.get(each.name) != each.type
+        }
 
     def commit(
         self,

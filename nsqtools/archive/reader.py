@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, Index, Member, TimeRange, index_of, manifest_of
@@ -50,6 +50,9 @@ from nsqtools.files.durable import NEW, copy_of, place, replace_file, sync_folde
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import with_rev
+
+if TYPE_CHECKING:
+    from nsqtools.archive.parquet import Contents
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
@@ -174,26 +177,36 @@ def look_at(archive: ArchiveFile) -> Scan:
 
 
 def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
-    """What a Parquet file holds: by its log or manifest, or by its columns of topic and time."""
+    """What a Parquet file holds: see `rows_of`."""
+    assert archive.table is not None
+    scan.size = archive.table.bytes
+    with failing("read", archive.shown):
+        try:
+            found = rows_of(archive)
+            scan.topics.update(filter(None, found.topics))
+            least, most = found.min_ts_ns or 0, found.max_ts_ns or 0
+            scan.members = [Member(0, scan.size, found.rows, least, most)]
+        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+            scan.damage = _why_unread(exc)
+    return scan
+
+
+def rows_of(archive: ArchiveFile) -> Contents:
+    """Return what a Parquet file holds, by its log or manifest, or else by its footer.
+
+    Raises as `parquet.read`.
+    """
     from nsqtools.archive import parquet
 
     table = archive.table
     assert table is not None
-    scan.size = table.bytes
-    topic, count = table.partition.get("topic"), table.rows
+    topic, rows = table.partition.get("topic"), table.rows
     least, most = table.min_ts_ns, table.max_ts_ns
-    with failing("read", archive.shown):
-        try:
-            if topic is None or count is None:
-                with closing(archive.open()) as file:
-                    found = parquet.contents_of(file)
-                count, least, most = found.rows, found.min_ts_ns, found.max_ts_ns
-                scan.topics.update(filter(None, found.topics))
-        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
-            scan.damage = _why_unread(exc)
-    scan.topics |= {topic} if topic is not None else set()
-    scan.members = [Member(0, scan.size, count or 0, least or 0, most or 0)]
-    return scan
+    if topic is not None and rows is not None and least is not None and most is not None:
+        return parquet.Contents(list(ROW), rows, least, most, 0, [topic])
+    with closing(archive.open()) as file:
+        found = parquet.contents_of(file)
+    return found if topic is None else found._replace(topics=[topic])
 
 
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:

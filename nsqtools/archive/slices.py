@@ -27,13 +27,7 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.columns import (
-    BodyKind,
-    columns_of_bodies,
-    message_schema,
-    micros,
-    read_batches,
-)
+from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
 from nsqtools.archive.members import CorruptError
@@ -43,6 +37,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
+from nsqtools.records.envelope import BodyKind
 
 KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"
@@ -362,16 +357,11 @@ def create_table(
 def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
     """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
     own = [each for each in schema if each.name not in RESERVED]
-    if not own:
-        return
-    table.add_columns(own)
-    there = {each.name: each.type for each in table.schema()}
-    for each in own:
-        if there.get(each.name) != each.type:
-            raise OutputError(
-                f"{each.name} is {there.get(each.name)} in {table.storage.url}, not {each.type}",
-                hint="Give a schema with the types of the table, or another table.",
-            )
+    for name, kind in table.add_columns(own).items() if own else ():
+        raise OutputError(
+            f"{name} is {kind} in {table.storage.url}, not {schema.field(name).type}",
+            hint="Give a schema with the types of the table, or another table.",
+        )
 
 
 def unreadable(source: Source, problem: str) -> NsqError:

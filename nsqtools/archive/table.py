@@ -30,7 +30,7 @@ import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.columns import BodyKind, message_schema, read_batches
+from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, manifest_of
@@ -40,6 +40,7 @@ from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.envelope import BodyKind
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
@@ -298,13 +299,11 @@ class Table:
                 f"{self.storage.url} is partitioned by {', '.join(self.catalog.partition_columns)}",
                 hint="Give --partition-by as it was made, or another table.",
             )
-        self.catalog.add_columns(schema)
-        there = {each.name: each.type for each in self.catalog.schema()}
-        other = [each for each in schema if there.get(each.name) != each.type]
-        if fixed := [each for each in other if each.name in _OWN]:
+        other = self.catalog.add_columns(schema)
+        for name in _OWN & other.keys():
+            here = schema.field(name).type
             raise ConfigurationError(
-                f"{fixed[0].name} is {there.get(fixed[0].name)} in {self.storage.url}, "
-                f"and {fixed[0].type} here",
+                f"{name} is {other[name]} in {self.storage.url}, and {here} here",
                 hint="Give another table, or --body as it was made.",
             )
         return not other

@@ -14,7 +14,6 @@ while messages come for them.
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
 import operator
@@ -35,7 +34,7 @@ from nsqtools.errors import OutputError
 from nsqtools.files.durable import make_folders
 from nsqtools.files.opening import FolderLocks
 from nsqtools.protocol.text import NS
-from nsqtools.records.envelope import encode_lines, encode_many
+from nsqtools.records.envelope import RecordFormat, encode_lines, encode_many
 from nsqtools.records.naming import FileNaming, Rotation, with_rev
 
 log = logging.getLogger("nsqtools")
@@ -57,20 +56,6 @@ THROUGHPUT = {
 """Client options of an archiver, where the user gives none."""
 
 
-class RecordFormat(enum.Enum):
-    """What a message becomes: the envelope of all tools, or its body and a delimiter."""
-
-    jsonl = "jsonl"
-    raw = "raw"
-
-
-class PartitionBy(enum.Enum):
-    """Whose time ``<PARTITION>`` is."""
-
-    arrival = "arrival"
-    message = "message"
-
-
 @dataclass(frozen=True, slots=True)
 class Flush:
     """When messages are made durable and FINished: whichever comes first. ``bytes`` are text."""
@@ -82,7 +67,10 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings:
-    """All of it. ``timezone`` None is local time."""
+    """All of it. ``timezone`` None is local time.
+
+    ``<PARTITION>`` is the time of arrival, or ``by_message_time``.
+    """
 
     directories: Directories
     naming: FileNaming = field(default_factory=FileNaming)
@@ -91,7 +79,7 @@ class ArchiveSettings:
     format: RecordFormat = RecordFormat.jsonl
     delimiter: bytes = b"\n"
     compressor: CompressorFactory = Plain
-    partition_by: PartitionBy = PartitionBy.arrival
+    by_message_time: bool = False
     timezone: tzinfo | None = UTC
     skip_empty_files: bool = True
 
@@ -249,7 +237,7 @@ class FileSet:
         opened_at_s, offset_s = file.part.opened_at_s, self._utc_offset_s(now_s)
         if self._settings.rotation.is_over(opened_at_s, now_s, offset_s, age_s=age_s):
             return True
-        if self._settings.partition_by is PartitionBy.arrival:
+        if not self._settings.by_message_time:
             return file.stem != self.stem(now_s, now_s)
         is_idlest = file is min(self._files.values(), key=lambda other: other.last_used_s)
         is_one_too_many = is_idlest and len(self._files) > MOST_PARTITIONS
@@ -422,7 +410,7 @@ class TopicWriter:
         """The messages of a batch by the stem of the file that they belong in."""
         if not batch:
             return
-        if self._settings.partition_by is PartitionBy.arrival:
+        if not self._settings.by_message_time:
             yield self._files.stem(now_s, now_s), batch
             return
         stems: dict[str, list[Message]] = {}

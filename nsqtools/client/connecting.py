@@ -74,7 +74,7 @@ class _Nsqd:
     """One nsqd that the consumer knows of. Times are readings of the caller's clock."""
 
     delays: RetryDelays
-    is_direct: bool
+    is_direct: bool  # given by the user
     not_before: float
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
@@ -140,9 +140,6 @@ class KnownNsqd:
             self._nsqds.pop(address, None)
         return len(idle) - room
 
-    def __len__(self) -> int:
-        return len(self._nsqds)
-
     def take_due(self, now: float) -> list[Address]:
         """Return the addresses to connect to now; each counts as busy from here on."""
         due = [a for a, p in self._nsqds.items() if self._is_waiting(p) and p.not_before <= now]
@@ -172,17 +169,23 @@ class KnownNsqd:
         nsqd.not_before = now + delay_s
         return delay_s
 
-    def is_looked_for(self, address: Address) -> bool:
-        """Tell whether the next try is a look."""
-        return self._nsqds[address].is_looked_for
-
-    def is_direct(self, address: Address) -> bool:
-        """Tell whether the user gave the address."""
-        return self._nsqds[address].is_direct
+    def __getitem__(self, address: Address) -> _Nsqd:
+        return self._nsqds[address]
 
     @staticmethod
     def _is_waiting(nsqd: _Nsqd) -> bool:
         return nsqd.is_listed and not nsqd.is_busy
+
+
+def warn_of_left_out(count: int, options: ClientOptions) -> None:
+    """Log how many of the nsqd that nsqlookupd announce are not used, if any."""
+    if count > 0:
+        log.warning(
+            "%d of the nsqd that nsqlookupd announces are left out: they are more than "
+            "max_discovered_nsqd (%d)",
+            count,
+            options.max_discovered_nsqd,
+        )
 
 
 class Dialer:
@@ -228,7 +231,7 @@ class Dialer:
             return
         now = self._loop.now()
         for address in self._known.take_due(now):
-            if self._known.is_looked_for(address):
+            if self._known[address].is_looked_for:
                 self._open(address, None, self._looked)
             else:
                 self._connecting += 1
@@ -250,20 +253,13 @@ class Dialer:
             self._options,
             subscribe,
             done,
-            is_announced=not self._known.is_direct(address),
+            is_announced=not self._known[address].is_direct,
             look=self.look if subscribe is not None else None,
         )
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
-        left_out = self._known.listed(addresses, self._loop.now())
-        if left_out:
-            log.warning(
-                "%d of the nsqd that nsqlookupd announces are left out: they are more than "
-                "max_discovered_nsqd (%d)",
-                left_out,
-                self._options.max_discovered_nsqd,
-            )
+        warn_of_left_out(self._known.listed(addresses, self._loop.now()), self._options)
         self.begin()
 
     def ended(
@@ -274,9 +270,9 @@ class Dialer:
         Return whether it depends on a lookup.
         """
         delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
-        is_direct = self._known.is_direct(address)
+        is_direct = self._known[address].is_direct
         again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
-        if self._known.is_looked_for(address):
+        if self._known[address].is_looked_for:
             again = "as soon as nsqd is back"
         log.log(logging.INFO if quietly else logging.WARNING, "%s; trying again %s", error, again)
         self.begin()
@@ -310,7 +306,6 @@ class Dialer:
 # -- on threads of their own ----------------------------------------------------------------------
 
 MAX_THREADS = 8  # by default; of all that ask for work the one that allows most decides
-MAX_DOUBTFUL = MAX_THREADS // 2
 MAX_UNPROVEN = 2  # for one peer
 PROMPT_S = 0.5  # a peer that refuses so fast holds nothing up
 IDLE_S = 2.0

@@ -420,15 +420,11 @@ def identify_body(options: ClientOptions) -> bytes:
     """Return the JSON of the IDENTIFY that the options ask for.
 
     nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (only ``deflate_level`` is
-    clamped), so what nsqd should decide is left out. nsqd before 0.2.22 reads ``long_id`` and
-    ``short_id``.
+    clamped), so what nsqd should decide is left out.
     """
-    name, host = options.reported_client_id, options.reported_hostname
     wire: dict[str, object] = {
-        "client_id": name,
-        "short_id": name,
-        "hostname": host,
-        "long_id": host,
+        "client_id": options.reported_client_id,
+        "hostname": options.reported_hostname,
         "user_agent": options.user_agent,
         "feature_negotiation": True,
         "heartbeat_interval": _milliseconds(options.heartbeat_interval_s),

@@ -292,7 +292,8 @@ class CommonConsumer:
     def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
         """Call ``look`` with topic and nsqd before each subscription from now on, on the thread
         that connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
-        self._io.look_before_subscribing(look)
+        for topic, dialer in self._io.dialers.items():
+            dialer.look = partial(look, topic)
 
     @property
     def is_starved(self) -> bool:
@@ -585,26 +586,27 @@ class Consumer(CommonConsumer):
             ]
             for thread in threads:
                 thread.start()
-            try:
-                self._work(handling)
-            except BaseException:
-                self.begin_stop()  # or the other threads would go on
-                raise
-            finally:
+            self._work(handling)
+            if not stop_signals.ends_now:
                 for thread in threads:
-                    if not stop_signals.ends_now:
-                        thread.join()
-            if stop_signals:
-                self.wait_for_end()
+                    thread.join()
+                if stop_signals:
+                    self.wait_for_end()
         if handling.misuse is not None:
             raise handling.misuse
 
     def _work(self, handling: Handling) -> None:
-        for message in self:
-            handling.handle(message)
-            if handling.misuse is not None:
-                self.begin_stop()
+        """Handle messages until the end; what ends one thread, as SystemExit does, ends all."""
+        try:
+            for message in self:
+                handling.handle(message)
+                if handling.misuse is not None:
+                    break
+            else:
                 return
+        except BaseException as exc:
+            handling.misuse = exc
+        self.begin_stop()
 
 
 # -- the process ----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
+from nsqtools.client.rdy import NORMAL, PROBE_S, Backoff, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -375,7 +375,7 @@ class ConsumerIO:
         self._stop_timer: Timer | None = None
         self._redistributes: Timer | None = None
         self._is_announced = False
-        self._dialers = {
+        self.dialers = {
             topic: Dialer(
                 self.loop,
                 addresses,
@@ -403,7 +403,7 @@ class ConsumerIO:
         self.loop.start()
 
     def _begin(self) -> None:
-        for dialer in self._dialers.values():
+        for dialer in self.dialers.values():
             dialer.begin()
         for topic, discovery in self._discoveries.items():
             discovery.begin(self.loop, partial(self._listed, topic))
@@ -418,7 +418,7 @@ class ConsumerIO:
         if topic in self._expected:
             self._expected.remove(topic)
             self.first_errors += errors
-        self._dialers[topic].listed(addresses)
+        self.dialers[topic].listed(addresses)
         self._settle()
 
     def _connected(self, topic: str, address: Address, result: Connection | NsqError) -> None:
@@ -444,7 +444,7 @@ class ConsumerIO:
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
-        if not self._expected and not any(each.is_connecting for each in self._dialers.values()):
+        if not self._expected and not any(each.is_connecting for each in self.dialers.values()):
             self.settled.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
@@ -474,7 +474,7 @@ class ConsumerIO:
         was_proven: bool = False,
         quietly: bool = False,
     ) -> None:
-        dialer = self._dialers[topic]
+        dialer = self.dialers[topic]
         if dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
             self.look_up_soon(topic)
         try:
@@ -556,7 +556,7 @@ class ConsumerIO:
     def _apply(self, delay_s: float | None) -> None:
         if delay_s is None or self._stopping:
             return
-        if self.backoff.mode is BackoffMode.NORMAL:
+        if self.backoff.mode is NORMAL:
             log.info("backoff is over")
             self.rdy.resume(self.loop.now())
             return
@@ -651,11 +651,6 @@ class ConsumerIO:
                 left_s,
             )
 
-    def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
-        """From now on have topic and nsqd looked at before each SUB (from any thread)."""
-        for topic, dialer in self._dialers.items():
-            dialer.look = partial(look, topic)
-
     def look_up_soon(self, topic: str = "") -> None:
         """Bring the next round of lookups forward, for one topic or all, where there is any."""
         for name, discovery in self._discoveries.items():
@@ -664,7 +659,7 @@ class ConsumerIO:
 
     def _leave_others(self) -> None:
         """Look for no more nsqd, and connect to none."""
-        for dialer in self._dialers.values():
+        for dialer in self.dialers.values():
             dialer.stop()
         for discovery in self._discoveries.values():
             discovery.stop()

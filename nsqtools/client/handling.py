@@ -61,7 +61,8 @@ def _refusal(what: str) -> ConfigurationError:
 class Handling:
     """Calls a handler in several threads or tasks, and notes the messages that they handle.
 
-    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none.
+    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none. And when what
+    it raised is to end more than its thread.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Handling:
         self._answers = answers
         self._on_handled = on_handled
         self._at_work: dict[Message, None] = {}
-        self.misuse: ConfigurationError | None = None
+        self.misuse: BaseException | None = None
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""

@@ -382,7 +382,8 @@ class Producer(CommonProducer):
         ``timeout_s`` is for everything together. When it has passed, the error says whether the
         message may have been published; the default is publish_timeout for each step.
         """
-        self._submit_and_wait(topic, [body], None, timeout_s)
+        self._refuse_own_thread()
+        self._submit(topic, [body], None, timeout_s).wait()
 
     def publish_deferred(
         self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
@@ -391,17 +392,8 @@ class Producer(CommonProducer):
 
         Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
         """
-        self._submit_and_wait(topic, [body], defer_s, timeout_s)
-
-    def _submit_and_wait(
-        self,
-        topic: str,
-        bodies: Sequence[ReadableBuffer],
-        defer_s: float | None,
-        timeout_s: float | None,
-    ) -> None:
         self._refuse_own_thread()
-        self._submit(topic, bodies, defer_s, timeout_s).wait()
+        self._submit(topic, [body], defer_s, timeout_s).wait()
 
     def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
@@ -430,15 +422,7 @@ class Producer(CommonProducer):
             except PublishError as exc:  # no room, or it was stopped: no better for the rest
                 sent += [exc] * (len(parts) - len(sent))
                 break
-        errors: list[PublishError | None] = []
-        for each in sent:
-            try:
-                if isinstance(each, PublishError):
-                    raise each
-                each.wait()
-                errors.append(None)
-            except PublishError as exc:
-                errors.append(exc)
+        errors = [each if isinstance(each, PublishError) else each.exception() for each in sent]
         if error := outcomes.of_parts(list(map(len, parts)), errors):
             raise error
 

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, open_in_background
-from nsqtools.client.connection import LIVENESS_TICK_S, Connection
+from nsqtools.client.connecting import RetryDelays, open_in_background, warn_of_left_out
+from nsqtools.client.connection import Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -399,13 +399,7 @@ class ProducerLinks:
         random.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
         room = max(0, self._options.max_discovered_nsqd - count)
-        if len(new) > room:
-            log.warning(
-                "%d of the nsqd that nsqlookupd announces are left out: they are more than "
-                "max_discovered_nsqd (%d)",
-                len(new) - room,
-                self._options.max_discovered_nsqd,
-            )
+        warn_of_left_out(len(new) - room, self._options)
         self._links += [ProducerLink(each, self._user, is_announced=True) for each in new[:room]]
         self._links.sort(key=lambda link: not link.is_listed)
 
@@ -472,7 +466,6 @@ class ProducerIO:
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, policy.mode, self)
-        self._has_others = len(addresses) > 1 or discovery is not None
         self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
         self._queue = PublishQueue(
@@ -494,9 +487,7 @@ class ProducerIO:
         self.loop.start()
 
     def _begin(self) -> None:
-        tick_s = OVERDUE_S if self._has_others else LIVENESS_TICK_S
-        interval_s = min(tick_s, self.options.publish_timeout_s / 4)
-        self.loop.call_each(interval_s, self._watch)
+        self.loop.call_each(min(OVERDUE_S, self.options.publish_timeout_s / 4), self._watch)
         self.loop.call_each(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
         self.links.begin()
 

@@ -96,19 +96,8 @@ class Publication(Future[None]):
     the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_failure",
-        "_state",
-        "_waiters",
-        "bodies",
-        "defer_s",
-        "is_settled",
-        "size",
-        "submitted_at",
-        "topic",
-    )
     _condition = threading.Condition(_settling)
+    _state = RUNNING
     _result = None
 
     topic: str
@@ -116,8 +105,8 @@ class Publication(Future[None]):
     size: int
     submitted_at: float
     defer_s: float | None
-    is_settled: bool
-    _failure: Failure | None
+    is_settled = False
+    _failure: Failure | None = None
     _waiters: list[Any]  # locks of `exception`, and what concurrent.futures adds
     _callbacks: tuple[Callable[[Any], object], ...] | None
 
@@ -195,15 +184,11 @@ class PendingPublication(Publication):
     ``Future.__init__`` is not called: a condition for each would cost as much as a publish.
     """
 
-    __slots__ = (
-        "failed_at",
-        "is_alone",
-        "is_written",
-        "may_be_stored",
-        "parts",
-        "splits",
-        "timeout_s",
-    )
+    failed_at = 0.0  # for the first time
+    parts: Parts | None = None  # of which it is one
+    is_written = False  # handed to a connection
+    may_be_stored = False  # by an earlier attempt
+    is_alone = False  # must not be joined with others
 
     def __init__(
         self,
@@ -221,18 +206,10 @@ class PendingPublication(Publication):
         self.size = size
         self.submitted_at = submitted_at
         self.defer_s = defer_s
-        self.is_settled = False
-        self._state = RUNNING
-        self._failure = None
         self._waiters = []
         self._callbacks = () if on_settled is None else (on_settled,)
         self.timeout_s = timeout_s
         self.splits = splits
-        self.failed_at = 0.0  # for the first time
-        self.parts: Parts | None = None  # of which it is one
-        self.is_written = False  # handed to a connection
-        self.may_be_stored = False  # by an earlier attempt
-        self.is_alone = False  # must not be joined with others
 
     def encode(self) -> bytes:
         """Return the command for nsqd."""

@@ -33,7 +33,6 @@ level keeps its meaning at the cap, and a message given up unseen does not count
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -48,11 +47,8 @@ LENT_SHARE = 0.08  # of the time of busy connections
 
 K = TypeVar("K", bound=Hashable)
 
-
-# modes; no enum, as looking up a member of one costs as much as a call
-_SHARING = "sharing"
-_HELD = "held"  # backoff waits: no connection has RDY
-_TESTING = "testing"  # backoff tests: one connection has RDY 1
+# modes of backoff; no enum, as looking up a member of one costs as much as a call
+NORMAL, WAIT, TEST = "normal", "wait", "test"
 
 
 @dataclass(slots=True)
@@ -102,20 +98,17 @@ class ReadyControl(Generic[K]):
         self._sharers = 0  # connections that are not closing
         self._even_share = 0  # what each of them gets, but for its cap
         self.is_scarce = False  # some connections must wait for RDY
-        self._mode = _SHARING
+        self._mode = NORMAL
         self._tester: K | None = None
         self._next_loan = 0.0
 
     def __getitem__(self, key: K) -> ReadyState:
         return self._states[key]
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     @property
     def rotates(self) -> bool:
         """Tell whether connections without messages pass RDY on."""
-        return self.is_scarce or (self._mode == _TESTING and self._sharers > 1)
+        return self.is_scarce or (self._mode == TEST and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
@@ -144,7 +137,7 @@ class ReadyControl(Generic[K]):
         """A connection has subscribed."""
         self._states[key] = ReadyState(cap, last_message=now, last_change=now)
         self._count_sharers(1)
-        if self._mode == _SHARING:
+        if self._mode == NORMAL:
             self._lower_to_share(now)
             self._set(key, 1, now)
         self._find_tester(now)
@@ -159,7 +152,7 @@ class ReadyControl(Generic[K]):
         self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
-        if self._mode == _SHARING:
+        if self._mode == NORMAL:
             self._raise_to_share(now)
         self._find_tester(now)
 
@@ -187,7 +180,7 @@ class ReadyControl(Generic[K]):
             self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
-        if rdy < self._even_share and self._mode == _SHARING and not state.closing:
+        if rdy < self._even_share and self._mode == NORMAL and not state.closing:
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
@@ -201,7 +194,7 @@ class ReadyControl(Generic[K]):
         self.in_flight -= count
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
-        if self._mode == _SHARING:
+        if self._mode == NORMAL:
             if not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
@@ -216,7 +209,7 @@ class ReadyControl(Generic[K]):
         self.max_in_flight = max_in_flight
         self._count_sharers(0)
         self._wanting.clear()
-        if self._mode == _SHARING:
+        if self._mode == NORMAL:
             self._lower_to_share(now)
             self._raise_to_share(now)
         elif max_in_flight == 0:
@@ -225,7 +218,7 @@ class ReadyControl(Generic[K]):
 
     def hold(self, now: float) -> None:
         """Backoff begins to wait: RDY 0 everywhere."""
-        self._mode = _HELD
+        self._mode = WAIT
         self._tester = None
         self._wanting.clear()
         for key in self._states:
@@ -233,26 +226,25 @@ class ReadyControl(Generic[K]):
 
     def test(self, now: float) -> bool:
         """Backoff tests: give RDY 1 to one connection. Return whether there is one to test on."""
-        testable = [key for key, state in self._states.items() if not state.closing]
-        if not testable:
+        if not self._sharers:
             return False
-        self._mode = _TESTING
+        self._mode = TEST
         self._tester = None
         self._find_tester(now)
         return True
 
     def resume(self, now: float) -> None:
         """Backoff is over: share again."""
-        self._mode = _SHARING
+        self._mode = NORMAL
         self._tester = None
         self._lower_to_share(now)
         self._raise_to_share(now)
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode == _HELD or not self._states:
+        if self._mode == WAIT or not self._states:
             return
-        if self._mode == _TESTING:
+        if self._mode == TEST:
             self._move_idle_tester(now)
         elif self.is_scarce:
             self._rotate(now)
@@ -334,7 +326,7 @@ class ReadyControl(Generic[K]):
         its RDY 1 takes effect as soon as its own messages are answered, and adds nothing until
         then.
         """
-        if self._mode != _TESTING or self._tester is not None or self.max_in_flight == 0:
+        if self._mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
         keys = [key for key, state in self._states.items() if not state.closing]
         idle = [key for key in keys if not self._states[key].in_flight]
@@ -419,12 +411,6 @@ class ReadyControl(Generic[K]):
 # -- backoff --------------------------------------------------------------------------------------
 
 
-class BackoffMode(enum.Enum):
-    NORMAL = "normal"
-    WAIT = "wait"
-    TEST = "test"
-
-
 class Backoff:
     """The machine. Each event returns None, or for how many seconds to send RDY 0 everywhere, until
     `expire`; in mode NORMAL 0: RDY is restored on every connection.
@@ -446,7 +432,7 @@ class Backoff:
         self._full_jitter = full_jitter
         self._rng = rng or random.Random()
         self.level = 0
-        self.mode = BackoffMode.NORMAL
+        self.mode = NORMAL
 
     def ceiling_s(self, level: int) -> float:
         """Return the delay of a level in seconds, before jitter."""
@@ -455,9 +441,9 @@ class Backoff:
 
     def failure(self) -> float | None:
         """A message was requeued with backoff."""
-        if self.mode is BackoffMode.WAIT or self._maximum_s <= 0:
+        if self.mode is WAIT or self._maximum_s <= 0:
             return None
-        if self.mode is BackoffMode.NORMAL:
+        if self.mode is NORMAL:
             self.level = 1
         elif self.ceiling_s(self.level) < self.ceiling_s(self.level + 1):
             self.level += 1  # not where it would lengthen nothing, only the way back
@@ -465,23 +451,23 @@ class Backoff:
 
     def success(self) -> float | None:
         """A message was finished by its handler."""
-        if self.mode is not BackoffMode.TEST:
+        if self.mode is not TEST:
             return None
         self.level -= 1
         if self.level > 0:
             return self._wait()
-        self.mode = BackoffMode.NORMAL
+        self.mode = NORMAL
         return 0.0
 
     def neutral(self) -> float | None:
         """A message was requeued without backoff."""
-        return self._wait() if self.mode is BackoffMode.TEST else None
+        return self._wait() if self.mode is TEST else None
 
     def expire(self) -> None:
         """The timer ran out and a connection was found to test with RDY 1."""
-        self.mode = BackoffMode.TEST
+        self.mode = TEST
 
     def _wait(self) -> float:
-        self.mode = BackoffMode.WAIT
+        self.mode = WAIT
         ceiling_s = self.ceiling_s(self.level)
         return self._rng.uniform(0, ceiling_s) if self._full_jitter else ceiling_s

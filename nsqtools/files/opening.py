@@ -33,7 +33,8 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -79,15 +80,10 @@ def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
     """
     descriptor = _open(path, flags | os.O_NOFOLLOW, mode)
     owner = os.fstat(descriptor).st_uid
-    if is_planted(owner, path.parent.stat()):
+    if owner not in (os.geteuid(), 0, path.parent.stat().st_uid):
         os.close(descriptor)
         raise NotOursError(errno.EPERM, f"it belongs to another user, {_name_of(owner)}", str(path))
     return descriptor
-
-
-def is_planted(owner: int, folder: os.stat_result) -> bool:
-    """Return whether what is in a directory was put there by a user who may not replace it."""
-    return owner not in (os.geteuid(), 0, folder.st_uid)
 
 
 def _name_of(user: int) -> str:
@@ -132,30 +128,24 @@ def walk(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Iterate over a directory and all below it, each once: its path, and the names of its files.
 
-    Those behind links come last, and not those behind a link that another user planted. The errors
-    of directories that cannot be listed go to ``on_error``.
+    Those behind links come last. The errors of directories that cannot be listed go to
+    ``on_error``.
     """
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, ...]] = set()
     waiting = [str(root)]
     while waiting:
         links: list[str] = []
-        for top in waiting:
-            for folder, folders, names in os.walk(top, onerror=on_error):
-                try:
-                    status = os.stat(folder)
-                except FileNotFoundError:  # removed meanwhile
-                    continue
-                if (status.st_dev, status.st_ino) in seen:
-                    folders.clear()
-                    continue
-                seen.add((status.st_dev, status.st_ino))
-                folders.sort()
-                for path in (os.path.join(folder, each) for each in folders):
-                    with suppress(FileNotFoundError):
-                        link = os.lstat(path)
-                        if stat.S_ISLNK(link.st_mode) and not is_planted(link.st_uid, status):
-                            links.append(path)
-                yield Path(folder), sorted(names)
+        for folder, folders, names in chain.from_iterable(
+            os.walk(top, onerror=on_error) for top in waiting
+        ):
+            state = state_of(folder)
+            if state is None or state[:2] in seen:
+                folders.clear()
+                continue
+            seen.add(state[:2])
+            folders.sort()
+            links += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
+            yield Path(folder), sorted(names)
         waiting = links
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.text import INT32, INT64, go_members
+from nsqtools.protocol.text import INT32, INT64, escape_line, go_members
 
 _COUNTS = struct.Struct(">II")
 
@@ -160,9 +160,10 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         value = reply.get(field.name)
         if value is None:
             continue
-        if type(value) is not type(field.default):
-            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={value!r}")
-        known[field.name] = value
+        kind = type(field.default)
+        if type(value) is not kind or (kind is int and value not in INT64):
+            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={str(value)[:60]!r}")
+        known[field.name] = escape_line(value) if isinstance(value, str) else value
     decoded = IdentifyReply(**known)
     if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")

@@ -5,8 +5,9 @@ escapes what Go's encoder escapes, and what they are sent as JSON is read by the
 decoder.
 
 Durations, ``250ms``, ``30s``, ``1h30m``, ``1.5h``: the grammar is Go's (time.ParseDuration), a
-sign, then numbers each with a unit, and a unit is needed except after 0. Inside the program a
-duration is a float of seconds, or an int of nanoseconds where its name ends in ``_ns``.
+sign, then numbers each with a unit, and a unit is needed except after 0. All together fit in 64
+bits of nanoseconds. Inside the program a duration is a float of seconds, or an int of nanoseconds
+where its name ends in ``_ns``.
 
 Text of others, made harmless; nothing else does it. A name, body or error text of a peer can hold
 escape sequences that steer a terminal, controls that reverse how a line reads, and newlines that
@@ -132,12 +133,15 @@ def parse_duration(text: str) -> float:
     """Return the duration in seconds. Raises ``ValueError`` naming what is wrong."""
     if text.strip("+-") == "0" and len(text) <= 2:
         return 0.0
-    if not _DURATION.fullmatch(text):
-        lacks_unit = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", text, re.ASCII)
-        reason = "has no unit" if lacks_unit else "is not a duration"
-        raise ValueError(f"{text!r} {reason}; write 250ms, 30s, 5m or 1h30m")
-    total = sum(float(number) * _UNIT_S[unit] for number, unit in _PARTS.findall(text))
-    return -total if text.startswith("-") else total
+    reason = "is not a duration"
+    if _DURATION.fullmatch(text):
+        total = sum(float(number) * _UNIT_S[unit] for number, unit in _PARTS.findall(text))
+        if total < INT64.stop / NS:
+            return -total if text.startswith("-") else total
+        reason = "is beyond 292 years"
+    elif re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", text, re.ASCII):
+        reason = "has no unit"
+    raise ValueError(f"{text!r} {reason}; write 250ms, 30s, 5m or 1h30m")
 
 
 def format_duration(seconds: float) -> str:

@@ -23,6 +23,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -56,6 +57,7 @@ class InputPlace(NamedTuple):
 BEGIN = InputPlace(0, 0, 0)
 
 
+@dataclass(slots=True, eq=False)
 class InputBatch(Generic[Record]):
     """The records that were read together, and those of them that were not confirmed.
 
@@ -64,15 +66,12 @@ class InputBatch(Generic[Record]):
     help. ``end`` is where the input stood after it.
     """
 
-    __slots__ = ("awaited", "end", "is_taken", "lacking", "records", "retryable")
-
-    def __init__(self, records: Sequence[Record], end: InputPlace = BEGIN) -> None:
-        self.records = records
-        self.end = end
-        self.retryable = False
-        self.lacking: dict[int, Collection[str] | None] = {}
-        self.awaited = 0
-        self.is_taken = False
+    records: Sequence[Record]
+    end: InputPlace = BEGIN
+    retryable: bool = False
+    lacking: dict[int, Collection[str] | None] = field(default_factory=dict)
+    awaited: int = 0
+    is_taken: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -318,11 +317,11 @@ def repeated(
 
 def check_template(text: bytes) -> None:
     """Raise `ConfigurationError` for a field whose form cannot be."""
-    for field in _FIELD.finditer(text):
+    for found in _FIELD.finditer(text):
         try:
-            filled(field[0], 1)
+            filled(found[0], 1)
         except (ValueError, UnicodeDecodeError) as error:
-            shown = field[0].decode("utf-8", "replace")
+            shown = found[0].decode("utf-8", "replace")
             raise ConfigurationError(
                 f"cannot fill in {shown}", hint="Write {n}, {n:05d}, {uuid}, {now} or {now:%H:%M}."
             ) from error

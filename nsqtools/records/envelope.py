@@ -33,10 +33,26 @@ import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.text import escape_text
+from nsqtools.protocol.text import INT64, escape_text
+
+
+class RecordFormat(Enum):
+    """What a message becomes in a file: the envelope of all tools, or its body and a delimiter."""
+
+    jsonl = "jsonl"
+    raw = "raw"
+
+
+class BodyKind(Enum):
+    """What becomes of bodies in tables: text beside bytes, bytes alone, or text with columns."""
+
+    string = "string"
+    binary = "binary"
+    json = "json"
 
 
 class MessageLike(Protocol):
@@ -58,7 +74,6 @@ class MessageLike(Protocol):
 
 quote = getattr(json.encoder, "encode_basestring", json.JSONEncoder(ensure_ascii=False).encode)
 
-INT64 = range(-(2**63), 2**63)
 UINT16 = range(2**16)
 
 

@@ -45,7 +45,7 @@ def _value(escape: re.Match[str]) -> bytes:
     raise ValueError(f"unknown escape {escape[0]!s}; known are \\n \\t \\r \\0 \\xNN \\\\")
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 
 
 class Moment(NamedTuple):

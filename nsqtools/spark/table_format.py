@@ -21,11 +21,12 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.catalog import PARTITIONS
-from nsqtools.archive.columns import BodyKind, message_schema
+from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
 from nsqtools.archive.slices import Slot, body_kind, draft_for, fitted, publish
 from nsqtools.archive.storage_objects import open_storage
+from nsqtools.records.envelope import BodyKind
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

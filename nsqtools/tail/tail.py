@@ -17,9 +17,10 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
@@ -52,12 +53,13 @@ class LimitWatch:
     def __init__(self, limits: RunLimits, now: float) -> None:
         self._counts = {"": 0}
         self._limits = limits
-        self._ends_at = None if limits.for_s is None else now + limits.for_s
+        self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
+        self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
         self._last = now
 
     def left_s(self, now: float) -> float:
         """Return the seconds until the run has to end."""
-        return math.inf if self._ends_at is None else max(0.0, self._ends_at - now)
+        return max(0.0, self._ends_at - now)
 
     def saw_message(self, now: float) -> None:
         """Something came: the stream is not idle."""
@@ -81,18 +83,14 @@ class LimitWatch:
         """Return the limit that is reached, if one is."""
         if self._limits.count is not None and max(self._counts.values()) >= self._limits.count:
             return End.COUNT
-        if self._ends_at is not None and now >= self._ends_at:
+        if now >= self._ends_at:
             return End.TIME
-        if self._limits.idle_s is not None and now - self._last >= self._limits.idle_s:
-            return End.IDLE
-        return None
+        return End.IDLE if now - self._last >= self._idle_s else None
 
     def wait_s(self, now: float) -> float | None:
         """Return how long to wait for a message before looking at `end` again."""
-        ends = [] if self._ends_at is None else [self._ends_at]
-        if self._limits.idle_s is not None:
-            ends.append(self._last + self._limits.idle_s)
-        return max(0.0, min(ends) - now) if ends else None
+        end = min(self._ends_at, self._last + self._idle_s)
+        return None if end == math.inf else max(0.0, end - now)
 
     @property
     def falls_short(self) -> bool:
@@ -120,11 +118,9 @@ class Tail:
         self,
         topics: Sequence[str],
         channel: str,
+        connection: ConnectionSettings,
         *,
-        nsqd_tcp_addresses: Sequence[str],
-        lookupd_http_addresses: Sequence[str] = (),
         options: ClientOptions,
-        address_map: Mapping[str, str] | None = None,
         write: Callable[[bytes], None],
         encode: Encode,
         keep: Callable[[Message], bool] | None = None,
@@ -144,15 +140,14 @@ class Tail:
         self._on_tick = on_tick
         self._not_waited_for = not_waited_for
         self._look = look
-        self._met: set[tuple[str, str]] = set()  # topics, and nsqd that they were consumed from
         self._next_tick = 0.0
         self._consumer = Consumer(
             topics,
             channel,
-            nsqd_tcp_addresses=nsqd_tcp_addresses,
-            lookupd_http_addresses=lookupd_http_addresses,
+            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=connection.lookupd_http_addresses,
             options=options,
-            address_map=address_map,
+            address_map=connection.address_map,
         )
         self._watch = LimitWatch(self._limits, 0.0)
 
@@ -186,8 +181,7 @@ class Tail:
             wait_s = self._watch.left_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=wait_s)
             if self._look is not None:
-                self._met = {(t, nsqd) for t, nsqds in self.connections.items() for nsqd in nsqds}
-                self._consumer.look_before_subscribing(self._look_at_newcomer)
+                self._look_at_newcomers(self._look)
             return self._pump()
         finally:
             self._consumer.stop()
@@ -200,11 +194,16 @@ class Tail:
         """Ask `run` to end with what nsqd has sent already: that is still written."""
         self._consumer.begin_stop(drain=True)
 
-    def _look_at_newcomer(self, topic: str, nsqd: Address) -> None:
-        """What waits at one that is met again was published meanwhile, for this tail as well."""
-        if self._look is not None and (topic, str(nsqd)) not in self._met:
-            self._look(topic, nsqd)
-            self._met.add((topic, str(nsqd)))
+    def _look_at_newcomers(self, look: Callable[[str, Address], None]) -> None:
+        """What waits at an nsqd that is met again was published meanwhile, for this tail, too."""
+        met = {(topic, nsqd) for topic, nsqds in self.connections.items() for nsqd in nsqds}
+
+        def look_once(topic: str, nsqd: Address) -> None:
+            if (topic, str(nsqd)) not in met:
+                look(topic, nsqd)
+                met.add((topic, str(nsqd)))
+
+        self._consumer.look_before_subscribing(look_once)
 
     def _pump(self) -> End:
         while True:
@@ -281,16 +280,14 @@ class Peeked:
 def peek(
     topic: str,
     channel: str,
+    connection: ConnectionSettings,
     count: int,
     show: Callable[[Sequence[Message]], None],
     *,
     keep: Callable[[Message], bool] | None = None,
     look_at: int = 0,
     there: int | None = None,
-    nsqd_tcp_addresses: Sequence[str],
-    lookupd_http_addresses: Sequence[str] = (),
     options: ClientOptions,
-    address_map: Mapping[str, str] | None = None,
     idle_s: float,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
@@ -303,14 +300,15 @@ def peek(
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
-    spread = LEAST_IN_FLIGHT if lookupd_http_addresses else len(nsqd_tcp_addresses)
+    nsqds, lookupds = connection.nsqd_tcp_addresses, connection.lookupd_http_addresses
+    spread = LEAST_IN_FLIGHT if lookupds else len(nsqds)
     consumer = Consumer(
         topic,
         channel,
-        nsqd_tcp_addresses=nsqd_tcp_addresses,
-        lookupd_http_addresses=lookupd_http_addresses,
+        nsqd_tcp_addresses=nsqds,
+        lookupd_http_addresses=lookupds,
         options=replace(options, max_in_flight=max(most, spread)),
-        address_map=address_map,
+        address_map=connection.address_map,
     )
     held: list[Batch] = []
     kept: list[Message] = []

@@ -21,7 +21,6 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
 from nsqtools.archive.catalog import DAY_NS, find_inputs, table_files
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.compaction import (
     Compaction,
     Selection,
@@ -39,7 +38,7 @@ from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, ru
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import encode_many
+from nsqtools.records.envelope import BodyKind, encode_many
 
 SECOND = 10**9
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z

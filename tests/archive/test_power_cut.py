@@ -15,8 +15,9 @@ from plugins.power_cut import PowerCut
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, recover
-from nsqtools.archive.topic_writer import ArchiveSettings, RecordFormat, TopicWriter
+from nsqtools.archive.topic_writer import ArchiveSettings, TopicWriter
 from nsqtools.files.durable import replace_file
+from nsqtools.records.envelope import RecordFormat
 from nsqtools.records.naming import FileNaming, Rotation
 
 

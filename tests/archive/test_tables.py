@@ -18,7 +18,6 @@ from plugins.object_store import Bucket
 from nsqtools.archive import parquet
 from nsqtools.archive.body_columns import BodyColumns, fields_of, json_schema
 from nsqtools.archive.columns import (
-    BodyKind,
     batch_of_bodies,
     exact_columns,
     fast_columns,
@@ -33,7 +32,7 @@ from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.table import TablePlan
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import encode_many
+from nsqtools.records.envelope import BodyKind, encode_many
 
 BASE_NS = 1_700_000_000_000_000_123
 MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n) for n in range(5)]

@@ -21,13 +21,12 @@ from nsqtools.archive.topic_archiver import SETTLED_S, Flush, Quota, TopicArchiv
 from nsqtools.archive.topic_writer import (
     ArchiveSettings,
     ArchiveTotals,
-    PartitionBy,
-    RecordFormat,
     TopicWriter,
     WriteFailed,
 )
 from nsqtools.client.consumer import Consumer
 from nsqtools.files.opening import FolderLocks
+from nsqtools.records.envelope import RecordFormat
 from nsqtools.records.naming import FileNaming, Rotation
 
 
@@ -217,7 +216,7 @@ def test_what_failed_is_not_known_to_the_next_run(
 
 
 def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> None:
-    writer = topic.writer(partition_by=PartitionBy.message)
+    writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1), NOW_S)
     writer.take(topic.source.deliver(2, days=-1), NOW_S)
     writer.take(topic.source.deliver(3), NOW_S)
@@ -231,7 +230,7 @@ def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> No
 
 
 def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
-    writer = topic.writer(partition_by=PartitionBy.message)
+    writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
     writer.take(topic.source.deliver(2), NOW_S + 50)
 
@@ -301,7 +300,7 @@ def test_files_are_looked_at_again_when_one_may_be_over(
 
 
 def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: Topic) -> None:
-    writer = topic.writer(partition_by=PartitionBy.message)
+    writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
     writer.take(topic.source.deliver(2), NOW_S)
     writer.flush()
@@ -327,7 +326,7 @@ def test_everything_held_is_touched(topic: Topic) -> None:
 
 
 def test_a_name_is_not_used_again_when_its_file_was_moved_away(topic: Topic) -> None:
-    writer = topic.writer(partition_by=PartitionBy.message)
+    writer = topic.writer(by_message_time=True)
     for number in range(3):
         writer.take(topic.source.deliver(number), NOW_S)
         writer.take(topic.source.deliver(number + 10, days=-1), NOW_S)

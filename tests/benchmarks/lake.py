@@ -18,10 +18,10 @@ from benchmarks.measure import Figures, cost, fill, in_turns, new_job
 from benchmarks.parts import MOST, everything_in_memory
 from benchmarks.raw import Row
 
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.table import TablePlan
+from nsqtools.records.envelope import BodyKind
 
 
 def landing(messages: int, rounds: int) -> Iterator[Row]:

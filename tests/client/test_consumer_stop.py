@@ -153,24 +153,25 @@ def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
     assert f"cannot connect to {dead_address}" in caplog.text
 
 
+@pytest.mark.parametrize("is_worker", [False, True])
 def test_a_handler_thread_that_dies_ends_the_others(
-    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground, is_worker: bool
 ) -> None:
     fill(nsqd, 50)
     consumer = consume(nsqd.tcp_address)
     was_interrupted = threading.Event()
 
     def interrupt(message: Message) -> None:
-        if threading.current_thread().name.startswith("nsq-worker"):
+        if threading.current_thread().name.startswith("nsq-worker") is not is_worker:
             was_interrupted.wait(patience_s(5))  # so that the next batch is for the other thread
         else:
             was_interrupted.set()
-            raise KeyboardInterrupt
+            raise SystemExit
 
     def run() -> str:
         try:
             consumer.run(interrupt, workers=2)
-        except KeyboardInterrupt:
+        except SystemExit:
             return "interrupted"
         return "ended"
 

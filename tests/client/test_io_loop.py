@@ -13,7 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.connecting import MAX_DOUBTFUL, MAX_THREADS, Background
+from nsqtools.client.connecting import MAX_THREADS, Background
 from nsqtools.client.io_loop import LoopMember
 
 
@@ -277,12 +277,12 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
         background._has_answered[peer] = False  # it did not last time
         for _ in range(MAX_THREADS):
             background.run(peer, hang(peer))
-    wait_until(lambda: len(running) == MAX_DOUBTFUL, what="half of the threads")
+    wait_until(lambda: len(running) == MAX_THREADS // 2, what="half of the threads")
     answered = [threading.Event() for _ in range(20)]
     for event in answered:
         background.run("good", lambda event=event: event.set() or True)  # type: ignore[misc]
     assert all(event.wait(patience_s(5)) for event in answered)
-    assert len(running) == MAX_DOUBTFUL
+    assert len(running) == MAX_THREADS // 2
     release.set()
     wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
 

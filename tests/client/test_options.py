@@ -156,8 +156,7 @@ def test_a_secret_is_not_shown() -> None:
 def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> None:
     options = ClientOptions(client_id="me", hostname="me.example", heartbeat_interval_s=-1)
     asked = json.loads(identify_body(options))
-    assert (asked["client_id"], asked["short_id"]) == ("me", "me")
-    assert (asked["hostname"], asked["long_id"]) == ("me.example", "me.example")
+    assert (asked["client_id"], asked["hostname"]) == ("me", "me.example")
     assert (asked["heartbeat_interval"], asked["output_buffer_timeout"]) == (-1, 250)
     decided = identify_body(replace(options, msg_timeout_s=2, deflate=True, sample_rate=5))
     more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}

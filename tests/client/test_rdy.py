@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plugins.examples import examples
 
-from nsqtools.client.rdy import PROBE_S, Backoff, BackoffMode, ReadyControl
+from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, Backoff, ReadyControl
 
 
 def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
@@ -223,10 +223,7 @@ def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_th
     assert backoff.level == len(delays)
     if not delays:  # it is disabled
         assert backoff.failure() is None
-        assert backoff.mode is BackoffMode.NORMAL
-
-
-NORMAL, WAIT, TEST = BackoffMode.NORMAL, BackoffMode.WAIT, BackoffMode.TEST
+        assert backoff.mode is NORMAL
 
 
 @pytest.mark.parametrize(
@@ -242,7 +239,7 @@ NORMAL, WAIT, TEST = BackoffMode.NORMAL, BackoffMode.WAIT, BackoffMode.TEST
     ],
 )
 def test_every_event_in_every_mode(
-    mode: BackoffMode, event: str, action: float | None, level: int, next_mode: BackoffMode
+    mode: str, event: str, action: float | None, level: int, next_mode: str
 ) -> None:
     backoff = Backoff()
     backoff.level, backoff.mode = 0 if mode is NORMAL else 2, mode
@@ -255,7 +252,7 @@ def test_jitter_is_spread_over_the_whole_delay() -> None:
     backoff.level = 5
     delays_s = []
     for _ in range(200):
-        backoff.mode = BackoffMode.TEST
+        backoff.mode = TEST
         delays_s.append(backoff.neutral() or 0.0)
 
     ceiling_s = backoff.ceiling_s(5)
@@ -277,16 +274,14 @@ def test_whatever_happens_the_state_makes_sense(
     backoff = Backoff(multiplier_s, maximum_s)
     levels = [0]
     for event in events:
-        if event == "expire" and backoff.mode is not BackoffMode.WAIT:
+        if event == "expire" and backoff.mode is not WAIT:
             continue
         action = getattr(backoff, event)()
         levels.append(backoff.level)
-        assert (backoff.level == 0) == (backoff.mode is BackoffMode.NORMAL)
+        assert (backoff.level == 0) == (backoff.mode is NORMAL)
         if action is not None:
             assert 0 <= action <= maximum_s
-            assert backoff.mode is (
-                BackoffMode.NORMAL if event == "success" and not backoff.level else BackoffMode.WAIT
-            )
+            assert backoff.mode is (NORMAL if event == "success" and not backoff.level else WAIT)
     assert all(abs(after - before) <= 1 for before, after in pairwise(levels))
 
 
@@ -389,13 +384,13 @@ class ReadyMachine(RuleBasedStateMachine):
         self.in_flight[name] -= count
         self.rdy.answered(name, count, self.now)
         delay_s = getattr(self.backoff, result)() if result else None
-        if delay_s is not None and self.backoff.mode is BackoffMode.WAIT:
+        if delay_s is not None and self.backoff.mode is WAIT:
             self.rdy.hold(self.now)
         elif delay_s is not None:
             self.rdy.resume(self.now)
         self.deliver()
 
-    @precondition(lambda self: self.backoff.mode is BackoffMode.WAIT)
+    @precondition(lambda self: self.backoff.mode is WAIT)
     @rule()
     def wait_ends(self) -> None:
         if self.rdy.test(self.now):
@@ -430,8 +425,8 @@ class ReadyMachine(RuleBasedStateMachine):
 
     @invariant()
     def backoff_stops_the_flow(self) -> None:
-        if self.backoff.mode is not BackoffMode.NORMAL:
-            most = 0 if self.backoff.mode is BackoffMode.WAIT else 1
+        if self.backoff.mode is not NORMAL:
+            most = 0 if self.backoff.mode is WAIT else 1
             assert sum(self.at_nsqd.values()) <= most
 
     def teardown(self) -> None:
@@ -439,7 +434,7 @@ class ReadyMachine(RuleBasedStateMachine):
         for name, count in self.in_flight.items():
             self.in_flight[name] = 0
             self.rdy.answered(name, count, self.now)
-        if self.backoff.mode is not BackoffMode.NORMAL:
+        if self.backoff.mode is not NORMAL:
             self.rdy.resume(self.now)
         self.rdy.redistribute(self.now + 100)
         self.backoff = Backoff()

@@ -59,12 +59,12 @@ def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back
     now, delays = 1000.0, []
     assert known.failed(DIRECT, now, was_proven=True) == 0
     assert known.take_due(now) == [DIRECT]
-    assert known.is_looked_for(DIRECT)
+    assert known[DIRECT].is_looked_for
     delays.append(known.failed(DIRECT, now, is_away=True))
     for _ in range(8):
         now += delays[-1]
         assert known.take_due(now) == [DIRECT]
-        assert not known.is_looked_for(DIRECT)
+        assert not known[DIRECT].is_looked_for
         delays.append(known.failed(DIRECT, now))
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
@@ -114,9 +114,9 @@ class NsqdMachine(RuleBasedStateMachine):
     @rule(data=st.data(), proven=st.booleans())
     def lose(self, data: st.DataObject, proven: bool) -> None:
         address = data.draw(st.sampled_from(sorted(self.busy)))
-        looks = self.known.is_looked_for(address)
+        looks = self.known[address].is_looked_for
         delay_s = self.known.failed(address, self.now, was_proven=proven and not looks)
-        assert self.known.is_looked_for(address) or 0 < delay_s <= 120
+        assert self.known[address].is_looked_for or 0 < delay_s <= 120
         self.busy.discard(address)
         self.not_before[address] = self.now + delay_s
 
@@ -147,9 +147,9 @@ def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
         known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
         for address in known.take_due(number * 100.0):
             known.failed(address, number * 100.0)
-    assert len(known) == 2
+    assert len(known._nsqds) == 2
     known.listed([], 20_000)
-    assert len(known) == 1
+    assert len(known._nsqds) == 1
 
 
 def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:

@@ -80,12 +80,16 @@ def test_unknown_and_empty_fields_are_passed_over() -> None:
     )
 
 
+def test_a_version_begins_no_line_of_its_own_in_a_log() -> None:
+    assert decode_identify_reply(rb'{"version":"1\nERROR"}').version == r"1\nERROR"
+
+
 WRONG = [b"", b"ok", b"OK\n", b"[]", b"1", b"null", b'"OK"', b"{", b"\xff", b"_heartbeat_"]
 WRONG += [pytest.param(b"[" * 100_000, id="nested")]  # type: ignore[list-item]
 WRONG_FIELDS = """
     "max_rdy_count":"7" "max_rdy_count":7.5 "max_rdy_count":true "tls_v1":1 "version":1
     "max_rdy_count":0 "deflate":true,"deflate_level":0 "deflate":true,"deflate_level":10
-    "msg_timeout":0
+    "msg_timeout":0 "msg_timeout":9223372036854775808
 """
 
 

@@ -64,7 +64,22 @@ def test_a_duration_is_read_as_seconds(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "1", "1.5", "1x", "1 s", "s1", "--1s", "1s\n", "٣s", "1d"]
+    "text",
+    [
+        "",
+        "s",
+        "1",
+        "1.5",
+        "1x",
+        "1 s",
+        "s1",
+        "--1s",
+        "1s\n",
+        "٣s",
+        "1d",
+        "2562048h",
+        "9" * 400 + "h",
+    ],
 )
 def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="write 250ms, 30s, 5m or 1h30m") as refused:

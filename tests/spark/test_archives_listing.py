@@ -101,18 +101,6 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
             assert sorted(recover(Directories(root, root))) == expected
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives links away")
-def test_a_link_that_another_user_planted_is_not_followed(tmp_path: Path) -> None:
-    write_archive(tmp_path / "other" / "a.log.gz", [MESSAGE])
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "link").symlink_to("../other")
-    assert paths(listing_of(tmp_path / "root")) == ["a.log.gz"]
-
-    os.chown(tmp_path / "root" / "link", 54321, -1, follow_symlinks=False)
-
-    assert paths(listing_of(tmp_path / "root")) == find_archives([tmp_path / "root"]) == []
-
-
 def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     path = writer.write([MESSAGE])

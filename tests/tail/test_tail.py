@@ -13,6 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_lines
@@ -30,12 +31,12 @@ def written() -> list[bytes]:
 def make_tail(nsqd: GoNsqd, written: list[bytes]) -> MakeTail:
     def make(topics: Sequence[str] = ("clicks",), **arguments: Any) -> Tail:
         settings = {
-            "nsqd_tcp_addresses": [nsqd.tcp_address],
             "options": ClientOptions(output_buffer_timeout_s=0.025),
             "write": written.append,
             "encode": encode_lines,
         }
-        return Tail(topics, "c", **{**settings, **arguments})
+        connection = ConnectionSettings((nsqd.tcp_address,))
+        return Tail(topics, "c", connection, **{**settings, **arguments})
 
     return make
 

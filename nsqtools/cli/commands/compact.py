@@ -97,7 +97,7 @@ class CompactionChoice(OptionSet):
             parallel,
             b"\n" if self.delimiter is None else self.delimiter,
             self.skip_damaged,
-            self.bodies.kind,
+            self.bodies.body,
             self.bodies.fields(needed=True),
         )
         inputs = find_inputs(self.paths)

@@ -50,8 +50,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     service = Tail(
         topics,
         channel,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
+        connection,
         options=connection.client_options(**INTERACTIVE),
         write=runtime.write,
         encode=lines_printer(runtime, print_topic=given["print-topic"]),

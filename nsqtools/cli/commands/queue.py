@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import RecoveredDocument, Verified
-    from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue
+    from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue, StoredQueues
 
 DataPath = Annotated[
     Path, Argument(metavar="DATA_PATH", help="The --data-path of an nsqd, of Go or nsq nsqd.")
@@ -85,9 +85,7 @@ def list_(
     damage = DamageReporter(runtime)
     rows: list[tuple[str | int | None, ...]] = []
     with StoredQueues(data_path) as stored:
-        report(stored.problems, damage)
-        for queue in stored.queues:
-            report(queue.problems, damage)
+        for queue in reported(stored, damage):
             states = list(dict.fromkeys(part.state for part in queue.parts)) or [GOOD]
             for state in states:
                 parts = [part for part in queue.parts if part.state == state]
@@ -153,10 +151,19 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     return found
 
 
-def report(problems: Iterable[tuple[str, str]], damage: DamageReporter) -> None:
-    """Report what is known before messages are read."""
-    for path, problem in problems:
+def reported(
+    stored: StoredQueues,
+    damage: DamageReporter,
+    topic: str | None = None,
+    channel: str | None = None,
+) -> Iterator[StoredQueue]:
+    """Iterate over queues as `chosen` does; report what is known before messages are read."""
+    for path, problem in stored.problems:
         damage(path, problem)
+    for queue in chosen(stored.queues, topic, channel):
+        for path, problem in queue.problems:
+            damage(path, problem)
+        yield queue
 
 
 def cat(
@@ -185,9 +192,7 @@ def cat(
     damage = DamageReporter(runtime)
     encode, nsqd = printer(runtime), place_of(data_path)
     with StoredQueues(data_path) as stored:
-        queues = chosen(stored.queues, topic, channel)
-        for queue in queues:
-            report(queue.problems, damage)
+        queues = list(reported(stored, damage, topic, channel))
         parts = [
             part for queue in queues for part in queue.parts if part.state not in (READ, SET_ASIDE)
         ]
@@ -244,9 +249,7 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
     damage = DamageReporter(runtime)
     files = messages = 0
     with StoredQueues(data_path) as stored:
-        report(stored.problems, damage)
-        for queue in stored.queues:
-            report(queue.problems, damage)
+        for queue in reported(stored, damage):
             before, waiting = damage.count, 0
             for part in queue.parts:
                 found = sum(1 for _ in part.messages(damage, bodies=False))
@@ -294,10 +297,7 @@ def recover(
         raise OutputError(f"{output} is there already", hint="Name another file with --output.")
     damage = DamageReporter(runtime)
     with StoredQueues(data_path) as stored:
-        report(stored.problems, damage)
-        queues = chosen(stored.queues, topic, channel)
-        for queue in queues:
-            report(queue.problems, damage)
+        queues = list(reported(stored, damage, topic, channel))
         messages = recovered(queues, damage, everything=all)
         count = write_archive(output, place_of(data_path), messages)
     if json:

@@ -117,7 +117,7 @@ def ingest(
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
         common["failOnDataLoss"] = "false"
-    chosen = Bodies(bodies.kind, bodies.fields(needed=True))
+    chosen = Bodies(bodies.body, bodies.fields(needed=True))
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"
     if sum(map(bool, (archive_dir, topic, topic_pattern))) != 1:

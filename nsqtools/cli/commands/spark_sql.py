@@ -96,7 +96,7 @@ def sql(
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
-    chosen = Bodies(bodies.kind, bodies.fields(needed=True))
+    chosen = Bodies(bodies.body, bodies.fields(needed=True))
     tables, archives = places_of(views)
     settings = spark.settings("nsq spark sql", tables, python_places=archives)
     with damage_place(

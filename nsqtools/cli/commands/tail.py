@@ -85,10 +85,8 @@ def tail(
     service = Tail(
         topics,
         channel,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
+        connection,
         options=connection.client_options(**INTERACTIVE),
-        address_map=connection.address_map,
         write=runtime.write,
         encode=printer(runtime),
         keep=keep,
@@ -194,15 +192,13 @@ def peek(
     look = peek_at(
         topic,
         channel,
+        connection,
         count,
         show,
         keep=keep,
         look_at=look_at,
         there=None if report.failed else report.depth[channel],
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
-        address_map=connection.address_map,
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
     if keep is None:

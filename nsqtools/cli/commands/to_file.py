@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
-from nsqtools.cli.options.tables import WHOSE, Body, BodyChoice
+from nsqtools.cli.options.tables import WHOSE, BodyChoice
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
+from nsqtools.records.envelope import BodyKind, RecordFormat
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
@@ -41,13 +42,6 @@ FILES = "Files"
 FORM = "Format"
 ROTATION = "Rotation"
 FLUSHING = "Flushing"
-
-
-class StoredForm(Enum):
-    """What a message becomes."""
-
-    jsonl = "jsonl"
-    raw = "raw"
 
 
 class Compression(Enum):
@@ -104,8 +98,8 @@ class ArchiveOptions(OptionSet):
     host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, "")
     file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode)
     dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode)
-    format: StoredForm = opt(
-        "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, StoredForm.jsonl
+    format: RecordFormat = opt(
+        "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
     )
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
@@ -165,7 +159,7 @@ class ArchiveOptions(OptionSet):
             self.rotate_size, self.rotate_text_size, self.rotate_interval, self.rotate_age
         )
         if self.store is not StoreKind.file:
-            if self.format is StoredForm.raw:
+            if self.format is RecordFormat.raw:
                 raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
             if rotation == Rotation():
                 rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
@@ -173,7 +167,9 @@ class ArchiveOptions(OptionSet):
             if self.upload is None:
                 output = work = work if self.work_dir else output / LOGS
         elif (
-            by - set(WHOSE) or self.bodies.schema is not None or self.bodies.body is not Body.string
+            by - set(WHOSE)
+            or self.bodies.schema is not None
+            or self.bodies.body is not BodyKind.string
         ):
             raise ConfigurationError(
                 "--body, --schema and partitions of bodies are for tables",
@@ -192,10 +188,10 @@ class ArchiveOptions(OptionSet):
             naming,
             rotation,
             settings.Flush(self.sync_interval, self.sync_bytes, self.sync_count),
-            settings.RecordFormat(self.format.value),
+            self.format,
             b"\n" if self.delimiter is None else self.delimiter,
             compressor,
-            settings.PartitionBy("message" if "message" in by else "arrival"),
+            "message" in by,
             UTC if self.utc else None,
             self.skip_empty_files,
         )
@@ -211,7 +207,11 @@ class ArchiveOptions(OptionSet):
 
         settings = dict(map(_setting, self.upload_option or ()))
         storage = None if self.upload is None else open_storage(self.upload, settings)
-        if self.store is not StoreKind.file:
+        is_landing = self.store is not StoreKind.file
+        of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
+        if storage is None and (self.delete_uploaded or settings or of_files):
+            raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+        if is_landing:
             from nsqtools.archive.landing import Landings
 
             if self.upload_hive:
@@ -225,19 +225,9 @@ class ArchiveOptions(OptionSet):
             logs = archive.directories.output
             if storage is not None:
                 require(storage)
-            elif self.delete_uploaded or settings:
-                raise _no_upload()
             return Landings(plan, logs, self.max_local_bytes, on_landed)
         if storage is None:
-            if (
-                self.delete_uploaded
-                or self.upload_hive
-                or settings
-                or self.max_local_bytes is not None
-            ):
-                raise _no_upload()
             return None
-        from nsqtools.archive.topic_writer import RecordFormat
         from nsqtools.archive.upload import UploadPlan, Uploads
 
         if self.upload_hive and archive.format is RecordFormat.raw:
@@ -254,10 +244,6 @@ class ArchiveOptions(OptionSet):
             deletes=self.delete_uploaded,
         )
         return Uploads(files, self.max_local_bytes)
-
-
-def _no_upload() -> ConfigurationError:
-    return ConfigurationError("there is no upload", hint="Give --upload URL.")
 
 
 def _compressor(

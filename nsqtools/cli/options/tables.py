@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.envelope import BodyKind
 
 if TYPE_CHECKING:
-    from nsqtools.archive.columns import BodyKind
     from nsqtools.archive.table import TablePlan
 
 TABLE = "Table"
@@ -24,42 +24,27 @@ class TableFormat(Enum):
     delta = "delta"
 
 
-class Body(Enum):
-    """What becomes of bodies in a table."""
-
-    string = "string"
-    binary = "binary"
-    json = "json"
-
-
 class BodyColumnsOptions(OptionSet):
     """Columns made of bodies."""
 
-    body: Body = opt(
+    body: BodyKind = opt(
         "",
         "Bodies in tables: text, with other bytes in body_bytes (string); bytes (binary); text, "
         "and a column for each field (json).",
         TABLE,
-        Body.string,
+        BodyKind.string,
     )
     schema: Path | None = opt(
         "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema.", TABLE
     )
 
-    @property
-    def kind(self) -> BodyKind:
-        """What becomes of bodies."""
-        from nsqtools.archive.columns import BodyKind
-
-        return BodyKind(self.body.value)
-
     def fields(self, *, needed: bool) -> dict[str, Any] | None:
         """Return the JSON Schema of bodies. Raises `NsqError`, also when one is ``needed``."""
         from nsqtools.archive.body_columns import load_schema
 
-        if self.schema is not None and self.body is not Body.json:
+        if self.schema is not None and self.body is not BodyKind.json:
             raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
-        if self.schema is None and needed and self.body is Body.json:
+        if self.schema is None and needed and self.body is BodyKind.json:
             raise ConfigurationError(
                 "--body json needs --schema here",
                 hint="nsq archive schema ARCHIVE > FILE makes one of a sample.",
@@ -70,12 +55,12 @@ class BodyColumnsOptions(OptionSet):
 class ReadOptions(BodyColumnsOptions):
     """Columns of archives that are read as they are."""
 
-    body: Body = opt(
+    body: BodyKind = opt(
         "",
         "Bodies of archives: bytes (binary); text, with other bytes in body_bytes (string); text, "
         "and a column for each field of --schema (json).",
         TABLE,
-        Body.binary,
+        BodyKind.binary,
     )
 
 
@@ -104,7 +89,7 @@ class BodyOptions(BodyColumnsOptions):
                 )
         columns = tuple(name.removeprefix(".") for name in names)
         fields = self.fields(needed=False)
-        plan = TablePlan(url, is_delta, host, self.kind, fields, columns, dict(settings))
+        plan = TablePlan(url, is_delta, host, self.body, fields, columns, dict(settings))
         plan.check()
         return plan
 

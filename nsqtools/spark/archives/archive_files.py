@@ -67,7 +67,7 @@ from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import is_planted, open_to_read
+from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -407,10 +407,9 @@ class Listing:
                     continue
                 elif not entry.is_dir():
                     folder.finished.append(path / entry.name)
-                elif not entry.is_symlink():
-                    folder.folders.append(path / entry.name)
-                elif not is_planted(entry.stat(follow_symlinks=False).st_uid, status):
-                    folder.links.append(path / entry.name)
+                else:
+                    kind = folder.links if entry.is_symlink() else folder.folders
+                    kind.append(path / entry.name)
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:

@@ -18,11 +18,12 @@ from typing import Any, cast
 import pyarrow
 
 from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
-from nsqtools.archive.columns import BodyKind, message_schema
+from nsqtools.archive.columns import message_schema
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
+from nsqtools.records.envelope import BodyKind
 from nsqtools.spark.format_options import Options, read_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20

@@ -44,7 +44,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
-from nsqtools.archive.columns import IDENTITY, BodyKind
+from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.delta import LOG as DELTA_LOG
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import SINK_LOG, committed
@@ -55,6 +55,7 @@ from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of

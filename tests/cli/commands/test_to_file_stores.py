@@ -23,7 +23,6 @@ from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.body_columns import json_schema
-from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
@@ -31,6 +30,7 @@ from nsqtools.archive.layout import Head
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import BodyKind
 
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(60.0)
