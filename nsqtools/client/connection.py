@@ -523,6 +523,8 @@ class _Handshake:
         if not self._options.tls_v1:
             self._expose_secret()
         self._send(commands.auth(secret.encode()))
+        # nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs
+        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self._options.read_timeout_s))
         self._answer()  # the identity, as JSON; a refusal raises
 
     def _expose_secret(self) -> None:

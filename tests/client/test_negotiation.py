@@ -41,7 +41,12 @@ from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import connection
-from nsqtools.client.connection import Connection, open_connection, tls_context
+from nsqtools.client.connection import (
+    MIN_HANDSHAKE_S,
+    Connection,
+    open_connection,
+    tls_context,
+)
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import (
@@ -312,6 +317,14 @@ def test_a_real_nsqd_with_auth(
         producer.publish("other", b"x")
     assert refused.value.category == "refused"
     producer.publish(TOPIC, b"x")
+
+
+def test_nsqd_may_ask_auth_servers_that_hang_before_one_that_answers(
+    go_nsqd: MakeNsqd, auth_server: AuthServer
+) -> None:
+    auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
+    slow = ["-http-client-request-timeout=1m", f"-auth-http-address={auth_server.address}"]
+    open_to(go_nsqd(*slow).tcp_address, auth_secret="s3cret").close()
 
 
 # -- certificates that cannot be used -----------------------------------------------------------

@@ -123,7 +123,11 @@ def test_a_pause_of_the_archiver_doubles_no_row(
     nsqd.create_channel(TOPIC, CHANNEL)
     archiver = spawn_nsq(to_file(nsqd.tcp_address, tmp_path))
     wait_until(
-        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"], what="the archiver", timeout_s=20
+        lambda: [
+            each for each in nsqd.channel_stats(TOPIC, CHANNEL)["clients"] if each["ready_count"]
+        ],
+        what="an archiver that is ready",
+        timeout_s=20,
     )
     os.kill(archiver.pid, signal.SIGSTOP)
     nsqd.publish(TOPIC, *[b"%d" % number for number in range(50)])

@@ -12,6 +12,7 @@ A secret it has not been told about is answered with 401, and nsqd then says E_A
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
@@ -30,6 +31,7 @@ class AuthServer(ThreadingHTTPServer):
         self.address = f"127.0.0.1:{self.server_port}"
         self.questions: list[dict[str, str]] = []
         self._answers: dict[str, tuple[int, bytes]] = {}
+        self._after_s = 0.0
 
     def allow(
         self,
@@ -40,8 +42,10 @@ class AuthServer(ThreadingHTTPServer):
         permissions: Sequence[str] = ("subscribe", "publish"),
         ttl_s: int = 3600,
         identity: str = "tester",
+        after_s: float = 0.0,
     ) -> None:
         """Authorize `secret`; topic and channels are regular expressions for nsqd's search."""
+        self._after_s = after_s
         authorization = {"topic": topic, "channels": [*channels], "permissions": [*permissions]}
         document = {"ttl": ttl_s, "identity": identity, "authorizations": [authorization]}
         self.answer(secret, 200, json.dumps(document).encode())
@@ -53,6 +57,7 @@ class AuthServer(ThreadingHTTPServer):
     def ask(self, question: dict[str, str]) -> tuple[int, bytes]:
         """What to answer; the question is remembered."""
         self.questions.append(question)
+        time.sleep(self._after_s)
         return self._answers.get(question.get("secret", ""), (401, b"{}"))
 
 

@@ -141,7 +141,8 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     assert process.returncode == 143
     assert b"consumption pauses" in stderr
     assert b"consumption goes on" in stderr
-    assert stderr.count(b"cannot upload") == 1
+    reasons = re.findall(rb"cannot upload .*", stderr)  # another one where it is mended meanwhile
+    assert 0 < len(reasons) == len(set(reasons))
     assert messages_at(str(blocked.parent)) == sent
 
 
