@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.text import INT32, INT64, escape_line, go_members
+from nsqtools.protocol.text import INT32, INT64, go_members
 
 _COUNTS = struct.Struct(">II")
 
@@ -163,7 +163,8 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         kind = type(field.default)
         if type(value) is not kind or (kind is int and value not in INT64):
             raise ProtocolError(f"the answer to IDENTIFY has {field.name}={str(value)[:60]!r}")
-        known[field.name] = escape_line(value) if isinstance(value, str) else value
+        is_plain = not isinstance(value, str) or value.isprintable()  # it goes into logs
+        known[field.name] = value if is_plain else ascii(value)[1:-1]
     decoded = IdentifyReply(**known)
     if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
