@@ -72,7 +72,6 @@ GONE = {
     "nsq demo --spark": "nsq spark compact and report",
     "nsq demo --no-spark": "nsq demo",
     "nsq drain --allow-repeats": "nsq drain without --to, which moves each channel by itself",
-    "nsq to-nsq --key": "--mode round-robin: consumers take from every nsqd",
     "nsq web --history": "Prometheus, for more than 6 hours: nsq web --print dashboard",
     "nsq peek --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",
     "nsq tail --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",

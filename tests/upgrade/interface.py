@@ -37,7 +37,11 @@ for place in ("nsqtools", "nsqtools.aio", "nsqtools.testing"):
     for name in module.__all__:
         thing = getattr(module, name)
         if callable(thing):
-            members = inspect.getmembers(thing) if inspect.isclass(thing) else []
+            members = []
+            if inspect.isclass(thing):
+                for each in thing.__mro__:  # attributes that instances alone have
+                    members += [(name, None) for name in vars(each).get("__annotations__", ())]
+                members += inspect.getmembers(thing)
             public[(place + "." + name).removeprefix("nsqtools.")] = {
                 "": parameters(thing),
                 **{m: parameters(v) if callable(v) else [] for m, v in members if m[0] != "_"},
