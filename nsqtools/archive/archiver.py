@@ -381,8 +381,7 @@ class Archiver:
             cut_off = {each.topic for each in running if not each.consumer.connections}
             unlisted = self._unlisted.among(cut_off)
             awaited = [each for each in running if each.topic not in unlisted]
-            idle_since = [archiver.is_idle_since_s for archiver in awaited]
-            if all(since is not None and now - since >= limits.idle_s for since in idle_since):
+            if all(each.is_idle(now - limits.idle_s) for each in awaited):
                 return End.IDLE
         return None
 

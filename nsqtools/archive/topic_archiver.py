@@ -143,17 +143,16 @@ class TopicArchiver:
             timeout_s = max(0.0, began + timeout_s - time.monotonic())
         return self.consumer.stop(drain=True, timeout_s=timeout_s)
 
-    @property
-    def is_idle_since_s(self) -> float | None:
-        """When the last message came, by the monotonic clock; None while something is under way.
+    def is_idle(self, since: float) -> bool:
+        """Tell whether nothing is under way, and no message has come after ``since``, a reading of
+        the monotonic clock, though every nsqd could have sent one.
 
         While it is paused nothing comes, which says nothing about the channel.
         """
-        if self._is_paused:
-            return None
-        if self.writer.held_count or self.last_error or not self.consumer.connections:
-            return None
-        return self.last_message_s
+        is_busy = self._is_paused or self.writer.held_count or self.last_error
+        if is_busy or not self.consumer.connections or self.last_message_s > since:
+            return False
+        return self.consumer.had_turns(self.last_message_s)
 
     # -- a turn ---------------------------------------------------------------------------------
 

@@ -301,6 +301,12 @@ class CommonConsumer:
         answer them together should answer now."""
         return self._io.rdy.is_starved
 
+    def had_turns(self, since: float) -> bool:
+        """Tell whether each nsqd connected to could have sent a message after ``since``, a reading
+        of the monotonic clock. Fewer messages in flight than nsqd go around: until then silence
+        says nothing of the channel."""
+        return self._io.rdy.had_turns(since, self._io.now())
+
     @property
     def connections(self) -> list[str]:
         """The addresses of the nsqd connected to now."""

@@ -33,6 +33,7 @@ level keeps its meaning at the cap, and a message given up unseen does not count
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class ReadyState:
     last_message: float
     last_change: float
     rdy: int = 0
+    last_room: float = -math.inf  # when it lost RDY that had brought nothing for a moment
     left: int = 0  # of rdy, as the old credit reading counts it
     in_flight: int = 0
     closing: bool = False
@@ -124,6 +126,16 @@ class ReadyControl(Generic[K]):
         return all(
             s.in_flight >= s.rdy or (not s.in_flight and now - s.last_message >= idle_s)
             for s in self._states.values()
+        )
+
+    def had_turns(self, since: float, now: float) -> bool:
+        """Tell whether every connection could have brought a message after ``since``: it has room
+        in its RDY, for a moment already, or had until later than that."""
+        return all(
+            s.closing
+            or (s.rdy > s.in_flight and now - s.last_change >= PROBED_S)
+            or s.last_room > since
+            for s in list(self._states.values())  # other threads ask, too
         )
 
     def take_changes(self) -> list[tuple[K, int]]:
@@ -308,6 +320,9 @@ class ReadyControl(Generic[K]):
         if count >= wish:
             self._wanting.pop(key, None)
         if count != state.rdy:
+            quiet_s = now - max(state.last_change, state.last_message)
+            if not count and not state.in_flight and quiet_s >= PROBED_S:
+                state.last_room = now
             state.last_change = now
             if not state.rdy:
                 state.last_message = now  # it has been silent from here on

@@ -147,6 +147,10 @@ class TopicSources:
         cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
         return cut_off <= self._unlisted.among(cut_off)
 
+    def had_turns(self, since: float) -> bool:
+        """Tell whether every nsqd could have sent a message after ``since``."""
+        return all(each.had_turns(since) for each in self._consumers.values())
+
     def refuse_unlisted(self) -> None:
         """Raise `NotFoundError` for a topic given that no nsqd had when it was asked last."""
         self._unlisted.refuse(self._settings.topics)
@@ -305,8 +309,10 @@ class Forwarder:
                     self._is_late = True
                     return End.TIME
                 self._wait(now)
-            elif end is End.IDLE and self._take(TICK_S):
-                pass  # it came while this process stood still
+            elif end is End.IDLE and (
+                self._take(TICK_S) or not self._sources.had_turns(self._watch.idle_since)
+            ):
+                pass  # it came while this process stood still, or may yet
             elif end is not None:
                 return end
             elif self._ready or not self.courier.has_room:

@@ -55,7 +55,7 @@ class LimitWatch:
         self._limits = limits
         self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
         self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
-        self._last = now
+        self.idle_since = now
 
     def left_s(self, now: float) -> float:
         """Return the seconds until the run has to end."""
@@ -63,7 +63,7 @@ class LimitWatch:
 
     def saw_message(self, now: float) -> None:
         """Something came: the stream is not idle."""
-        self._last = now
+        self.idle_since = now
 
     @property
     def count(self) -> int:
@@ -85,11 +85,11 @@ class LimitWatch:
             return End.COUNT
         if now >= self._ends_at:
             return End.TIME
-        return End.IDLE if now - self._last >= self._idle_s else None
+        return End.IDLE if now - self.idle_since >= self._idle_s else None
 
     def wait_s(self, now: float) -> float | None:
         """Return how long to wait for a message before looking at `end` again."""
-        end = min(self._ends_at, self._last + self._idle_s)
+        end = min(self._ends_at, self.idle_since + self._idle_s)
         return None if end == math.inf else max(0.0, end - now)
 
     @property
@@ -221,9 +221,10 @@ class Tail:
                 self._pass_on(entry)  # which may take as long as its reader likes
                 self._watch.saw_message(time.monotonic())
             elif end is End.IDLE:
-                if not self._is_connecting():
+                if self._is_connecting():
+                    self._watch.saw_message(now)
+                elif self._consumer.had_turns(self._watch.idle_since):
                     return end
-                self._watch.saw_message(now)
 
     def _is_connecting(self) -> bool:
         if self._not_waited_for is None:

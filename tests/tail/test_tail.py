@@ -72,6 +72,18 @@ def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
     assert is_drained(nsqd, "views")
 
 
+def test_silence_is_no_end_before_every_nsqd_could_send(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    """One message in flight goes around among the subscriptions."""
+    topics = [f"t{n}" for n in range(4)]
+    lines = [publish_lines(nsqd, topic, 1)[0] for topic in topics]
+    tail = make_tail(topics, options=ClientOptions(max_in_flight=1), limits=RunLimits(idle_s=0.05))
+
+    assert tail.run() is End.IDLE
+    assert sorted(b"".join(written).splitlines()) == lines
+
+
 def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:

@@ -215,3 +215,21 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     (tmp_path / "away").rename(program)
 
     assert process.wait(patience_s(30)) == 0
+
+
+@pytest.mark.parametrize("command", ["to-exec", "to-file"])
+def test_silence_is_no_end_before_every_nsqd_could_send(
+    run_nsq: RunNsq, serve: Serve, data_path: DataPath, tmp_path: Path, command: str
+) -> None:
+    """One message in flight goes around among the connections."""
+    nsqds = [serve(EmbeddedServer(data_path())) for _ in range(3)]
+    for nsqd in nsqds:
+        nsqd.create_channel(TOPIC, CHANNEL)
+        nsqd.publish(TOPIC, b"one")
+    to = ["--output-dir", str(tmp_path)] if command == "to-file" else ["--", "true"]
+    limits = ["--max-in-flight", "1", "--exit-idle", "50ms"]
+    places = [option for nsqd in nsqds for option in place(nsqd)]
+    result = run_nsq([command, "-t", TOPIC, "-c", CHANNEL, *places, *limits, *to])
+
+    assert result.status == 0, result.err
+    assert [unfinished(nsqd, TOPIC, CHANNEL) for nsqd in nsqds] == [0, 0, 0]
