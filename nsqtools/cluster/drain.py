@@ -81,9 +81,9 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         # those of a drain that was interrupted, or left what is deferred, are the topic's own
         is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
         waiting = topic.depth + (sum(map(messages_of, topic.channels)) if is_bare else 0)
-        is_ours = is_bare and bool(topic.channels)
-        if topic.paused and (waiting or is_ours):
-            why = ", as a drain leaves it that was killed" if is_ours else ""
+        if topic.paused and (waiting or is_bare):
+            mend = f" by a drain that was killed, or by you (nsq topic unpause {name})"
+            why = mend if is_bare else ""
             left.append(f"topic {name} is paused{why}, with {waiting} messages in it")
         channels = () if is_bare else topic.channels
         holding = []
