@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
+from nsqtools.cli.options.connection import (
+    ClientFlags,
+    ClusterConnection,
+    LookupFlags,
+    Where,
+    client_opt,
+    settled,
+)
 from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
@@ -17,6 +25,7 @@ from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted
 
@@ -160,12 +169,14 @@ IN_FLIGHT = 500
 
 def client_settings(
     context: Context,
+    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
     flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return flag_texts(context, vars(flags))
+    return texts_of(settled(context, vars(flags) | lookup, "consumer_opt", consumer_opt))
 
 
 class DrainForm(OptionSet):
@@ -215,7 +226,7 @@ def drain(
     from nsqtools.cluster.drain import Drain
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
-    options = defaults.with_options(settings)
+    options = replace(defaults.with_options(settings), sample_rate=0)  # nsqd discards the rest
     if to is None:
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))

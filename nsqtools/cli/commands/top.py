@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
@@ -41,7 +41,7 @@ def top(
         "", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY
     ),
     *,
-    cluster: ClusterConnection,
+    cluster: ViewedCluster,
     runtime: Session,
 ) -> int:
     """Watch topics, channels, consumers and nsqd live, in full screen, and change them.

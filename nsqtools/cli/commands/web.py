@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
@@ -69,7 +69,7 @@ def web(
         "URL", "POST a document to this URL for each change, as nsqadmin does.", REPORTING, ""
     ),
     *,
-    cluster: ClusterConnection,
+    cluster: ViewedCluster,
     runtime: Session,
 ) -> int:
     """Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
