@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,8 @@ from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
-from nsqtools.web.actions import plan_change
+from nsqtools.web import actions
+from nsqtools.web.actions import RequestOrigin, plan_change
 from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
@@ -141,3 +143,24 @@ def test_a_change_has_to_make_sense() -> None:
     ):
         with pytest.raises(ConfigurationError):
             TopicChange(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actions, "STOP_S", 0.01)
+    monkeypatch.setattr(actions, "MAX_WAITING", 3)
+    change, origin = TopicChange(action=Action.CREATE, topic="t"), RequestOrigin("", "", "", "")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        notifier = actions.Notifier(url)
+        notifier.notify(change, origin)
+        with silent.accept()[0]:  # the first one is on its way
+            for _ in range(4):
+                notifier.notify(change, origin)
+            notifier.stop()
+            assert caplog.messages == [
+                f"cannot notify {url} (a notification is dropped, too many wait)",
+                f"cannot notify {url} (4 notifications not sent)",
+            ]
+    wait_for_threads("nsq-notifier")
