@@ -315,7 +315,7 @@ def flag_statements(
     for name, value in flags.items():
         if value in (None, [], ()):
             continue
-        origin = origin_of(context, prefix + name)
+        origin, setting = origin_of(context, prefix + name), setting_in_force(context, prefix + name)
         speaker = "--" + (prefix + name).replace("_", "-")
         if name == "auth_secret_file":
             secret, file = read_secret(value), str(value.absolute())
@@ -324,7 +324,8 @@ def flag_statements(
         text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
         if isinstance(value, float):
             text = format_duration(value)
-        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
+        place = setting.place if setting is not None else ""
+        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
         if name == "deflate_level" and flags["deflate"] is None:
             yield GivenOption("deflate", "true", origin, speaker)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
