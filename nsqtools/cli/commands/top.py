@@ -6,7 +6,7 @@ import os
 import signal
 
 from nsqtools.cli.options.connection import ViewedCluster
-from nsqtools.cli.options.params import SAFETY, TopicPatterns
+from nsqtools.cli.options.params import SAFETY, TopicPatterns, parse_interval
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
@@ -26,7 +26,10 @@ def parse_column(text: str) -> str:
 def top(
     topic: TopicPatterns = None,
     interval: float | None = opt(
-        "DURATION", "Time between two samples.", show_default="1s; up to 5s if large"
+        "DURATION",
+        "Time between two samples.",
+        parser=parse_interval,
+        show_default="1s; up to 5s if large",
     ),
     columns: str | None = opt(
         "NAME,...", "Columns to show, in this order, in each view those that it has.", VIEW

@@ -96,7 +96,7 @@ def web(
         listen=listen,
         base_path=clean_base_path(base_path),
         allowed_hosts=tuple(allowed_host or ()),
-        refresh_s=refresh or DEFAULT_REFRESH_S,
+        refresh_s=DEFAULT_REFRESH_S if refresh is None else refresh,
         allow_changes=allow_changes,
         show_messages=show_messages,
         auth_file=auth,
