@@ -46,16 +46,6 @@ class Move:
     messages: int
     growing: str = ""
 
-    def document(self) -> dict[str, object]:
-        """The move as JSON."""
-        channels = [self.channel] if self.channel else []
-        return {
-            "topic": self.topic,
-            "channels": channels,
-            "messages": self.messages,
-            "repeats": False,
-        }
-
     def line(self) -> str:
         """The move in words."""
         channel = f" from {self.channel}" if self.channel else ""

@@ -9,7 +9,7 @@ What differs from nsqadmin 1.3.0, on purpose:
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
 - A change needs ``--allow-changes``. ``/config`` can be read and not written.
 - The texts of errors of daemons and of broken JSON are ours.
-- There is no graphite: ``/api/graphite`` answers as nsqadmin does without one.
+- There is no graphite, and no ``/api/graphite``.
 
 Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
@@ -440,15 +440,6 @@ def count_messages(context: WebContext, _: Request) -> object:
     return {"stats": dict(sorted(stats.items())), "message": gathered.message}
 
 
-def show_graphite(_: WebContext, request: Request) -> object:
-    query = _query(request)
-    if query.get("metric") != "rate":
-        raise HTTPException(400, "INVALID_ARG_METRIC")
-    if "target" not in query:
-        raise HTTPException(400, "INVALID_ARG_TARGET")
-    raise HTTPException(500, "INTERNAL_ERROR")
-
-
 def show_option(context: WebContext, request: Request) -> object:
     peer = as_ip(request.client.host if request.client else "")
     if peer is None or not peer.is_loopback:
@@ -542,7 +533,6 @@ ROUTES: dict[str, dict[str, Answer]] = {
     "/nodes": {"GET": list_nodes},
     "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
     "/counter": {"GET": count_messages},
-    "/graphite": {"GET": show_graphite},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +33,9 @@ from nsqtools.protocol.text import counted
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import NodeRow
     from nsqtools.client.options import ClientOptions
+    from nsqtools.cluster.drain import Move
     from nsqtools.cluster.inventory import NodeStatus
+    from nsqtools.one_channel.channel_drain import ChannelMove
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -186,6 +189,30 @@ class DrainForm(OptionSet):
     dry_run: DryRun = False
     json: Json = False
 
+    def write(
+        self,
+        runtime: Runtime,
+        moves: Iterable[Move | ChannelMove],
+        stays: Sequence[str],
+        moved: int,
+        left: int,
+    ) -> None:
+        """Print what the plan was and what came of it as JSON, or what a dry run would do."""
+        if self.json:
+            shown = [
+                {
+                    "topic": move.topic,
+                    "channels": [move.channel] if move.channel else [],
+                    "messages": move.messages,
+                    "repeats": False,
+                }
+                for move in moves
+            ]
+            document = {"moves": shown, "stays": list(stays), "moved": moved, "left": left}
+            write_json(runtime, document, indent=2)
+        elif self.dry_run:
+            write_lines(runtime, [move.line() for move in moves])
+
 
 def drain(
     node: Annotated[str, Argument(help="HTTP address of the nsqd to empty.")],
@@ -244,12 +271,7 @@ def drain(
         with stopping(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
-    if form.json:
-        moves = [move.document() for move in plan.moves]
-        document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
-        write_json(runtime, document, indent=2)
-    elif form.dry_run:
-        write_lines(runtime, [move.line() for move in plan.moves])
+    form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
@@ -291,20 +313,7 @@ def drain_channels(
                 with stopping(target.stop) as signals:
                     left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
                     target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
-    if form.json:
-        plan = [
-            {
-                "topic": move.topic,
-                "channels": [move.channel],
-                "messages": move.messages,
-                "repeats": False,
-            }
-            for move in moves
-        ]
-        document = {"moves": plan, "stays": stays, "moved": moved.total(), "left": left}
-        write_json(runtime, document, indent=2)
-    elif form.dry_run:
-        write_lines(runtime, [move.line() for move in moves])
+    form.write(runtime, moves, stays, moved.total(), left)
     if form.dry_run:
         runtime.tell("nsq: what is published meanwhile is moved, too")
         return status

@@ -55,7 +55,6 @@ class Form(NamedTuple):
                 )
 
 
-JSON = Form(FormKind.json)
 PLAIN = Form()
 
 
@@ -65,18 +64,15 @@ def write_listing(
     rows: Iterable[Sequence[Cell]],
     form: Form = PLAIN,
     *,
-    json: bool = False,
     headed: bool = True,
     optional: Sequence[str] = (),
 ) -> None:
-    """Write rows in a form; ``json`` is the same as `JSON`.
+    """Write rows in a form.
 
     Text on a pipe begins with the names of the columns, unless it continues earlier output (not
     ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
     are left out, the first ones first, and it is said which. `FormKind.wide` leaves out none.
     """
-    if json:
-        form = JSON
     form.check(columns)
     if form.columns:
         places = [columns.index(name) for name in form.columns]
