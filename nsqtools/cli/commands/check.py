@@ -123,8 +123,6 @@ def check(
             _write_bundle(bundle, opened, verdict)
     if signals.received is not None:
         return signals.status()
-    if state is not None:
-        _save(state, verdict.memory)
     shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
     status = status_of(shown)
     form = CheckFormat.json if as_json else format
@@ -137,6 +135,8 @@ def check(
             CheckFormat.prometheus: _prometheus,
         }[form](verdict, shown, status)
         runtime.write("".join(f"{each}\n" for each in lines).encode())
+    if state is not None:
+        _save(state, verdict.memory)
     return status
 
 

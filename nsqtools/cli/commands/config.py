@@ -328,6 +328,8 @@ def use(
     """
     if (profile is None) is not none:
         raise ConfigurationError("give either the name of a profile or --none")
+    from nsqtools.files.durable import replace_file
+
     path = selection_path(runtime.environ)
     if profile is not None:
         load_settings(config_path(runtime.environ), profile, REPEATABLE)
@@ -335,7 +337,7 @@ def use(
         if profile is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_text(f"{profile}\n", "utf-8")
+            replace_file(path, f"{profile}\n".encode(), 0o644)
     except OSError as error:
         raise OutputError(f"cannot write {path} ({error.strerror})") from error
     runtime.tell(f"nsq: {'profile ' + profile if profile else 'no profile'} is used from now on")
