@@ -89,10 +89,10 @@ def take_verdict(
     a problem, not an error.
     """
     sampler = Sampler(cluster, wanted or SampleFilter(), required=False)
-    first = sampler.sample()
+    first, first_s = sampler.sample(), time.monotonic()
     (stopped or threading.Event()).wait(window_s)
     sample = sampler.sample() if window_s else first
-    ago_s = (sample.time_ns - first.time_ns) / 1e9
+    ago_s = time.monotonic() - first_s
     try:
         nodes, failures = list_nodes(cluster, sampler.answering)
     except NsqError:  # no daemon answers, which the sample says too

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,13 @@ def nsqd(serve: Serve, tmp_path: Path) -> Nsqd:
 
 def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> None:
     with watching(nsqd.http_address) as watcher:
-        first = asyncio.run(watcher.newer(0, patience_s(20)))
+        first = asyncio.run(watcher.newer(None, patience_s(20)))
         assert first is not None
-        second = asyncio.run(watcher.newer(first.time_ns, patience_s(20)))
+        ahead = watcher.latest = replace(first, time_ns=1 << 62)  # then the clock was set back
+        second = asyncio.run(watcher.newer(ahead, patience_s(20)))
 
         assert second is not None
-        assert second.time_ns > first.time_ns
+        assert first.time_ns < second.time_ns < ahead.time_ns
         assert {row.key for row in second.rows} == {
             (nsqd.http_address, "orders", ""),
             (nsqd.http_address, "orders", "billing"),
@@ -68,13 +70,13 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> 
 
 def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
     woken: list[object] = []
-    never_ns = 1 << 62
-    with watching(nsqd.http_address) as watcher:
-        assert asyncio.run(watcher.newer(never_ns, 0.01)) is None
+    with watching(nsqd.http_address, refresh_s=1000) as watcher:
+        only = asyncio.run(watcher.newer(None, patience_s(20)))
+        assert asyncio.run(watcher.newer(only, 0.01)) is None
         assert not watcher._waiting
 
         def wait() -> None:
-            woken.append(asyncio.run(watcher.newer(never_ns, patience_s(60))))
+            woken.append(asyncio.run(watcher.newer(only, patience_s(60))))
 
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
