@@ -149,8 +149,8 @@ def topology_of(inventory: Inventory, registered: Registered, topics: Iterable[s
 def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
     """Plan what the cluster lacks. Raises the first failure when no daemon answers."""
     inventory = take_inventory(cluster)
-    registered = registered_channels(
-        cluster, inventory, inventory.topics.intersection(wanted.topics)
+    registered, failures = registered_channels(
+        cluster, inventory.registered, inventory.topics.intersection(wanted.topics)
     )
     steps = [
         step
@@ -160,7 +160,8 @@ def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
             *_lacking_at_nsqds(inventory, name, topic),
         )
     ]
-    return AdminPlan(in_order(steps), inventory.failures, tuple(_notes(inventory, wanted)))
+    failed = (*inventory.failures, *failures)
+    return AdminPlan(in_order(steps), failed, tuple(_notes(inventory, wanted)))
 
 
 def _lacking_at_lookupds(
@@ -217,9 +218,9 @@ def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[St
     that did not answer then or now: what it has cannot be judged.
     """
     now = take_inventory(cluster)
-    for failure in (*before.failures, *now.failures):
+    registered, failures = registered_channels(cluster, now.registered, now.topics)
+    for failure in (*before.failures, *now.failures, *failures):
         raise failure.error
-    registered = registered_channels(cluster, now, now.topics)
     steps: list[Step] = []
     for name in sorted(now.topics):
         was, stats = dict(before.where(name)), dict(now.where(name))

@@ -37,6 +37,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.inventory import registered_channels
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
@@ -364,15 +365,12 @@ def list_topics(context: WebContext, request: Request) -> object:
     stats = cluster.stats(required=False)
     active = {each.topic_name for node in stats.nodes for each in node.stats.topics or ()}
     idle = [name for name in names if name not in active]
-    answers, failures = cluster.ask(
-        cluster.lookupds, lambda client: {topic: client.channels(topic) for topic in idle}
-    )
-    found = {
-        topic: sorted({name for answer in answers.values() for name in answer[topic]})
-        for topic in idle
-    }
+    answers, failures = registered_channels(cluster, cluster.lookupds, idle)
+    found: dict[str, list[str]] = {topic: [] for topic in sorted(idle)}
+    for topic, channel in sorted(set().union(*answers.values())):
+        found[topic].append(channel)
     message = warning(failure.error for failure in failures)
-    return {"topics": {topic: found[topic] or None for topic in sorted(idle)}, "message": message}
+    return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
 def show_queue(context: WebContext, request: Request) -> object:
