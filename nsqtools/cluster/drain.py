@@ -147,10 +147,10 @@ class Drain:
         self._target.administer("create", move.topic)
         if move.channel:  # before the messages, or it would miss them
             self._target.administer("create", move.topic, move.channel)
-            self._empty(move.topic, move.channel, producer)
+            self._empty(move, move.channel, producer)
             return
         self._source.administer("create", move.topic, DRAIN_CHANNEL)
-        self._empty(move.topic, DRAIN_CHANNEL, producer)
+        self._empty(move, DRAIN_CHANNEL, producer)
         if not self._stopped.is_set():
             self._remove_channel(move.topic)
 
@@ -171,18 +171,18 @@ class Drain:
                     log.warning("topic %s may still be paused: nsq topic unpause %s", topic, topic)
                     raise
 
-    def _empty(self, topic: str, channel: str, producer: Producer) -> None:
-        address = tcp_address(self._source)
+    def _empty(self, move: Move, channel: str, producer: Producer) -> None:
+        address, planned = tcp_address(self._source), self.moved + move.messages
         with Consumer(
-            topic, channel, nsqd_tcp_addresses=address, options=self._options
+            move.topic, channel, nsqd_tcp_addresses=address, options=self._options
         ) as consumer:
             consumer.start(fail_fast=True)
             while not self._stopped.is_set():
-                batch = consumer.next_batch(IDLE_S)
+                batch = consumer.next_batch(IDLE_S if self.moved < planned else IDLE_S / 10)
                 if batch is None:
                     return
                 try:
-                    producer.publish_many(topic, [message.body for message in batch])
+                    producer.publish_many(move.topic, [message.body for message in batch])
                 except BaseException:
                     batch.requeue(0, backoff=False)
                     raise
