@@ -246,6 +246,8 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
 def _not_judged(
     sample: Sample, window_s: float, lookupds: Sequence[str], memory: Memory | None
 ) -> Iterator[str]:
+    if not sample.reports and not sample.failures:
+        yield "anything: no nsqlookupd announces an nsqd"
     if window_s < LEAST_WINDOW_S:
         yield f"what is stuck or grows: --window is below {LEAST_WINDOW_S:.0f} s"
     elif unknown := sum(row.rates is None for row in sample.totals):

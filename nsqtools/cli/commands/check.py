@@ -124,7 +124,7 @@ def check(
     if signals.received is not None:
         return signals.status()
     shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
-    status = status_of(shown)
+    status = status_of(verdict, shown)
     form = CheckFormat.json if as_json else format
     if form is CheckFormat.json:
         write_json(runtime, check_document(verdict, shown, status), indent=2)
@@ -140,11 +140,13 @@ def check(
     return status
 
 
-def status_of(problems: Sequence[Problem]) -> int:
+def status_of(verdict: Verdict, shown: Sequence[Problem]) -> int:
     """The status of monitoring plugins for these problems, whose worst is the first."""
     from nsqtools.cluster.problems import Severity
 
-    worst = problems[0].severity if problems else Severity.NOTE
+    if not (shown or verdict.sample.reports):
+        return UNKNOWN
+    worst = shown[0].severity if shown else Severity.NOTE
     return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNING, Severity.NOTE: OK}[worst]
 
 
@@ -279,9 +281,10 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
     from nsqtools.files.durable import replace_file
 
     problems = verdict.problems
+    status = status_of(verdict, problems)
     documents = [
         ("nsqtools", f"nsq {__version__}"),
-        ("check.json", without_secrets(check_document(verdict, problems, status_of(problems)))),
+        ("check.json", without_secrets(check_document(verdict, problems, status))),
         *bundle_documents(cluster, verdict),
     ]
     packed = io.BytesIO()
