@@ -266,11 +266,14 @@ def _load(path: Path) -> Memory:
 def _save(path: Path, memory: Memory) -> None:
     from dataclasses import asdict
 
+    _replace(path, json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode())
+
+
+def _replace(path: Path, content: bytes, mode: int = 0o640) -> None:
     from nsqtools.files.durable import replace_file
 
-    content = json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode()
     try:
-        replace_file(path, content)
+        replace_file(path, content, mode)
     except OSError as exc:
         raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
@@ -278,7 +281,6 @@ def _save(path: Path, memory: Memory) -> None:
 def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
     from nsqtools import __version__
     from nsqtools.cluster.check import bundle_documents, without_secrets
-    from nsqtools.files.durable import replace_file
 
     problems = verdict.problems
     status = status_of(verdict, problems)
@@ -295,7 +297,4 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
             entry.size = len(content := f"{text}\n".encode())
             entry.mtime = int(verdict.memory.time_s)
             archive.addfile(entry, io.BytesIO(content))
-    try:
-        replace_file(path, packed.getvalue(), 0o600)
-    except OSError as exc:
-        raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
+    _replace(path, packed.getvalue(), 0o600)

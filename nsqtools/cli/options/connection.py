@@ -346,8 +346,8 @@ def opt_statements(
     origin = origin_of(context, name)
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
         yield from _opts(setting.value, setting.origin, name, setting.place)
-    in_force = setting is not None and setting.origin == origin
-    for given in _opts(values or (), origin, name, setting.place if in_force and setting else ""):
+    place = setting.place if setting is not None and setting.origin == origin else ""
+    for given in _opts(values or (), origin, name, place):
         if given.option == "auth_secret":
             _warn_of_visible_secret(context, given)
         yield given
