@@ -136,15 +136,14 @@ def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
     return nsqd, lookupd, nsqd_http
 
 
-def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
-    """The addresses of each kind, of those from the strongest origin that gives any.
+def split_addresses(texts: Iterable[str] | None) -> Addresses:
+    """Return each address: commas separate them too, as in most variables."""
+    return tuple(each.strip() for text in texts or () for each in text.split(","))
 
-    Commas separate them too, as in most variables.
-    """
-    given = [
-        tuple(each.strip() for text in context.params.get(kind) or () for each in text.split(","))
-        for kind in kinds
-    ]
+
+def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
+    """The addresses of each kind, of those from the strongest origin that gives any."""
+    given = [split_addresses(context.params.get(kind)) for kind in kinds]
     origins = [
         origin_of(context, kind) if addresses else Origin.DEFAULT
         for kind, addresses in zip(kinds, given, strict=True)
