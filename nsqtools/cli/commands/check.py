@@ -25,7 +25,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import escape_line, utc_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -222,7 +222,7 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
                 "node": each.node or None,
                 "text": each.text,
                 "remedy": each.what.remedy,
-                "since": _time_text(since.get(each.key, verdict.memory.time_s)),
+                "since": utc_text(since.get(each.key, verdict.memory.time_s)),
             }
             for each in shown
         ],
@@ -230,12 +230,6 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
         "nodes": len(verdict.sample.reports),
         "queues": len(verdict.sample.totals),
     }
-
-
-def _time_text(time_s: float) -> str:
-    from nsqtools.cluster.stats_documents import time_text
-
-    return time_text(int(time_s * 1e9))
 
 
 # -- files ----------------------------------------------------------------------------------------

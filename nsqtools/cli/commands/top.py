@@ -18,9 +18,10 @@ ON_A_PIPE = "nsq stat --interval 2s prints the same figures line by line."
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.cli.top.view import check_column
+    from nsqtools.cli.top.view import ALL_NAMES
+    from nsqtools.cluster.stats_documents import check_column
 
-    return check_column(text)
+    return check_column(text.strip(), ALL_NAMES)
 
 
 def top(
@@ -69,10 +70,10 @@ def top(
     """
     check_terminal(runtime)
     from nsqtools.cli.top.app import Top
-    from nsqtools.cli.top.view import TopView, check_column, parse_line_condition
+    from nsqtools.cli.top.view import TopView, parse_line_condition
     from nsqtools.cluster.sampling import SampleFilter, Sampler
 
-    names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
+    names = [parse_column(name) for name in (columns or "").split(",") if name.strip()]
     for condition in filter or ():
         parse_line_condition(condition)
     conditions = " ".join(part.replace(" ", "") for part in filter or ())

@@ -16,7 +16,7 @@ from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.text import NS, escape_json, escape_line, escape_text
+from nsqtools.protocol.text import escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
 
@@ -174,15 +174,6 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.1f}"
     return escape_line(str(cell))
-
-
-def moment(timestamp_ns: int | None) -> str | None:
-    """A time as listings show it, to the second; None without one."""
-    from datetime import UTC, datetime
-
-    if timestamp_ns is None:
-        return None
-    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _in_csv(cell: Cell) -> Cell:
