@@ -114,8 +114,8 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
             report.backlog += stats.depth
     if not report.exists:
         listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-        answers, _ = cluster.ask(nsqds, _topics_on)
-        report.known_topics = all_of(listed) | all_of(answers)
+        named, _ = cluster.ask(nsqds, _topics_on)
+        report.known_topics = all_of(listed) | all_of(named)
     return report
 
 
