@@ -154,7 +154,8 @@ def _counts(
     now_s = sample.time_ns / 1e9
     started = {report.address: report.stats.start_time for report in sample.reports}
     has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
-    before = [] if has_restarted else [*memory.counts]  # nsqd counts from 0 again
+    # nsqd counts from 0 again, and a clock was set back
+    before = [] if has_restarted else [each for each in memory.counts if each[0] <= now_s]
     if not before or now_s - before[-1][0] >= max_age_s / 10:
         waiting = {f"{r.topic}/{r.channel}": r.messages for r in sample.totals if r.depth}
         before.append((now_s, waiting))

@@ -226,7 +226,8 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
         quick_nsqd.create_channel("clicks", channel)
     quick_nsqd.publish("clicks", b"1", b"2")
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
-    at += ["--max-age", "1s", f"--state={tmp_path / 'state'}"]
+    state = tmp_path / "state"
+    at += ["--max-age", "1s", f"--state={state}"]
 
     first = json.loads(run_nsq(at).out)
     began_s = time.time()
@@ -242,6 +243,12 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
     assert "how old messages are" not in " ".join(second["not_judged"])
     old = [each for each in second["problems"] if each["kind"] == "old"]
     assert [(each["severity"], each["channel"]) for each in old] == [("critical", "left")]
+
+    memory = json.loads(state.read_text())
+    memory["counts"] = [(time_s + 3600, counts) for time_s, counts in memory["counts"]]
+    state.write_text(json.dumps(memory))
+    run_nsq(at)  # the clock was set back meanwhile
+    assert all(time_s < time.time() for time_s, _ in json.loads(state.read_text())["counts"])
 
 
 def test_a_clock_that_is_wrong_is_named(
