@@ -38,7 +38,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import topic_names
+from nsqtools.cluster.topics import named_topics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.names import is_valid_name, shown_url
@@ -357,19 +357,22 @@ def newest_version(versions: Iterable[str]) -> str:
 def list_topics(context: WebContext, request: Request) -> object:
     cluster, query = context.cluster, _query(request)
     try:
-        names = topic_names(cluster)
+        names, failures = named_topics(cluster)
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if query.get("inactive") != "true":
-        return {"topics": names, "message": ""}
+        return {"topics": sorted(names), "message": warning(each.error for each in failures)}
     stats = cluster.stats(required=False)
-    active = {each.topic_name for node in stats.nodes for each in node.stats.topics or ()}
-    idle = [name for name in names if name not in active]
-    answers, failures = registered_channels(cluster, cluster.lookupds, idle)
+    known, _ = cluster.known_nodes()  # who is silent has topics, too
+    idle = names.difference(
+        (each.topic_name for node in stats.nodes for each in node.stats.topics or ()),
+        (topic for nodes in known.values() for each in nodes for topic in each.topics),
+    )
+    answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found: dict[str, list[str]] = {topic: [] for topic in sorted(idle)}
     for topic, channel in sorted(set().union(*answers.values())):
         found[topic].append(channel)
-    message = warning(failure.error for failure in failures)
+    message = warning(failure.error for failure in (*stats.failures, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
@@ -410,6 +413,8 @@ def show_node(context: WebContext, request: Request) -> object:
     wanted = request.path_params["node"]
     nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
     if nsqd is None:
+        if gathered.failures:
+            raise failed_upstream(context.cluster, gathered.failures)
         raise HTTPException(404, "NODE_NOT_FOUND")
     topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
     channels = [channel for topic in topics for channel in topic["channels"]]
