@@ -329,7 +329,7 @@ def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: MakeConsole) -> 
     }
 
 
-def test_a_topic_of_an_nsqd_that_is_silent_is_not_inactive(
+def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
     serve: Serve, console: MakeConsole
 ) -> None:
     lookupd = serve(EmbeddedLookupServer())
@@ -339,7 +339,10 @@ def test_a_topic_of_an_nsqd_that_is_silent_is_not_inactive(
         lookupd.post("/topic/create", topic="old")
         running = console(f"--lookupd-http-address={lookupd.http_address}")
         found = running.get("/api/topics?inactive=true").json()
+        [node] = running.get("/api/nodes").json()["nodes"]
 
+    assert (node["hostname"], node["http_port"], node["version"]) == ("nsqd", 1, "1.3.0")
+    assert node["topics"] == [{"topic": "orders", "tombstoned": False}]
     assert found["topics"] == {"old": None}
     assert found["message"].startswith("WARNING: cannot connect to ")
 
@@ -358,7 +361,8 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
         partly = running.get(path)
         assert partly.status == 200
         assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
-    assert running.get("/api/nodes/127.0.0.1:1").status == 502
+    for path in ("/api/nodes/127.0.0.1:1", "/api/topics/orders/c"):
+        assert running.get(path).status == 502
     assert nobody.status == 502
     assert nobody.json()["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: cannot")
 
