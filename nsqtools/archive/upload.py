@@ -7,10 +7,11 @@ step.
                                  .clicks ... .log.gz.index       as it is beside the local file
                                  .clicks ... .log.gz.manifest    sizes, hashes and counts of both
 
-The name ends in host, writer and number, which no other file has (`layout`), so no archiver can
-overwrite what another one stored. The manifest is put only if there is none: it says that what it
-names is complete. Each step can be repeated after a crash at any point and gives the same objects;
-a file whose manifest is there already is not uploaded again.
+The name ends in host, writer and number, which no other file has (`layout`), but for those of a
+copied machine. So the index is put only if there is none, which claims the name, and who finds that
+of another file puts nothing: no archiver can overwrite what another one stores. So is the manifest:
+it says that what it names is complete. Each step can be repeated after a crash at any point and
+gives the same objects; a file whose manifest is there already is not uploaded again.
 
 *Beside the local file* is what is known of its upload, so that the next process continues:
 
@@ -63,7 +64,7 @@ from nsqtools.archive.layout import (
     owner_of,
 )
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import Storage, hash_of
+from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotRegularError, lock_file, open_to_read
@@ -206,8 +207,7 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
         raise NotUploadable(errno.ENOENT, "it has no index", str(path))
     storage, size = plan.storage, path.stat().st_size
     record = decode_record(os.pread(descriptor, 1 << 16, 0))
-    is_new = record is None or record.url != storage.url
-    if record is None or is_new:
+    if record is None or record.url != storage.url:
         record = UploadRecord(storage.url, object_name(path, index, plan))
         with blaming(uploading_of(path)):
             os.ftruncate(descriptor, 0)
@@ -216,10 +216,7 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
             os.fsync(descriptor)
         sync_folder(path.parent)
     manifest = make_manifest(path, size, index, record.name)
-    has_index = is_new and _put_new_index(storage, path, record.name)
-    if has_index or not _is_stored(storage, record.name, manifest):
-        if not has_index:
-            _put_index(storage, path, record.name, storage.put)
+    if _claim(storage, path, record.name) or not _is_stored(storage, record.name, manifest):
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
     replace_file(uploaded_of(path), record.encode())
@@ -280,21 +277,29 @@ def _manifest_name(name: str) -> str:
     return str(manifest_of(PurePosixPath(name)))
 
 
-def _put_new_index(storage: Storage, path: Path, name: str) -> bool:
-    """Put the index if there is none; return whether it is ours, and so is the name.
+def _claim(storage: Storage, path: Path, name: str) -> bool:
+    """Put the index, which claims the name; return whether there was none.
 
-    Then the file is not stored yet, and nothing has to be checked before it is.
+    Then the file is not stored yet, and nothing has to be checked before it is. Raises
+    `NotUploadable` for the index of another file, which may be on its way just now.
     """
+    there, data = str(index_of(PurePosixPath(name))), index_of(path).read_bytes()
     try:
-        _put_index(storage, path, name, storage.put_if_absent)
+        version = storage.put_if_absent(there, data)
     except FileExistsError:
+        if storage.read(there) != data:
+            raise _taken(storage, name) from None
         return False
+    try:
+        storage.verify_data(there, data, version)
+    except ChangedError:
+        storage.delete(there)  # or it would be taken for that of another file
+        raise
     return True
 
 
-def _put_index(storage: Storage, path: Path, name: str, put: Callable[[str, bytes], str]) -> None:
-    there, data = str(index_of(PurePosixPath(name))), index_of(path).read_bytes()
-    storage.verify_data(there, data, put(there, data))
+def _taken(storage: Storage, name: str) -> NotUploadable:
+    return NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
 
 
 def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
@@ -306,7 +311,7 @@ def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool
     except ValueError:
         stored = None
     if stored != manifest:
-        raise NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
+        raise _taken(storage, name)
     try:
         return storage.stat(name).size == manifest["size"]
     except FileNotFoundError:  # it was removed
