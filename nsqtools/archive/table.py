@@ -19,9 +19,11 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -33,9 +35,9 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import NULL_PARTITION, manifest_of
+from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, is_hidden, manifest_of, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.reader import read_messages
+from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
@@ -248,7 +250,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
 
     Machines of one image, and one that went back to a snapshot, give several files one head; their
     times tell them apart. Two files of the same bare bodies may be of two times, too: they are
-    known by their place. Raises ``OSError`` and `NsqError`.
+    known by their place, and by the size that they had. Raises ``OSError`` and `NsqError`.
     """
     identity = identity_of(archive, host)
     if archive.head is not None:
@@ -256,7 +258,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     if not _is_bare(archive):
         return identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+    return f"{identity}-{archive.size():x}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
 
 
 def _is_bare(archive: ArchiveFile) -> bool:
@@ -330,13 +332,10 @@ class Table:
         files = []
         for each in drafts:
             path, file = Path(each.path), each.file
-            manifest = str(manifest_of(PurePosixPath(file.path)))
-            if self.catalog is None:
-                try:
-                    self.storage.stat(manifest)
-                    continue
-                except FileNotFoundError:
-                    pass
+            if there := 0 if self.catalog else self._noted(file.path):
+                if there != file.rows:
+                    raise _holds_less(there, self.storage.where(file.path))
+                continue
             files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
             if self.catalog is None:
@@ -350,8 +349,57 @@ class Table:
                     "max_ts": file.max_ts_ns,
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
-                self.storage.put(manifest, data)
+                self.storage.put(str(manifest_of(PurePosixPath(file.path))), data)
         return files
+
+    def _noted(self, name: str) -> int:
+        """Return how many messages a file has by its manifest, 0 without a whole one."""
+        try:
+            manifest = self.storage.read(str(manifest_of(PurePosixPath(name))))
+            return int(json.loads(manifest)["messages"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+
+    # -- what was converted before --------------------------------------------------------------
+
+    @cached_property
+    def _there(self) -> dict[str, list[str]]:
+        """The files that were there at first, by their names without folder and ending."""
+        if self.catalog is None:
+            hidden = (PurePosixPath(entry.name) for entry in self.storage.list())
+            paths = [owner_of(each) for each in hidden if is_hidden(each.name, MANIFEST)]
+        else:
+            files = self.catalog.files() if self.catalog.exists() else []
+            paths = [PurePosixPath(each.path) for each in files]
+        there: dict[str, list[str]] = {}
+        for path in paths:
+            there.setdefault(path.stem, []).append(str(path))
+        return there
+
+    def messages_of(self, stem: str) -> int:
+        """Return how many messages of an archive are there."""
+        if self.catalog is not None:
+            return self.number_of(_app_of(stem))
+        return sum(map(self._noted, self._there.get(stem, ())))
+
+    def has_beginning_of(self, archive: ArchiveFile, stem: str) -> bool:
+        """Return whether a file of bare bodies was there before it was appended to."""
+        place, size = stem.rpartition("-")[2], archive.size()
+        before = re.compile(rf".*-([0-9a-f]{{32}})-([0-9a-f]+)-{place}")
+        return any(
+            int(match[2], 16) < size
+            and archive.storage.digest(archive.name, int(match[2], 16)).startswith(match[1])
+            for match in filter(None, map(before.fullmatch, self._there))
+        )
+
+
+def _app_of(stem: str) -> str:
+    return f"nsqtools-convert-{stem}"
+
+
+def _holds_less(there: int, shown: str) -> NotUploadable:
+    """Return why the whole of a file cannot follow a copy of it that was cut off."""
+    return NotUploadable(errno.EEXIST, f"a copy of it with {there} messages is there", shown)
 
 
 def convert(
@@ -359,38 +407,48 @@ def convert(
 ) -> Iterator[tuple[ArchiveFile, list[TableFile], str, int]]:
     """Bring archives into a table, one after the other; they stay where they are.
 
-    Yields each with its files, or why it cannot be read, and how many bodies did not fit. One that
+    Yields each with its files, or why it is left out, and how many bodies did not fit. One that
     is in the table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
     """
     table = Table(plan)
     known = fields_of(plan.fields or {"properties": {}})
-    there: set[str] | None = None
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", 0
             continue
         stem = stem_of(archive, plan.host)
-        app_id = f"nsqtools-convert-{stem}"
-        is_there = bool(table.number_of(app_id))
-        if not plan.is_delta and _is_bare(archive):  # its day may be another since it was touched
-            if there is None:
-                there = {entry.name.rpartition("/")[2] for entry in table.storage.list()}
-            is_there = manifest_of(PurePosixPath(f"{stem}.parquet")).name in there
-        if is_there:
-            yield archive, [], "", 0
-            continue
-        while True:
-            writer = TableWriter(plan, drafts, table.known_fields(known))
-            try:
-                made = writer.write(archive, stem, topic)
-            except NotUploadable as exc:
-                yield archive, [], str(exc.strerror), 0
-                break
-            if made and not table.make_ready(writer.schema):
+        try:
+            if _is_there(table, archive, stem):
+                yield archive, [], "", 0
                 continue
+            while True:
+                writer = TableWriter(plan, drafts, table.known_fields(known))
+                made = writer.write(archive, stem, topic)
+                if not made or table.make_ready(writer.schema):
+                    break
             known = writer.columns.fields if writer.columns else known
-            files = table.commit(made, app_id, 1)
+            rows = sum(each.file.rows or 0 for each in made)
+            files = table.commit(made, _app_of(stem), rows)
             for each in made:
                 Path(each.path).unlink()
+        except NotUploadable as exc:
+            yield archive, [], str(exc.strerror), 0
+        else:
             yield archive, files, "", writer.misfits if files else 0
-            break
+
+
+def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
+    """Return whether an archive was converted. Raises `NotUploadable` if it was in part, for good.
+
+    A run that was killed while it put the files of a folder of Parquet goes on.
+    """
+    if there := table.messages_of(stem):
+        count = archive.messages
+        if count is None:
+            count = sum(member.messages for member in look_at(archive).members)
+        if there < count and table.catalog is not None:
+            raise _holds_less(there, archive.shown)
+        return there >= count
+    if archive.head is None and _is_bare(archive) and table.has_beginning_of(archive, stem):
+        raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
+    return False
