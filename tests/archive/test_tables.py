@@ -32,7 +32,7 @@ from nsqtools.archive.layout import Head, TimeRange
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.table import TablePlan, convert
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
 
@@ -328,6 +328,16 @@ def test_a_landing_process_whose_answers_are_none_is_ended(
     landings = Landings(plan, tmp_path, None)
     with pytest.raises(ChildProcessError, match="the landing process ended with"):
         landings._ask([])
+
+
+def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / ".nsq-landing").mkdir()
+    (tmp_path / ".nsq-landing/state.json").write_bytes(b"")
+    landings = Landings(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path, None)
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"cannot read \S+/state\.json"):
+            landings._ask([])
+    landings.close()
 
 
 @pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
