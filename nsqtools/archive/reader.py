@@ -320,7 +320,7 @@ TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
     """Read a whole file, and compare it with its index; return how many messages it has.
 
-    Raises `OutputError`.
+    Raises the errors of a store that cannot be reached or refuses.
     """
     shown, is_damaged = archive.shown, False
 
@@ -329,8 +329,10 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
         is_damaged = True
         on_damage(shown, problem)
 
-    messages = sum(1 for _ in read_messages(archive, note))
+    messages = 0
     try:
+        for _ in read_messages(archive, note):
+            messages += 1
         if not is_damaged and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
             end = archive.members[-1].end if archive.members else 0
@@ -344,6 +346,8 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
                 note(shown, problem)
     except OSError as exc:
         note(shown, f"{exc.filename}: {exc.strerror}")
+    except OutputError as exc:  # of its disk, say: the others are looked at all the same
+        note(shown, str(exc))
     return messages
 
 
@@ -384,7 +388,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     beside = copy_of(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
-    try:
+    with failing("repair", path):
         with open_to_read(path) as file:
             begin_member = members_of(codec_at(file))
         count = 0
@@ -402,8 +406,6 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         beside.rename(path)
         sync_folder(path.parent)
         replace_file(index_of(path), Index(archive.head, members).encode())
-    except OSError as exc:
-        raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
     return count
 
 

@@ -48,7 +48,7 @@ from nsqtools.files.durable import (
     temporary_beside,
     written_beside,
 )
-from nsqtools.files.opening import open_to_read, walk
+from nsqtools.files.opening import open_to_read, status_of, walk
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
 HDFS_SCHEMES = ("hdfs", "webhdfs")
@@ -290,7 +290,7 @@ class LocalStorage(Storage):
 
     @staticmethod
     def _entry(name: str, path: Path) -> Entry:
-        stat = path.stat()
+        stat = status_of(path)
         return Entry(name, stat.st_size, stat.st_mtime_ns, _version(stat))
 
     def stat(self, name: str) -> Entry:

@@ -67,7 +67,7 @@ from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import open_to_read, status_of
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -401,15 +401,17 @@ class Listing:
         folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [], [])
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
+                kind = folder.finished
                 if is_hidden(entry.name, PART):
-                    folder.in_progress.append(path / entry.name)
+                    kind = folder.in_progress
                 elif entry.name.startswith("."):
                     continue
-                elif not entry.is_dir():
-                    folder.finished.append(path / entry.name)
-                else:
-                    kind = folder.links if entry.is_symlink() else folder.folders
-                    kind.append(path / entry.name)
+                elif entry.is_symlink():
+                    if os.path.isdir(entry.path):  # `is_dir` fails for a link that leads to itself
+                        kind = folder.links
+                elif entry.is_dir():
+                    kind = folder.folders
+                kind.append(path / entry.name)
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -436,7 +438,7 @@ class Listing:
     def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
         path = found.path
         if before is None or not (found.is_settled and before.is_settled):
-            stat = path.stat()
+            stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
             if before is None or before.stamp != stamp or not before.file.is_current():

@@ -66,6 +66,24 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
 
 
+def test_what_cannot_be_read_is_said_and_the_others_are_verified_and_repaired(
+    archive: Path, run_nsq: RunNsq
+) -> None:
+    bad, damaged = archive.with_name("bad.log"), archive.with_name("damaged.log")
+    bad.symlink_to("/proc/self/mem")  # reading it fails as a bad block of a disk does
+    archive.with_name("loop").symlink_to("loop")
+    damaged.write_bytes(encode_many("clicks", "n:4150", messages(0, 2))[:-9])
+
+    verified = run_nsq(["archive", "verify", str(archive.parent)])
+    repaired = run_nsq(["archive", "repair", str(archive.parent)])
+
+    assert verified.status == 1
+    assert verified.out.startswith(b"%(path)s: cannot read %(path)s (In" % {b"path": bytes(bad)})
+    assert verified.err == "nsq: 3 files, 21 messages, 2 damaged\n"
+    assert (repaired.status, repaired.out) == (6, b"%s: repaired, 1 messages\n" % bytes(damaged))
+    assert repaired.err == f"nsq: cannot repair {bad} (Input/output error)\n"
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
