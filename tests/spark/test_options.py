@@ -192,6 +192,9 @@ def test_all_options_are_read(tmp_path: Path) -> None:
     assert topic_settings(given, {}).spool.topics == ("clicks", "views")
     as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
     assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
+    for pattern in ("[x]/a", "[1]"):
+        assert read(paths=f"{pattern},/b").paths == ("/a", str(Path(pattern).absolute()), "/b")
+        assert read(paths=pattern).paths == ("/a", str(Path(pattern).absolute()))
     for name in ("a1", "a2", "b", "b[1]", "b1"):
         (tmp_path / name).touch()
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]

@@ -221,8 +221,9 @@ def topic_source(
 
     chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
     place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
-    names = ", ".join(sorted(topics)) if pattern is None else f"pattern {pattern}"
-    name = f"the topic{'s' if len(topics) > 1 else ''} {names}, channel {channel}"
+    known = sorted(set(topics))
+    names = ", ".join(known) if pattern is None else f"pattern {pattern}"
+    name = f"the topic{'s' if len(known) > 1 else ''} {names}, channel {channel}"
     return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
 
 
