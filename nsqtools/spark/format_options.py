@@ -12,7 +12,8 @@ option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Without an ad
 environment counts, for example ``NSQ_NSQD_TCP_ADDRESS``.
 
 A secret is never an option, because a query's plan shows its options. It is read from
-``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks.
+``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks; an address with
+a password comes from the environment.
 """
 
 from __future__ import annotations
@@ -217,20 +218,34 @@ def producer_connection(options: Options, environ: Mapping[str, str]) -> Connect
     return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP))
 
 
-def as_options(settings: ConnectionSettings) -> dict[str, str]:
-    """Write a connection as options, without its secret: see `hand_on_secret`."""
-    given = {
-        NSQD_TCP: ",".join(settings.nsqd_tcp_addresses),
-        LOOKUPD_HTTP: ",".join(settings.lookupd_http_addresses),
-        NSQD_HTTP: ",".join(settings.nsqd_http_addresses),
-        ADDRESS_MAP: ",".join(f"{old}={new}" for old, new in settings.address_map.items()),
+def _addresses_of(settings: ConnectionSettings) -> dict[str, tuple[str, ...]]:
+    return {
+        NSQD_TCP: settings.nsqd_tcp_addresses,
+        LOOKUPD_HTTP: settings.lookupd_http_addresses,
+        NSQD_HTTP: settings.nsqd_http_addresses,
     }
+
+
+def _has_password(addresses: Mapping[str, Iterable[str]]) -> bool:
+    return any("@" in text for some in addresses.values() for text in some)
+
+
+def as_options(settings: ConnectionSettings) -> dict[str, str]:
+    """Write a connection as options, without what is secret: see `hand_on_secrets`."""
     said = {name: text for name, text in settings.options.items() if name != "auth_secret"}
-    return {name: text for name, text in given.items() if text} | said
+    if not _has_password(addresses := _addresses_of(settings)):
+        said |= {kind: ",".join(some) for kind, some in addresses.items() if some}
+    if settings.address_map:
+        said[ADDRESS_MAP] = ",".join(f"{old}={new}" for old, new in settings.address_map.items())
+    return said
 
 
-def hand_on_secret(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
-    """Put the secret where the session's processes find it; to be done before it is started."""
+def hand_on_secrets(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
+    """Put the secret, and addresses if one has a password, where the session's processes find them;
+    to be done before it is started."""
+    addresses = _addresses_of(settings)
+    if _has_password(addresses):
+        environ.update({VARIABLE[kind]: " ".join(addresses[kind]) for kind in addresses})
     if secret := settings.options.get("auth_secret"):
         environ[SECRET] = secret
 
@@ -258,6 +273,11 @@ def _addresses(
 ) -> dict[str, tuple[str, ...]]:
     """The addresses of the options, else of the environment, else the nsqd of this machine."""
     given = {kind: tuple(options.list(kind)) for kind in kinds}
+    if _has_password(given):
+        raise ConfigurationError(
+            "a password must not be in an option, because a query's plan shows options",
+            hint=f"Set {', '.join(VARIABLE[kind] for kind in kinds if given[kind])} instead.",
+        )
     if not any(given.values()):
         given = {kind: tuple(environ.get(VARIABLE[kind], "").split()) for kind in kinds}
     return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}

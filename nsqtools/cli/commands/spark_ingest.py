@@ -110,7 +110,7 @@ def ingest(
     from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.archives.read_settings import Bodies
-    from nsqtools.spark.format_options import hand_on_secret
+    from nsqtools.spark.format_options import hand_on_secrets
     from nsqtools.spark.jobs.ingestion import QueryFollower, held_directories, start_query
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
 
@@ -153,7 +153,7 @@ def ingest(
                 hint="Give a local or shared directory with --spool-dir.",
             )
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
-        hand_on_secret(connection, os.environ)
+        hand_on_secrets(connection, os.environ)
     is_delta = format is TableFormat.delta
     settings = spark.settings(
         f"nsq spark ingest: {source.name}",
