@@ -26,7 +26,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -67,7 +67,7 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failing, failure_of
+from nsqtools.archive.storage import failing, failure_of, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.records.envelope import BodyKind
@@ -75,7 +75,6 @@ from nsqtools.records.envelope import BodyKind
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 400_000
 SLICE_TEXT = 128 << 20
-FOOTERS_AT_ONCE = 16
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -336,8 +335,7 @@ class Compaction:
         if self.table is None:
             read = [*(each for some in present.values() for each in some), *read]
         some = list({each.shown: each for each in read if not each.damage}.values())
-        with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-            schemas += pool.map(columns_in, some)
+        schemas += side_by_side(columns_in, some)
         known: dict[str, pyarrow.DataType] = {}
         for each in (each for schema in schemas for each in schema):
             if each.name not in RESERVED and known.setdefault(each.name, each.type) != each.type:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -48,12 +48,12 @@ from nsqtools.archive.storage import (
     LocalStorage,
     Storage,
     failing,
+    side_by_side,
 )
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError
 
-INDEXES_AT_ONCE = 16
 PARQUET_MAGIC = b"PAR1"
 
 
@@ -204,10 +204,8 @@ def _find(place: str) -> list[ArchiveFile]:
         return files_in_folder(storage, listed)
     names = {entry.name for entry in listed}
     files = [*filter(_is_finished, listed), *in_progress]
-    if is_local:
-        return [_with_index(storage, entry, names) for entry in files]
-    with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
-        return list(pool.map(lambda entry: _with_index(storage, entry, names), files))
+    indexed = partial(_with_index, storage, names=names)
+    return list(side_by_side(indexed, files, is_remote=not is_local))
 
 
 def _named(storage: Storage, name: str) -> ArchiveFile:
@@ -304,10 +302,12 @@ def files_in_folder(
     Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
+    found = [each for each in parquet_entries(storage, listed) if wanted(partition_of(each.name))]
+    noted = partial(_parquet, storage, names=names)
+    tables = side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage))
     return [
-        ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
-        for each in parquet_entries(storage, listed)
-        if wanted(partition_of(each.name))
+        ArchiveFile(storage, each.name, None, entry=each, table=table)
+        for each, table in zip(found, tables, strict=True)
     ]
 
 

@@ -35,7 +35,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -65,7 +64,14 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
-from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
+from nsqtools.archive.storage import (
+    DeniedError,
+    Entry,
+    LocalStorage,
+    Storage,
+    failing,
+    side_by_side,
+)
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import open_to_read, status_of
 from nsqtools.records.envelope import decode
@@ -488,9 +494,6 @@ def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
     return longer if is_same else None
 
 
-AT_A_TIME = 32
-
-
 class Recorded(NamedTuple):
     """What a manifest, or a line of a catalog, says of an object of a ``version``."""
 
@@ -585,10 +588,10 @@ class StoredListing:
         """
         found: dict[Key, ListedFile] = {}
         learned: list[StoredArchive] = []
-        with failing("read", ""), ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
+        with failing("read", ""):
             for place in self._places:
                 for folder, entries in self._folders(place):
-                    files = self._learn(threads, place, folder, entries)
+                    files = self._learn(place, folder, entries)
                     learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
@@ -621,7 +624,7 @@ class StoredListing:
         yield "", rest
 
     def _learn(
-        self, threads: Executor, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
+        self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[StoredArchive]:
         wanted = [name for name in entries if name == "" or _is_shown(name)]
         known = {name: self._known.get(place / name if name else place) for name in wanted}
@@ -655,7 +658,7 @@ class StoredListing:
 
         asked = [name for name in new if record_of(name) is None]
         learned = {name: learn(name) for name in new if record_of(name) is not None}
-        learned.update(zip(asked, threads.map(learn, asked), strict=True))
+        learned.update(zip(asked, side_by_side(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
         told = [each for name in asked if (each := learned[name]) and each.recorded]
         if len(told) >= LEAST_NEW:

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
-from nsqtools.archive.storage import failing
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -250,9 +250,12 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
 def _parts(
     files: Iterable[ListedFile], settings: ReadSettings, tell: ReportDamage
 ) -> Iterator[Part]:
-    for file in files:
-        if file.has_none_within(settings.within):
-            continue
+    def part_of(file: ListedFile) -> Part | None:
         if is_read(file, settings, tell):
-            yield file, file.content(settings.delimiter), file.readable()
-            file.forget_members()
+            return file, file.content(settings.delimiter), file.readable()
+        return None
+
+    wanted = (file for file in files if not file.has_none_within(settings.within))
+    for part in filter(None, side_by_side(part_of, wanted, is_remote=bool(settings.stored()))):
+        yield part
+        part[0].forget_members()
