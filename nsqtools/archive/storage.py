@@ -207,7 +207,7 @@ def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
         kind = ConnectionFailed
     elif isinstance(exc, DeniedError):
         kind = RefusedError
-    return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror})")
+    return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror or exc})")
 
 
 @contextmanager

@@ -245,7 +245,7 @@ def convert(
     import socket
 
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.storage import failure_of
+    from nsqtools.archive.storage import failing
     from nsqtools.archive.table import convert as bring
     from nsqtools.files.scratch import scratch_directory
 
@@ -257,19 +257,16 @@ def convert(
         runtime.tell(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0
-    try:
-        with scratch_directory("nsq-convert-") as drafts:
-            for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
-                if problem:
-                    damage(archive.shown, problem)
-                done += bool(made)
-                files += len(made)
-                messages += sum(each.rows or 0 for each in made)
-                misfits += unfit
-                if not json:
-                    write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
-    except OSError as exc:
-        raise failure_of(exc, "convert to", output) from exc
+    with failing("convert to", output), scratch_directory("nsq-convert-") as drafts:
+        for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
+            if problem:
+                damage(archive.shown, problem)
+            done += bool(made)
+            files += len(made)
+            messages += sum(each.rows or 0 for each in made)
+            misfits += unfit
+            if not json:
+                write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
     if json:
         document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
         write_json(runtime, document, indent=2)

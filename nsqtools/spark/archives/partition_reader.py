@@ -29,7 +29,7 @@ from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, own
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import Codec, DamagedError, unpack_members, unpack_whole
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
-from nsqtools.errors import OutputError
+from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
@@ -207,15 +207,12 @@ def read_partition(
 
     With nothing to read, Spark gives None to the only task.
 
-    Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
+    Raises `NsqError` for damage that fails the query, and as `failure_of` says.
     """
     names = settings.bodies.archived_schema().names if names is None else names
     for each in partition or ():
-        try:
+        with failing("read", each.path):
             yield from _Reader(each, settings, names).batches()
-        except OSError as exc:
-            reason = exc.strerror or exc
-            raise OutputError(f"cannot read {exc.filename or each.path} ({reason})") from exc
 
 
 class _Reader:
