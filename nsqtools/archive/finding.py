@@ -29,7 +29,6 @@ from nsqtools.archive.delta import DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
     PART,
     Head,
-    Index,
     Member,
     TimeRange,
     decode_index,
@@ -203,7 +202,7 @@ def _find(place: str) -> list[ArchiveFile]:
     if _is_table(listed):
         return files_in_folder(storage, listed)
     names = {entry.name for entry in listed}
-    files = [*filter(_is_finished, listed), *in_progress]
+    files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
     return list(side_by_side(indexed, files, is_remote=not is_local))
 
@@ -222,8 +221,9 @@ def _order(entry: Entry) -> list[tuple[bool, str]]:
     return [*((True, folder) for folder in folders), (False, name)]
 
 
-def _is_finished(entry: Entry) -> bool:
-    return not any(part.startswith(".") for part in entry.name.split("/"))
+def is_shown(name: str) -> bool:
+    """Whether neither a file nor a folder above it is hidden."""
+    return not any(part.startswith(".") for part in name.split("/"))
 
 
 def _with_index(
@@ -236,16 +236,8 @@ def _with_index(
     path = PurePosixPath(entry.name)
     is_in_progress = is_hidden(path.name, PART)
     known = None if is_in_progress else entry
-    index_name = str(index_of(owner_of(path) if is_in_progress else path))
-    data = None
-    try:
-        data = storage.read(index_name)
-    except FileNotFoundError:
-        pass
-    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
-        if index_name in names:
-            raise
-    if data is None:
+    index = str(index_of(owner_of(path) if is_in_progress else path))
+    if (data := read_index(storage, index, is_listed=index in names)) is None:
         name = "" if is_named else entry.name
         if not is_in_progress:
             beginning = _beginning(storage, entry)
@@ -255,8 +247,19 @@ def _with_index(
             if why := why_foreign(name, beginning):
                 raise foreign_file(storage.where(entry.name), why)
         return ArchiveFile(storage, entry.name, None, entry=known)
-    index = Index(split_head(data)[0], decode_index(data))
-    return ArchiveFile(storage, entry.name, index.members, index.head, known)
+    return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
+
+
+def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
+    """Return what an index holds, None where there is none. Raises ``OSError``."""
+    try:
+        return storage.read(name)
+    except FileNotFoundError:
+        return None
+    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
+        if is_listed:
+            raise
+        return None
 
 
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:

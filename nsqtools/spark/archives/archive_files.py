@@ -37,11 +37,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from nsqtools.archive.finding import ArchiveFile, why_foreign
+from nsqtools.archive.finding import ArchiveFile, is_shown, read_index, why_foreign
 from nsqtools.archive.layout import (
     EVER,
     INDEX,
@@ -57,7 +57,6 @@ from nsqtools.archive.layout import (
     encode_members,
     index_of,
     is_hidden,
-    manifest_of,
     owner_of,
     split_head,
 )
@@ -65,7 +64,6 @@ from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import (
-    DeniedError,
     Entry,
     LocalStorage,
     Storage,
@@ -550,7 +548,9 @@ class StoredArchive(ListedFile):
 
     def members(self) -> list[Member]:
         if self._lines is None:
-            self._lines = split_head(_read_index(self.place, is_indexed=True) or b"")[1]
+            index = _beside(self.place.key, INDEX)
+            data = read_index(self.place.storage, index, is_listed=True)
+            self._lines = split_head(data or b"")[1]
         return decode_index(self._lines)
 
     def forget_members(self) -> None:
@@ -626,7 +626,7 @@ class StoredListing:
     def _learn(
         self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[StoredArchive]:
-        wanted = [name for name in entries if name == "" or _is_shown(name)]
+        wanted = [name for name in entries if name == "" or is_shown(name)]
         known = {name: self._known.get(place / name if name else place) for name in wanted}
         new = []
         for name in wanted:
@@ -649,7 +649,8 @@ class StoredListing:
                 if record is None and _beside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
                 if record is None:
-                    index = _read_index(at, is_indexed=_beside(name, INDEX) in entries)
+                    is_listed = _beside(name, INDEX) in entries
+                    index = read_index(at.storage, _beside(at.key, INDEX), is_listed=is_listed)
                 return StoredArchive(
                     at, name or at.name, entry, is_named=not name, recorded=record, index=index
                 )
@@ -666,31 +667,15 @@ class StoredListing:
         return files
 
 
-def _is_shown(name: str) -> bool:
-    return not any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
 def _beside(name: str, suffix: str) -> str:
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}.{base}{suffix}"
 
 
-def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
-    """Return the index of a file; None without one. Raises ``OSError``."""
-    try:
-        return place.storage.read(index_of(PurePosixPath(place.key)).as_posix())
-    except FileNotFoundError:
-        return None
-    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
-        if is_indexed:
-            raise
-        return None
-
-
 def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
     """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.storage.read(manifest_of(PurePosixPath(place.key)).as_posix()))
+        document = json.loads(place.storage.read(_beside(place.key, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, number = document["writer"], document["number"]
