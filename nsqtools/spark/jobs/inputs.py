@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import reduce
 
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -98,8 +98,8 @@ def _read_archives(
     reader = spark.read.format("nsq-archive").option("format", "raw")
     options = {
         "topics": ",".join(choice.topics),
-        "since": _moment(choice.within.since_ns),
-        "until": _moment(choice.within.until_ns, up=999),
+        "since": moment(choice.within.since_ns),
+        "until": moment(choice.within.until_ns, up=999),
         "delimiter": escaped(choice.delimiter),
         "minPartitions": str(choice.min_partitions or ""),
         **damage_options(choice.damage_path),
@@ -138,12 +138,15 @@ def escaped(delimiter: bytes | None) -> str:
     return "".join(f"\\x{byte:02x}" for byte in delimiter or b"")
 
 
-def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
-    """A time for the reader to skip by: to the microsecond, rounded so that nothing is missed."""
+def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
+    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds.
+
+    With ``up`` nanoseconds it is rounded up, so that a reader that skips by it misses nothing.
+    """
     if timestamp_ns is None:
-        return ""
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=(timestamp_ns + up) // 1000)
-    return moment.isoformat()
+        return None
+    at = datetime(1970, 1, 1) + timedelta(microseconds=(timestamp_ns + up) // 1000)
+    return f"{at.isoformat()}Z"
 
 
 def read_files(
