@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nsqtools.archive.delta import Partition, is_table
 from nsqtools.archive.finding import (
@@ -26,7 +26,7 @@ from nsqtools.archive.finding import (
     is_of_others,
     parquet_entries,
 )
-from nsqtools.archive.layout import PART, is_hidden, partition_of
+from nsqtools.archive.layout import PART, Member, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, rows_of
@@ -117,15 +117,6 @@ def _may_be_data(name: str) -> bool:
 # -- the files of a place -----------------------------------------------------------------------
 
 
-class Span(NamedTuple):
-    """A part of a file: its range of times, how many messages it has, and bytes of the file."""
-
-    min_ts: int
-    max_ts: int
-    messages: int
-    bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file with messages of one topic; None for one of bare bodies, which have no times either.
@@ -139,7 +130,8 @@ class Source:
     key: str
     size: int
     topic: str | None
-    spans: tuple[Span, ...]
+    spans: tuple[Member, ...]
+    """Its parts; of Parquet one that is all of it."""
     others: tuple[tuple[str, str | None], ...] = ()
     """The columns of partitions beside topic and date, with their values."""
     is_timed: bool = True
@@ -178,7 +170,7 @@ class Source:
         """The days of the partitions that it belongs to: None where its messages have no times."""
         return {*self.days} or {None}
 
-    def between(self, since_ns: int, until_ns: int) -> list[Span]:
+    def between(self, since_ns: int, until_ns: int) -> list[Member]:
         """Return the spans that may have messages of a range of times."""
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
 
@@ -198,7 +190,7 @@ def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
 
 
 def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
-    known: dict[str, tuple[Span, ...]] = {}
+    known: dict[str, tuple[Member, ...]] = {}
     found, tables = list[ArchiveFile](), list[ArchiveFile]()
     for archive in find_archives([str(place) for place in places]):
         if not archive.is_in_progress and wanted(_topic_of(archive.name)):
@@ -207,7 +199,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
     for archive, scan in zip(found, _each(look_at, found), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
-        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
+        spans = tuple(scan.members)
         both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
         if any(one != other for one, other in both):
             key = archive.shown
@@ -276,7 +268,7 @@ def _sources_in(archive: ArchiveFile) -> list[Source]:
         raise without_columns(shown, missing)
     is_mixed = 0 < found.untimed < found.rows
     damage = "it has messages with and without a time" if is_mixed else ""
-    span = Span(found.min_ts_ns or 0, found.max_ts_ns or 0, found.rows, table.bytes)
+    span = Member(0, table.bytes, found.rows, found.min_ts_ns or 0, found.max_ts_ns or 0)
     source = replace(source, spans=(span,), damage=damage, is_shared=len(found.topics) > 1)
     return [
         replace(source, topic=each, is_timed=not found.untimed and each is not None)

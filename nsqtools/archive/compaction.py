@@ -48,7 +48,7 @@ from nsqtools.archive.catalog import (
     table_sources,
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
-from nsqtools.archive.layout import index_of, manifest_of
+from nsqtools.archive.layout import Member, index_of, manifest_of
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, contains
 from nsqtools.archive.slices import (
@@ -123,12 +123,13 @@ def jobs_of(
     end = begin + DAY_NS
     cuts = [begin]
     rows = text = 0
-    for span in sorted(span for each in sources for span in _fine(each, begin, end)):
+    fine = (span for each in sources for span in _fine(each, begin, end))
+    for span in sorted(fine, key=lambda span: span.min_ts):
         if (rows >= SLICE_ROWS or text >= SLICE_TEXT) and span.min_ts > cuts[-1]:
             cuts.append(span.min_ts)
             rows = text = 0
         rows += span.messages
-        text += span.bytes * PACKED
+        text += span.length * PACKED
     jobs: list[Job] = []
     held: list[Slice] = []
     weight = 0.0
@@ -145,10 +146,10 @@ def jobs_of(
     return [replace(each, present=_overlapping(present, each)) for each in jobs]
 
 
-def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Any]:
+def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
     """The spans of a file; one that is larger than a slice as several, as if it were even."""
     for span in source.between(begin_ns, end_ns):
-        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.bytes * PACKED // SLICE_TEXT)
+        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.length * PACKED // SLICE_TEXT)
         length = (span.max_ts - span.min_ts) // parts
         for number in range(parts):
             low = span.min_ts + number * length
@@ -156,15 +157,15 @@ def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Any]:
                 yield span._replace(
                     min_ts=max(begin_ns, low),
                     messages=span.messages // parts,
-                    bytes=span.bytes // parts,
+                    length=span.length // parts,
                 )
 
 
-def _share(span: Any, since_ns: int, until_ns: int) -> float:
+def _share(span: Member, since_ns: int, until_ns: int) -> float:
     """About how many bytes of a span are of a range of times."""
     length = span.max_ts - span.min_ts + 1
     part = min(span.max_ts + 1, until_ns) - max(span.min_ts, since_ns)
-    return float(span.bytes * part / length)
+    return float(span.length * part / length)
 
 
 def _overlapping(present: Sequence[Source], job: Job) -> tuple[Source, ...]:
@@ -189,7 +190,7 @@ class Partition:
             return sum(source.messages for source in self.sources)
         begin = begin_ns(self.slot.day)
         spans = [span for each in self.sources for span in each.between(begin, begin + DAY_NS)]
-        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.bytes) for span in spans)
+        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.length) for span in spans)
         return round(sum(n * s.messages for n, s in zip(shares, spans, strict=True)))
 
     @property

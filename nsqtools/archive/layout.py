@@ -27,12 +27,12 @@ long as it exists, under any name and in any place. Files of early archivers hav
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from nsqtools.files.opening import open_to_read, walk
 
@@ -50,6 +50,12 @@ def partition_of(name: str) -> dict[str, str | None]:
     parts = (part.partition("=") for part in name.split("/")[:-1])
     values = {key: unquote(value) for key, equals, value in parts if equals}
     return {key: None if value == NULL_PARTITION else value for key, value in values.items()}
+
+
+def folder_of(values: Mapping[str, str | None]) -> str:
+    """Return the path that `partition_of` reads; empty text is no value, as in Delta."""
+    shown = ((k, quote(v, safe=" ") if v else NULL_PARTITION) for k, v in values.items())
+    return "/".join(f"{key}={value}" for key, value in shown)
 
 
 def part_of(path: P) -> P:

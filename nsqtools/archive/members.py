@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +31,7 @@ from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import decode
+from nsqtools.records.naming import Codec
 
 GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
 GZIP_LEVEL = 6
@@ -43,19 +43,6 @@ LOOK_SIZE = 4
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 50 to 5f: pzstd begins so
-
-
-class Codec(Enum):
-    """What a file is compressed with; the value is the extension of its name."""
-
-    NONE = ""
-    GZIP = ".gz"
-    ZSTD = ".zst"
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the bytes alone show where a member begins and ends."""
-        return self is not Codec.NONE
 
 
 def codec_of(beginning: bytes) -> Codec:

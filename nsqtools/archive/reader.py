@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, Index, Member, TimeRange, index_of, manifest_of
 from nsqtools.archive.members import (
-    Codec,
     CorruptError,
     DamagedError,
     Scan,
@@ -49,7 +48,7 @@ from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedErro
 from nsqtools.files.durable import NEW, copy_of, place, replace_file, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
-from nsqtools.records.naming import with_rev
+from nsqtools.records.naming import Codec, with_rev
 
 if TYPE_CHECKING:
     from nsqtools.archive.parquet import Contents

@@ -19,7 +19,6 @@ from datetime import date
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow
@@ -29,7 +28,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.catalog import PARTITIONS, Source
 from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
+from nsqtools.archive.layout import EVER, TimeRange, folder_of
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
@@ -59,10 +58,7 @@ class Slot(NamedTuple):
 
     @property
     def folder(self) -> str:
-        shown = (
-            (k, NULL_PARTITION if v is None else quote(v, safe=" ")) for k, v in self.values.items()
-        )
-        return "/".join(f"{name}={value}" for name, value in shown)
+        return folder_of(self.values)
 
 
 @dataclass(frozen=True, slots=True)

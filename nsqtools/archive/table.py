@@ -26,16 +26,23 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, is_hidden, manifest_of, owner_of
+from nsqtools.archive.layout import (
+    MANIFEST,
+    NULL_PARTITION,
+    folder_of,
+    is_hidden,
+    manifest_of,
+    owner_of,
+)
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import Storage, hash_of
@@ -44,10 +51,8 @@ from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
-DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
 MOST_PARTITIONS = 500  # of one file: each has a file open
-ALWAYS = ("topic", "date")
 _OWN = {*RESERVED, ERROR}
 LONGEST_VALUE = 200  # bytes in the name of a folder
 
@@ -71,7 +76,7 @@ class TablePlan:
     @property
     def partitions(self) -> tuple[str, ...]:
         """The columns of partitions, in the order of the folders."""
-        return (*ALWAYS, *self.partition_by)
+        return (*PARTITIONS, *self.partition_by)
 
     def check(self) -> None:
         """Raise `NsqError` when the options do not fit together."""
@@ -172,7 +177,7 @@ class TableWriter:
                 written = writer.close()
                 rows += written.rows or 0
                 named = dict(zip(self.plan.partitions, key, strict=True))
-                folder = "/".join(f"{name}={_escaped(value)}" for name, value in named.items())
+                folder = folder_of(named)
                 if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
                     raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
                 file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
@@ -239,10 +244,6 @@ def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
     for value in values:
         mask = compute.equal(keys, value) if value.is_valid else keys.is_null()
         yield value.as_py(), batch.filter(mask)
-
-
-def _escaped(value: str | None) -> str:
-    return NULL_PARTITION if value is None else quote(value, safe=" ") or NULL_PARTITION
 
 
 def stem_of(archive: ArchiveFile, host: str) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import PurePosixPath
 
 from nsqtools.errors import ConfigurationError
@@ -30,7 +31,27 @@ DEFAULT_DATETIME_FORMAT = "%Y-%m-%d_%H"
 DEFAULT_PARTITION_FORMAT = "%Y-%m-%d"
 
 REV = "<REV>"
-COMPRESSED = (".gz", ".zst")
+
+
+class Codec(Enum):
+    """What a file is compressed with."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+    @property
+    def extension(self) -> str:
+        """What names of such files end in."""
+        return {"gzip": ".gz", "zstd": ".zst"}.get(self.value, "")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the bytes alone show where a member begins and ends."""
+        return self is not Codec.NONE
+
+
+COMPRESSED = (Codec.GZIP.extension, Codec.ZSTD.extension)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,9 @@ class Options:
             raise ConfigurationError(f"option {name}={text!r} is not {kind}") from None
 
 
+SLOTS = "NSQ_SPARK_SLOTS"
+"""The variable in which a session of ours says how many tasks run at a time."""
+
 ENVIRONMENT, GIVEN = 0, 1  # origins of statements, the stronger last
 
 NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP = "nsqdTcpAddress", "lookupdHttpAddress", "nsqdHttpAddress"

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 LINES_A_WRITE = 1000
-COMPRESSIONS = {"": "", ".gz": " gzip", ".zst": " zstd"}  # by the codec's extension
 ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
 
 
@@ -343,7 +342,8 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 scan.size,
                 "parquet"
                 if archive.table is not None
-                else ("jsonl" if scan.topics else "raw") + COMPRESSIONS[scan.codec.value],
+                else ("jsonl" if scan.topics else "raw")
+                + (f" {scan.codec.value}" if scan.codec.is_compressed else ""),
                 state,
             )
         )

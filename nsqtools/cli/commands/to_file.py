@@ -24,12 +24,13 @@ from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
+    Codec,
 )
 from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.members import Codec, CompressorFactory
+    from nsqtools.archive.members import CompressorFactory
     from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
@@ -42,14 +43,6 @@ FILES = "Files"
 FORM = "Format"
 ROTATION = "Rotation"
 FLUSHING = "Flushing"
-
-
-class Compression(Enum):
-    """What files are compressed with."""
-
-    none = "none"
-    gzip = "gzip"
-    zstd = "zstd"
 
 
 class StoreKind(Enum):
@@ -103,7 +96,7 @@ class ArchiveOptions(OptionSet):
     )
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
-    compression: Compression | None = opt(
+    compression: Codec | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
     )
     gzip_level: int | None = opt(
@@ -181,7 +174,7 @@ class ArchiveOptions(OptionSet):
             self.partition_format,
             host=_host(self.host_identifier),
             pid=os.getpid(),
-            extension=codec.value,
+            extension=codec.extension,
         )
         return settings.ArchiveSettings(
             Directories(output, work, self.file_mode, self.dir_mode),
@@ -247,19 +240,19 @@ class ArchiveOptions(OptionSet):
 
 
 def _compressor(
-    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
+    gzip: bool, compression: Codec | None, gzip_level: int | None, zstd_level: int | None
 ) -> tuple[Codec, CompressorFactory]:
     """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.members import Codec, members_of
+    from nsqtools.archive.members import members_of
 
-    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
-    asked |= {Compression.zstd} if zstd_level is not None else set()
+    asked = {Codec.GZIP} if gzip or gzip_level is not None else set()
+    asked |= {Codec.ZSTD} if zstd_level is not None else set()
     asked |= {compression} if compression is not None else set()
     if len(asked) > 1:
         raise ConfigurationError(
             "the options ask for different compressions", hint="Give --compression alone."
         )
-    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
+    codec = asked.pop() if asked else Codec.NONE
     return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
 
 

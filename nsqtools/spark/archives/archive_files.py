@@ -61,7 +61,7 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
-from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
+from nsqtools.archive.members import CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import (
     Entry,
@@ -73,6 +73,7 @@ from nsqtools.archive.storage import (
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import open_to_read, status_of
 from nsqtools.records.envelope import decode
+from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
 

@@ -17,6 +17,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
+    BATCH_TEXT,
     Columns,
     bare_columns,
     exact_columns,
@@ -27,10 +28,11 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import Codec, DamagedError, unpack_members, unpack_whole
+from nsqtools.archive.members import DamagedError, unpack_members, unpack_whole
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
+from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
 from nsqtools.spark.archives.partitions import Range, ReadPartition
@@ -197,7 +199,6 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[in
 
 
 BATCH_ROWS = 10_000
-BATCH_TEXT = 8 << 20
 
 
 def read_partition(

@@ -27,14 +27,12 @@ from nsqtools.spark.archives.archive_files import (
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.format_options import SLOTS
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
 """The most that a partition has. A row, or a file, weighs as this many bytes of members: rows that
 compress well are few bytes and much work, and a file that is opened is work by itself."""
-
-SLOTS = "NSQ_SPARK_SLOTS"
-"""The variable in which a session of ours says how many tasks run at a time."""
 
 Part = tuple[ListedFile, FileContent, list[Member]]
 """What is to be read of a file."""

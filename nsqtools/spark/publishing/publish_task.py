@@ -69,7 +69,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.format_options import Options, producer_connection
+from nsqtools.spark.format_options import SLOTS, Options, producer_connection
 from nsqtools.spark.publishing.row_outcomes import (
     LOCK_WAIT_S,
     MAX_REASONS,
@@ -86,8 +86,6 @@ from nsqtools.spark.publishing.row_outcomes import (
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19
 MAX_OUTSTANDING = 8  # a kill duplicates at most this many batches, and two
-
-SLOTS = "NSQ_SPARK_SLOTS"
 
 TEXT = {"string"}
 NUMBER = {"tinyint", "smallint", "int", "bigint"}
