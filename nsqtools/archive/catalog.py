@@ -35,7 +35,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
-from nsqtools.records.naming import COMPRESSED
+from nsqtools.records.naming import EXTENSIONS
 
 Seen = TypeVar("Seen")
 
@@ -43,7 +43,7 @@ DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
 NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
-_OF_ARCHIVES = (".log", ".jsonl", *COMPRESSED)
+_OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
 
 
 def begin_ns(day: date) -> int:

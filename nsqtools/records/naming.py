@@ -41,17 +41,12 @@ class Codec(Enum):
     ZSTD = "zstd"
 
     @property
-    def extension(self) -> str:
-        """What names of such files end in."""
-        return {"gzip": ".gz", "zstd": ".zst"}.get(self.value, "")
-
-    @property
     def is_compressed(self) -> bool:
         """Whether the bytes alone show where a member begins and ends."""
         return self is not Codec.NONE
 
 
-COMPRESSED = (Codec.GZIP.extension, Codec.ZSTD.extension)
+EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,8 @@ def _extensions(base: str) -> list[str]:
     """
     found: list[str] = []
     for suffix in reversed(PurePosixPath(base).suffixes):
-        if not suffix[1:].isalpha() or len(found) == 2 or (found and found[-1] not in COMPRESSED):
+        is_whole = bool(found) and found[-1] not in EXTENSIONS.values()
+        if not suffix[1:].isalpha() or len(found) == 2 or is_whole:
             break
         found.append(suffix)
     return found

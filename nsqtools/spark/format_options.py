@@ -94,10 +94,7 @@ class Options:
 
     def integer(self, name: str, *, low: int = 1) -> int | None:
         """Return a number that is not below ``low``."""
-        number = self._read(name, "a whole number", int)
-        if number is not None and number < low:
-            raise ConfigurationError(f"option {name}={number} must be >= {low}")
-        return number
+        return self._read(name, "a whole number", int, low)
 
     def number(self, name: str) -> float | None:
         """Return a number that is not negative, whole or not."""
@@ -108,10 +105,7 @@ class Options:
 
     def size(self, name: str) -> int | None:
         """Return bytes, one at least: ``64KiB``, ``100MB``."""
-        size = self._read(name, "a size such as 64MiB", parse_size)
-        if size is not None and size < 1:
-            raise ConfigurationError(f"option {name}={size} must be >= 1")
-        return size
+        return self._read(name, "a size such as 64MiB", parse_size, 1)
 
     def ending(self, name: str) -> bytes | None:
         """Return the bytes that end each body: ``\\n``, ``\\x00``."""
@@ -174,14 +168,19 @@ class Options:
                 else f"Its options are: {known}.",
             )
 
-    def _read(self, name: str, kind: str, read: Callable[[str], Value]) -> Value | None:
+    def _read(
+        self, name: str, kind: str, read: Callable[[str], Value], low: int | None = None
+    ) -> Value | None:
         text = self.text(name)
         if text is None:
             return None
         try:
-            return read(text)
+            value = read(text)
         except ValueError:
             raise ConfigurationError(f"option {name}={text!r} is not {kind}") from None
+        if isinstance(value, int) and low is not None and value < low:
+            raise ConfigurationError(f"option {name}={value} must be >= {low}")
+        return value
 
 
 SLOTS = "NSQ_SPARK_SLOTS"

@@ -24,6 +24,7 @@ from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
+    EXTENSIONS,
     Codec,
 )
 from nsqtools.records.units import unescape
@@ -174,7 +175,7 @@ class ArchiveOptions(OptionSet):
             self.partition_format,
             host=_host(self.host_identifier),
             pid=os.getpid(),
-            extension=codec.extension,
+            extension=EXTENSIONS.get(codec, ""),
         )
         return settings.ArchiveSettings(
             Directories(output, work, self.file_mode, self.dir_mode),
