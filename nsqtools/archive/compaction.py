@@ -50,7 +50,7 @@ from nsqtools.archive.catalog import (
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.layout import Member, index_of, manifest_of
 from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, StoredPlace, absolute, contains
+from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
@@ -230,11 +230,7 @@ class Compaction:
             output, is_delta = inputs.delta[0], True
         else:
             for place in inputs.places:
-                if contains(output, place) or contains(place, output):
-                    raise ConfigurationError(
-                        f"--output {output} and {place} must not contain each other",
-                        hint="Give a place beside it.",
-                    )
+                refuse_nested("--output", output, place)
         self.output = absolute(output)
         self.storage = open_storage(str(self.output))
         self._now_s = time.time() if now_s is None else now_s

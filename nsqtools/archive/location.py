@@ -139,10 +139,15 @@ def spark_url(place: Location) -> str:
     return f"{SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"
 
 
-def contains(outer: Location, inner: Location) -> bool:
-    """Whether a place is another one, or lies in it."""
-    outside, inside = (
-        f"{each.resolve() if isinstance(each, Path) else spark_url(each)}/".replace("//", "/")
-        for each in (outer, inner)
-    )
-    return inside.startswith(outside)
+def refuse_nested(option: str, output: Location, other: Location) -> None:
+    """Refuse an output in what is read, or the other way round: it would be taken for a part of it.
+
+    Raises `ConfigurationError`.
+    """
+    real = (each.resolve() if isinstance(each, Path) else each for each in (output, other))
+    one, two = (f"{spark_url(each)}/".replace("//", "/") for each in real)
+    if one.startswith(two) or two.startswith(one):
+        raise ConfigurationError(
+            f"{option} {output} and {other} must not contain each other",
+            hint="Give a place beside it.",
+        )

@@ -107,12 +107,12 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.archive.location import absolute
+    from nsqtools.archive.location import absolute, refuse_nested
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import hand_on_secrets
     from nsqtools.spark.jobs.ingestion import QueryFollower, held_directories, start_query
-    from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
+    from nsqtools.spark.jobs.inputs import damage_options
 
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:

@@ -50,7 +50,7 @@ from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import SINK_LOG, committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, absolute, contains, spark_url
+from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
 from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
@@ -117,8 +117,7 @@ def mark_directories(
     Raises `ConfigurationError` when they are another job's, and `OutputError`.
     """
     output, checkpoint = absolute(output), absolute(checkpoint)
-    if contains(output, checkpoint) or contains(checkpoint, output):
-        raise ConfigurationError("--output and --checkpoint must not contain each other")
+    refuse_nested("--output", output, checkpoint)
     at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
     with failing("use", output):
         of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)

@@ -21,8 +21,8 @@ from nsqtools.archive.catalog import DAY_NS, NEEDED, Inputs, begin_ns, table_fil
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.location import Location, contains, spark_url
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.archive.location import Location, spark_url
+from nsqtools.errors import NotFoundError
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
@@ -53,18 +53,6 @@ class Choice:
             return True
         begin = begin_ns(date.fromisoformat(day))
         return self.within.meets(begin, begin + DAY_NS - 1)
-
-
-def refuse_nested(option: str, folder: Location, archives: Location) -> None:
-    """Refuse an output in an archive, or the other way round: it would be read as one.
-
-    Raises `ConfigurationError`.
-    """
-    if contains(folder, archives) or contains(archives, folder):
-        raise ConfigurationError(
-            f"{option} {folder} and the archives in {archives} must not contain each other",
-            hint="Give a directory beside it.",
-        )
 
 
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
