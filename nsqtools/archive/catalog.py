@@ -161,11 +161,6 @@ class Source:
         }
 
     @property
-    def has_head(self) -> bool:
-        """Whether it is an archive that is known wherever it lies."""
-        return self.archive is not None and self.archive.head is not None
-
-    @property
     def slot_days(self) -> set[date | None]:
         """The days of the partitions that it belongs to: None where its messages have no times."""
         return {*self.days} or {None}
@@ -195,8 +190,8 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
     for archive in find_archives([str(place) for place in places]):
         if not archive.is_in_progress and wanted(_topic_of(archive.name)):
             (found if archive.table is None else tables).append(archive)
-    yield from chain.from_iterable(_each(_sources_in, tables))
-    for archive, scan in zip(found, _each(look_at, found), strict=True):
+    yield from chain.from_iterable(of_each(_sources_in, tables))
+    for archive, scan in zip(found, of_each(look_at, found), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
         spans = tuple(scan.members)
@@ -228,7 +223,8 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
 
 
-def _each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
+def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
+    """Look at files, at many in a store at a time."""
     return side_by_side(look, found, is_remote=any(archive.is_remote for archive in found))
 
 
@@ -249,7 +245,7 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
                 found = files_in_folder(storage, listed, wanted) if listed else None
             found = find_archives([place]) if found is None else found
         tables = [archive for archive in found if archive.table is not None]
-        yield from chain.from_iterable(_each(_sources_in, tables))
+        yield from chain.from_iterable(of_each(_sources_in, tables))
 
 
 def _sources_in(archive: ArchiveFile) -> list[Source]:

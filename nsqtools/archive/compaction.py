@@ -67,7 +67,7 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failing, failure_of, side_by_side
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.records.envelope import BodyKind
@@ -472,14 +472,13 @@ class Compaction:
 
     def _note(self, slot: Slot) -> dict[str, Any]:
         name = self._note_name(slot)
-        try:
-            return dict(json.loads(self.storage.read(name)))
-        except FileNotFoundError:
-            return {}
-        except OSError as exc:
-            raise failure_of(exc, "read", self.output) from exc
-        except ValueError as exc:
-            raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
+        with failing("read", self.output):
+            try:
+                return dict(json.loads(self.storage.read(name)))
+            except FileNotFoundError:
+                return {}
+            except ValueError as exc:
+                raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
 
     # -- what is needless then ------------------------------------------------------------------
 
@@ -531,7 +530,7 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
     before = note.get("begins", {}).get(source.key) or source.begin
     if size is None or before == source.begin:
         return size
-    if source.has_head or source.damage:
+    if source.damage or (source.archive is not None and source.archive.head is not None):
         return None
     with failing("read", source.shown):
         return size if source.storage.digest(source.name, size) == before else None

@@ -78,9 +78,14 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
     """Return what begins a member; ``level`` None is a good one. Raises `NsqError`."""
     if codec is Codec.GZIP:
         return gzip_members(level)
-    if codec is Codec.ZSTD:
-        return zstd_members(level)
-    return Plain
+    if codec is not Codec.ZSTD:
+        return Plain
+    zstd = _zstd()
+    options = {
+        zstd.CompressionParameter.compression_level: ZSTD_LEVEL if level is None else level,
+        zstd.CompressionParameter.checksum_flag: 1,
+    }
+    return lambda: zstd.ZstdCompressor(options=options)
 
 
 def gzip_members(level: int | None) -> CompressorFactory:
@@ -89,16 +94,6 @@ def gzip_members(level: int | None) -> CompressorFactory:
         return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
     wanted = GZIP_LEVEL if level is None else level
     return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
-
-
-def zstd_members(level: int | None) -> CompressorFactory:
-    """Return what begins a frame of zstd; ``level`` is 1 to 19. Raises `NsqError`."""
-    zstd = _zstd()
-    options = {
-        zstd.CompressionParameter.compression_level: ZSTD_LEVEL if level is None else level,
-        zstd.CompressionParameter.checksum_flag: 1,
-    }
-    return lambda: zstd.ZstdCompressor(options=options)
 
 
 # -- reading ------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ MAX_JSON_VALUES = 1 << 20
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 JSON: Mapping[str, str] = MappingProxyType({"Accept": "*/*", "Content-Type": "application/json"})
+NEEDS_TLS = "This nsqd answers on its HTTPS port only: give an https:// address."
 PORTS = "nsqd's HTTP port is usually 4151, nsqlookupd's 4161."
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
@@ -183,7 +184,7 @@ class HTTPAPI:
             f"{self.url}: {escape_line(code or answer.reason)} (HTTP {answer.status})",
             status=answer.status,
             code=code,
-            hint=_STATUS_HINTS.get(code, ""),
+            hint=NEEDS_TLS if code == "TLS_REQUIRED" else "",
         )
 
     def _exchange(
@@ -250,11 +251,6 @@ class HTTPAPI:
         if isinstance(answer, dict) and "status_code" in answer and "data" in answer:
             return answer["data"]
         return answer
-
-
-_STATUS_HINTS = {
-    "TLS_REQUIRED": "This nsqd answers on its HTTPS port only: give an https:// address."
-}
 
 
 def _unlike(url: str, what: str) -> ProtocolError:

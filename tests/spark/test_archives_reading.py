@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import gzip_members, zstd_members
+from nsqtools.archive.members import gzip_members, members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
@@ -104,7 +104,7 @@ def rewrite(path: Path, compress: Callable[[bytes], bytes]) -> None:
 
 
 def one_frame(text: bytes) -> bytes:
-    compressor = zstd_members(None)()
+    compressor = members_of(Codec.ZSTD)()
     return compressor.compress(text) + compressor.flush()
 
 

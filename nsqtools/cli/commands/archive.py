@@ -323,13 +323,12 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
+    from nsqtools.archive.catalog import of_each
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import look_at
-    from nsqtools.archive.storage import side_by_side
 
     rows, found = [], find_archives(paths)
-    is_remote = any(archive.is_remote for archive in found)
-    for archive, scan in zip(found, side_by_side(look_at, found, is_remote=is_remote), strict=True):
+    for archive, scan in zip(found, of_each(look_at, found), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
         rows.append(
