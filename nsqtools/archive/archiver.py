@@ -536,11 +536,7 @@ METRICS = (  # name, help, and what of the `TopicState` of a topic
     ("messages_total", "Messages written.", "totals.messages"),
     ("bytes_total", "Bytes of text written.", "totals.bytes"),
     ("files_total", "Files finished.", "totals.files"),
-    (
-        "already_written_total",
-        "Messages delivered again, not written twice.",
-        "totals.already_written",
-    ),
+    ("already_written_total", "Messages that came again, not written.", "totals.already_written"),
     ("write_failures_total", "Failures to write.", "totals.failures"),
     ("ambiguous_bodies_total", "Bodies that contain the delimiter.", "totals.ambiguous"),
     ("held_messages", "Messages not on disk yet.", "held"),

@@ -32,7 +32,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from multiprocessing import get_context
-from pathlib import PurePosixPath
 from typing import Any
 from uuid import uuid4
 
@@ -48,7 +47,7 @@ from nsqtools.archive.catalog import (
     table_sources,
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
-from nsqtools.archive.layout import Member, index_of, manifest_of
+from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
 from nsqtools.archive.slices import (
@@ -143,7 +142,10 @@ def jobs_of(
         held.append(part)
         weight += size
     jobs.append(replace(job, slices=tuple(held)))
-    return [replace(each, present=_overlapping(present, each)) for each in jobs]
+    return [
+        replace(each, present=tuple(source for source in present if source.between(*each.range)))
+        for each in jobs
+    ]
 
 
 def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
@@ -166,11 +168,6 @@ def _share(span: Member, since_ns: int, until_ns: int) -> float:
     length = span.max_ts - span.min_ts + 1
     part = min(span.max_ts + 1, until_ns) - max(span.min_ts, since_ns)
     return float(span.length * part / length)
-
-
-def _overlapping(present: Sequence[Source], job: Job) -> tuple[Source, ...]:
-    since_ns, until_ns = job.slices[0].since_ns, job.slices[-1].until_ns
-    return tuple(each for each in present if each.between(since_ns, until_ns))
 
 
 @dataclass(slots=True)
@@ -541,14 +538,14 @@ def delete_archive(source: Source) -> bool:
 
     Raises as `failure_of` says.
     """
-    archive, storage, path = source.archive, source.storage, PurePosixPath(source.name)
+    archive, storage, name = source.archive, source.storage, source.name
     with failing("delete", source.shown):
         try:
-            entry = storage.stat(source.name)
+            entry = storage.stat(name)
             if archive is None or archive.entry is None or entry.version != archive.entry.version:
                 return False
-            for name in (path, index_of(path), manifest_of(path)):
-                storage.delete(str(name))
+            for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
+                storage.delete(each)
         except FileNotFoundError:
             return False
     return True

@@ -55,10 +55,6 @@ class TableFile:
     partition: Partition = field(default_factory=dict)
 
 
-class DeltaConflict(NsqError):
-    """A file that a commit replaces is not in the table any more."""
-
-
 def is_table(storage: Storage) -> bool:
     """Return whether a Delta table lies there. Raises ``OSError``."""
     return any(True for _ in storage.list(LOG))
@@ -168,7 +164,7 @@ class DeltaCatalog:
         """Add files, and remove others, in one transaction; False if ``number`` was committed.
 
         ``data_change`` False is for a compaction: the rows stay what they were. Raises
-        `DeltaConflict` when a file to remove is not in the table any more.
+        `OutputError` when a file to remove is not in the table any more.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -196,7 +192,7 @@ class DeltaCatalog:
             if removed:
                 there = {each.path for each in _files_of(table)}
                 if gone := [each.path for each in removes if each.path not in there]:
-                    raise DeltaConflict(f"{self.storage.where(gone[0])} is not in the table now")
+                    raise OutputError(f"{self.storage.where(gone[0])} is not in the table now")
             try:
                 table.create_write_transaction(
                     [*added, *removed],

@@ -27,14 +27,15 @@ from typing import Any, BinaryIO
 
 from nsqtools.archive.delta import DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
+    MANIFEST,
     PART,
     Head,
     Member,
     TimeRange,
+    aside,
     decode_index,
     index_of,
     is_hidden,
-    manifest_of,
     owner_of,
     partition_of,
     split_head,
@@ -264,7 +265,7 @@ def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
 
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
-    manifest = str(manifest_of(PurePosixPath(entry.name)))
+    manifest = aside(entry.name, MANIFEST)
     said: dict[str, int] = {}
     if not names or manifest in names:
         try:

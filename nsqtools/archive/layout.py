@@ -68,9 +68,10 @@ def index_of(path: P) -> P:
     return path.with_name(f".{path.name}{INDEX}")
 
 
-def manifest_of(path: P) -> P:
-    """Return the manifest of the file ``path`` in an object store. See `upload`."""
-    return path.with_name(f".{path.name}{MANIFEST}")
+def aside(name: str, suffix: str) -> str:
+    """Return the index or the manifest of an object, by its name. See `upload`."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}.{base}{suffix}"
 
 
 def is_hidden(name: str, suffix: str) -> bool:

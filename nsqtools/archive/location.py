@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 from nsqtools.archive.storage import (
     OBJECT_SCHEMES,
@@ -69,14 +68,6 @@ class StoredPlace:
         """The folders above it, the next one first."""
         return [self.parent, *self.parent.parents] if self.key else []
 
-    def open(self) -> BinaryIO:
-        """Open the object to read it. Raises ``OSError``."""
-        return self.storage.open(self.key)
-
-    def entry(self) -> Entry:
-        """Return size and version of the object. Raises ``OSError``."""
-        return self.storage.stat(self.key)
-
     def children(self) -> tuple[list[Entry], list[str]]:
         """Return the objects directly below this prefix, and the names of the folders."""
         begin = len(self.key) + 1 if self.key else 0
@@ -97,14 +88,6 @@ Location = Path | StoredPlace
 @cache
 def _bucket(url: str) -> Storage:
     return open_storage(url)
-
-
-def parse_location(text: str) -> Path:
-    """Return the path that a location names. Raises ``ValueError`` for one that is not local."""
-    place = parse_place(text)
-    if isinstance(place, Path):
-        return place
-    raise ValueError(f"{text}: only a directory is supported here, local or mounted")
 
 
 def parse_place(text: str) -> Location:

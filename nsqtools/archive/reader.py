@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import EVER, Index, Member, TimeRange, index_of, manifest_of
+from nsqtools.archive.layout import EVER, INDEX, MANIFEST, Index, Member, TimeRange, aside, index_of
 from nsqtools.archive.members import (
     CorruptError,
     DamagedError,
@@ -355,9 +355,8 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
 
     Raises ``OSError``, for an index that is not there too.
     """
-    path = PurePosixPath(archive.name)
     try:
-        manifest = json.loads(archive.storage.read(str(manifest_of(path))))
+        manifest = json.loads(archive.storage.read(aside(archive.name, MANIFEST)))
         size, digest = manifest["size"], manifest["sha256"]
         digest_of_index = manifest["index_sha256"]
     except FileNotFoundError:
@@ -372,7 +371,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
             has_checksums = codec_at(file).is_compressed
         if not has_checksums and archive.storage.digest(archive.name, size) != digest:
             yield "its content is not what was uploaded"
-    index = archive.storage.read(str(index_of(path)))
+    index = archive.storage.read(aside(archive.name, INDEX))
     if hashlib.sha256(index).hexdigest() != digest_of_index:
         yield "its index is not the one that was uploaded"
 

@@ -96,12 +96,17 @@ class Job:
     """The columns of the output beside those of a message."""
 
     @property
+    def range(self) -> tuple[int, int]:
+        """The times of its messages, in nanoseconds: from and until."""
+        return self.slices[0].since_ns, self.slices[-1].until_ns
+
+    @property
     def name(self) -> str:
         """The name of the file, the same for the same work."""
         read = {each.shown: each for part in self.slices for each in part.sources}.values()
         sources = [(each.key, each.size, each.begin) for each in read]
         present = [each.key for each in self.present]
-        identity = repr((self.slot, self.slices[0].since_ns, self.slices[-1].until_ns, present))
+        identity = repr((self.slot, *self.range, present))
         digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]
         return f"{self.slot.folder}/compacted-{digest}.parquet"
 

@@ -38,9 +38,9 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import (
     MANIFEST,
     NULL_PARTITION,
+    aside,
     folder_of,
     is_hidden,
-    manifest_of,
     owner_of,
 )
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
@@ -283,9 +283,8 @@ class Table:
     def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
         """Return fields of bodies with the types that the table has, and the table's own."""
         fields = {each.name: each.type for each in known}
-        if self.catalog is None or not self.catalog.exists():
-            return [pyarrow.field(name, kind) for name, kind in fields.items()]
-        for each in self.catalog.schema():
+        there = self.catalog.schema() if self.catalog and self.catalog.exists() else ()
+        for each in there:
             if each.name not in _OWN:
                 name = each.name.removeprefix("body_")
                 fields[name if name in RESERVED else each.name] = each.type
@@ -313,8 +312,7 @@ class Table:
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
-        has_one = self.catalog is not None and self.catalog.exists()
-        return self.catalog.number_of(app_id) if self.catalog and has_one else 0
+        return self.catalog.number_of(app_id) if self.catalog and self.catalog.exists() else 0
 
     def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> list[TableFile]:
         """Put files in their place, and commit them: once, under this number of a writer.
@@ -350,13 +348,13 @@ class Table:
                     "max_ts": file.max_ts_ns,
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
-                self.storage.put(str(manifest_of(PurePosixPath(file.path))), data)
+                self.storage.put(aside(file.path, MANIFEST), data)
         return files
 
     def _noted(self, name: str) -> int:
         """Return how many messages a file has by its manifest, 0 without a whole one."""
         try:
-            manifest = self.storage.read(str(manifest_of(PurePosixPath(name))))
+            manifest = self.storage.read(aside(name, MANIFEST))
             return int(json.loads(manifest)["messages"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return 0

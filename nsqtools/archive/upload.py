@@ -55,12 +55,14 @@ from urllib.parse import quote
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.journal import KEPT_FOR_S
 from nsqtools.archive.layout import (
+    INDEX,
+    MANIFEST,
     Head,
     Index,
+    aside,
     hidden_below,
     index_of,
     load_index,
-    manifest_of,
     owner_of,
 )
 from nsqtools.archive.reader import look_at
@@ -224,11 +226,6 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
     return size
 
 
-def host_token(host: str) -> str:
-    """Return a host's name as names of objects have it."""
-    return _NOT_IN_NAMES.sub("_", host) or "host"
-
-
 def _identity_in(head: Head) -> str:
     """Return what names of objects have of a head."""
     return f"{head.writer[:WRITER_DIGITS]}-{head.number}"
@@ -236,9 +233,10 @@ def _identity_in(head: Head) -> str:
 
 def identity_of(archive: ArchiveFile, host: str) -> str:
     """Return what ends the names of what an archive becomes. Raises ``OSError``."""
+    token = _NOT_IN_NAMES.sub("_", host) or "host"
     if archive.head:
-        return f"{host_token(host)}-{_identity_in(archive.head)}"
-    return f"{host_token(host)}-{archive.storage.digest(archive.name, archive.size())[:32]}"
+        return f"{token}-{_identity_in(archive.head)}"
+    return f"{token}-{archive.storage.digest(archive.name, archive.size())[:32]}"
 
 
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
@@ -273,17 +271,13 @@ def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, o
     }
 
 
-def _manifest_name(name: str) -> str:
-    return str(manifest_of(PurePosixPath(name)))
-
-
 def _claim(storage: Storage, path: Path, name: str) -> bool:
     """Put the index, which claims the name; return whether there was none.
 
     Then the file is not stored yet, and nothing has to be checked before it is. Raises
     `NotUploadable` for the index of another file, which may be on its way just now.
     """
-    there, data = str(index_of(PurePosixPath(name))), index_of(path).read_bytes()
+    there, data = aside(name, INDEX), index_of(path).read_bytes()
     try:
         version = storage.put_if_absent(there, data)
     except FileExistsError:
@@ -305,7 +299,7 @@ def _taken(storage: Storage, name: str) -> NotUploadable:
 def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is there already, whole. Raises `NotUploadable`."""
     try:
-        stored = json.loads(storage.read(_manifest_name(name)))
+        stored = json.loads(storage.read(aside(name, MANIFEST)))
     except FileNotFoundError:
         return False
     except ValueError:
@@ -322,7 +316,7 @@ def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
     """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
     data = json.dumps(manifest, indent=1).encode() + b"\n"
     try:
-        storage.put_if_absent(_manifest_name(name), data)
+        storage.put_if_absent(aside(name, MANIFEST), data)
     except FileExistsError:
         _is_stored(storage, name, manifest)
 

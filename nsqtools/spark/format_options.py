@@ -42,8 +42,6 @@ from nsqtools.records.units import parse_size, parse_time, unescape
 
 Value = TypeVar("Value")
 
-TRUE, FALSE = "true", "false"
-
 
 def normal(name: str) -> str:
     """Return the form in which names are compared: lower case, without ``-`` and ``_``."""
@@ -145,7 +143,7 @@ class Options:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""
-        return self.choice(name, (TRUE, FALSE), default=TRUE if default else FALSE) == TRUE
+        return self.choice(name, ("true", "false"), default=str(default).lower()) == "true"
 
     def choice(self, name: str, choices: Iterable[str], *, default: str) -> str:
         """Return one of some words."""

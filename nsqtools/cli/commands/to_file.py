@@ -279,9 +279,6 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip().lower(), value
 
 
-Archiving = Annotated[ArchiveOptions, From(ArchiveOptions)]
-
-
 def to_file(
     channel: ChannelName = "nsq_to_file",
     on_file: str | None = opt("COMMAND", "Run for each finished file; {path} is its path.", FILES),
@@ -290,7 +287,7 @@ def to_file(
     ),
     *,
     consuming: Annotated[Consuming, From(Consuming)],
-    archiving: Archiving,
+    archiving: Annotated[ArchiveOptions, From(ArchiveOptions)],
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
@@ -381,7 +378,7 @@ def to_file(
     if failed:
         runtime.tell(f"nsq: the command for finished files failed {failed} times")
         status = ExitStatus.PARTLY_DONE
-    elif left:
+    if left:
         runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
         status = ExitStatus.PARTLY_DONE
     return watched.signals.status(otherwise=status)

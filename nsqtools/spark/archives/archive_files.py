@@ -52,6 +52,7 @@ from nsqtools.archive.layout import (
     Member,
     TimeRange,
     Total,
+    aside,
     decode_index,
     decode_total,
     encode_members,
@@ -549,7 +550,7 @@ class StoredArchive(ListedFile):
 
     def members(self) -> list[Member]:
         if self._lines is None:
-            index = _beside(self.place.key, INDEX)
+            index = aside(self.place.key, INDEX)
             data = read_index(self.place.storage, index, is_listed=True)
             self._lines = split_head(data or b"")[1]
         return decode_index(self._lines)
@@ -608,7 +609,7 @@ class StoredListing:
         direct, folders = place.children()
         if not direct and not folders:
             try:
-                direct = [place.entry()._replace(name="")] if place.key else []
+                direct = [place.storage.stat(place.key)._replace(name="")] if place.key else []
             except FileNotFoundError:
                 pass
         if not direct and not folders:
@@ -633,7 +634,7 @@ class StoredListing:
         for name in wanted:
             file = known[name]
             is_same = file is not None and file.entry.version == entries[name].version
-            if not is_same or (not file.has_index and _beside(name, INDEX) in entries):  # type: ignore[union-attr]
+            if not is_same or (not file.has_index and aside(name, INDEX) in entries):  # type: ignore[union-attr]
                 new.append(name)
         catalog = place / f"{folder}{CATALOG}"
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
@@ -647,11 +648,11 @@ class StoredListing:
             entry, at = entries[name], place / name if name else place
             record, index = record_of(name), None
             try:
-                if record is None and _beside(name, MANIFEST) in entries:
+                if record is None and aside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
                 if record is None:
-                    is_listed = _beside(name, INDEX) in entries
-                    index = read_index(at.storage, _beside(at.key, INDEX), is_listed=is_listed)
+                    is_listed = aside(name, INDEX) in entries
+                    index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
                 return StoredArchive(
                     at, name or at.name, entry, is_named=not name, recorded=record, index=index
                 )
@@ -668,15 +669,10 @@ class StoredListing:
         return files
 
 
-def _beside(name: str, suffix: str) -> str:
-    folder, slash, base = name.rpartition("/")
-    return f"{folder}{slash}.{base}{suffix}"
-
-
 def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
     """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.storage.read(_beside(place.key, MANIFEST)))
+        document = json.loads(place.storage.read(aside(place.key, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, number = document["writer"], document["number"]

@@ -57,9 +57,6 @@ log = logging.getLogger("nsqtools")
 GONE_TRIES = 4
 GONE_PAUSE_S = 0.05
 
-Sleep = Callable[[float], None]
-Clock = Callable[[], float]
-
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
@@ -77,8 +74,8 @@ class ArchiveStream:
         settings: ReadSettings,
         stream: StreamSettings,
         *,
-        sleep: Sleep = time.sleep,
-        monotonic: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
         self._last_batch_s = monotonic()

@@ -57,7 +57,7 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
     place = parse_place(wanted.path)
     if not isinstance(place, Path):
-        return place.open()
+        return place.storage.open(place.key)
     path: Path | None = place
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):

@@ -24,6 +24,7 @@ from nsqtools.spark.archives.archive_files import (
     Key,
     LineKind,
     ListedFile,
+    OnDamage,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -194,8 +195,6 @@ Planned = TypeVar("Planned")
 
 TRIES = 5
 
-ReportDamage = Callable[[ArchiveDamage], None]
-
 
 def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     """Plan to read every file, those in progress up to their last durable member.
@@ -212,7 +211,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     return planned_again(plan)
 
 
-def damage_reporter(settings: ReadSettings) -> ReportDamage:
+def damage_reporter(settings: ReadSettings) -> OnDamage:
     """Return a function that reports damage found while planning."""
     damages = DamageReports(settings.damage_path, MOVE_AWAY)
     return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
@@ -230,7 +229,7 @@ def planned_again(plan: Callable[[], Planned]) -> Planned:
     raise AssertionError("unreachable")
 
 
-def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> bool:
+def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
     """Whether a file is to be read; one that should be and cannot is reported."""
     content = file.content(settings.delimiter)
     if problem := refusal(content, settings, has_index=file.has_index):
@@ -245,9 +244,7 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
     return file.head is None or content.topic in ("", *topics)
 
 
-def _parts(
-    files: Iterable[ListedFile], settings: ReadSettings, tell: ReportDamage
-) -> Iterator[Part]:
+def _parts(files: Iterable[ListedFile], settings: ReadSettings, tell: OnDamage) -> Iterator[Part]:
     def part_of(file: ListedFile) -> Part | None:
         if is_read(file, settings, tell):
             return file, file.content(settings.delimiter), file.readable()

@@ -421,7 +421,12 @@ class PublishTask:
                 self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.sync()
-        return self._made_report(time.monotonic() - began)
+        entry, report = self._prefix.entry, self._report
+        report.add(entry)
+        report.retried = self._publisher.retried
+        report.repeated = entry.repeated + self._publisher.repeated
+        report.seconds = time.monotonic() - began
+        return report
 
     # -- what an earlier attempt has done -------------------------------------------------------
 
@@ -592,14 +597,6 @@ class PublishTask:
         error = self._fatal
         kind = {"refused": RefusedError, "connect": ConnectionFailed}.get(error.category, NsqError)
         raise kind(f"partition {self._partition}: {error}", hint=error.hint) from error
-
-    def _made_report(self, seconds: float) -> PublishReport:
-        entry, report = self._prefix.entry, self._report
-        report.add(entry)
-        report.retried = self._publisher.retried
-        report.repeated = entry.repeated + self._publisher.repeated
-        report.seconds = seconds
-        return report
 
 
 def is_fault_of_row(error: NsqError | None) -> bool:
