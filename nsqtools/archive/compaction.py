@@ -46,7 +46,7 @@ from nsqtools.archive.catalog import (
     sources_of,
     table_sources,
 )
-from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
+from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
@@ -232,7 +232,7 @@ class Compaction:
         self.storage = open_storage(str(self.output))
         self._now_s = time.time() if now_s is None else now_s
         with failing("read", self.output):
-            self._check(is_table(self.storage), is_delta=is_delta)
+            self._check(is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
         self._place = Held()
         self.sources: list[Source] = []
@@ -240,18 +240,13 @@ class Compaction:
         self.grown: list[Source] = []
         """Files of bare bodies that have changed since they were compacted: they are left out."""
 
-    def _check(self, has_table: bool, *, is_delta: bool) -> None:
+    def _check(self, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
+        refuse_other_form(self.storage, "--format", is_delta=is_delta)
         entries, folders = self.storage.children("")
         names = [*(entry.name for entry in entries), *(each.rpartition("/")[2] for each in folders)]
         shown = [name for name in names if not name.startswith(".")]
-        if has_table and not is_delta:
-            raise ConfigurationError(f"{self.output} is a Delta table", hint="Add --format delta.")
-        if is_delta and not has_table and any(name.startswith("topic=") for name in shown):
-            raise ConfigurationError(
-                f"{self.output} holds Parquet that is not a Delta table", hint="Give another place."
-            )
-        if shown and not has_table and NOTES not in shown:
+        if shown and NOTES not in shown and not is_table(self.storage):
             raise ConfigurationError(
                 f"{self.output} holds files that compaction did not write",
                 hint="Give a place of its own, or one that nsq archive compact has written.",

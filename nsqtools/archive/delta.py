@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG = "_delta_log"
+SINK_LOG = "_spark_metadata"  # of a stream of Spark into Parquet
 COMMIT_TRIES = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 FILES = 10_000
@@ -58,6 +59,21 @@ class TableFile:
 def is_table(storage: Storage) -> bool:
     """Return whether a Delta table lies there. Raises ``OSError``."""
     return any(True for _ in storage.list(LOG))
+
+
+def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
+    """Refuse to go on in another form: nothing would read both, and what is there, or what comes,
+    would be missing. Raises `ConfigurationError` and ``OSError``."""
+    if is_table(storage):
+        if not is_delta:
+            raise ConfigurationError(f"{storage.url} is a Delta table", hint=f"Add {option} delta.")
+        return
+    folders = [each.rpartition("/")[2] for each in storage.children("")[1]]
+    if is_delta and any(each == SINK_LOG or each.startswith("topic=") for each in folders):
+        raise ConfigurationError(
+            f"{storage.url} holds Parquet that is not a Delta table",
+            hint=f"Leave {option} delta out, or give another place.",
+        )
 
 
 class DeltaCatalog:

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from nsqtools.archive.delta import DeltaCatalog, Partition, TableFile, is_table
+from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
     MANIFEST,
     PART,
@@ -288,7 +288,6 @@ def _beginning(storage: Storage, entry: Entry) -> bytes:
 
 # -- the files of tables ------------------------------------------------------------------------
 
-SINK_LOG = "_spark_metadata"
 SINK_LOG_VERSION = "v1"
 _BATCH = re.compile(r"\d+(\.compact)?")
 

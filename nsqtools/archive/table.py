@@ -33,7 +33,7 @@ from pyarrow import compute
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import message_schema, read_batches
-from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.delta import DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import (
     MANIFEST,
@@ -45,7 +45,7 @@ from nsqtools.archive.layout import (
 )
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import Storage, hash_of
+from nsqtools.archive.storage import Storage, failing, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
@@ -79,11 +79,9 @@ class TablePlan:
         return (*PARTITIONS, *self.partition_by)
 
     def check(self) -> None:
-        """Raise `NsqError` when the options do not fit together."""
-        if self.is_delta:
-            DeltaCatalog(self.url, self.options)
-        else:
-            open_storage(self.url, self.options)
+        """Raise `NsqError` when the options do not fit together, or what is there."""
+        with failing("use", self.url):
+            refuse_other_form(Table(self).storage, "--store", is_delta=self.is_delta)
         known = {each.name for each in fields_of(self.fields)} if self.fields else set()
         for name in self.partition_by:
             if name != "hour" and (name not in known or name in _OWN):

@@ -45,9 +45,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.delta import LOG as DELTA_LOG
-from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.finding import SINK_LOG, committed
+from nsqtools.archive.delta import DeltaCatalog, refuse_other_form
+from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
@@ -97,7 +96,8 @@ def held_directories(
     """
     bodies = mark_directories(source, output, checkpoint, bodies)
     with held(checkpoint, LOCK) as place:
-        _refuse_other_format(output, is_delta=is_delta)
+        with failing("use", output):
+            refuse_other_form(open_storage(str(output)), "--format", is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
             yield place, bodies
             return
@@ -214,19 +214,6 @@ def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
 
 def _encoded(mark: IngestMark) -> bytes:
     return (json.dumps(asdict(mark), indent=2) + "\n").encode()
-
-
-def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
-    """Refuse to go on in another format: what was written before would be missing there."""
-    place = open_storage(str(absolute(output)))
-    with failing("use", output):
-        if is_delta and _is_used(place, SINK_LOG):
-            raise ConfigurationError(
-                f"{output} holds Parquet that is not a Delta table",
-                hint="Go on without --format delta, or give a new output and a new checkpoint.",
-            )
-        if not is_delta and _is_used(place, DELTA_LOG):
-            raise ConfigurationError(f"{output} is a Delta table", hint="Add --format delta.")
 
 
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")

@@ -111,6 +111,22 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
     assert f"cannot read {tmp_path / 'x.parquet'}: " in compacted.err
 
 
+@pytest.mark.parametrize(("first", "then"), [("parquet", "delta"), ("delta", "parquet")])
+def test_a_table_keeps_its_form(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path, first: str, then: str
+) -> None:
+    """Readers would see what came in one form, and the log of the other is gone."""
+    lake = str(tmp_path / "lake")
+    assert run_nsq(["archive", "convert", str(archive), "-o", lake, "--store", first]).status == 0
+
+    for other in (
+        ["archive", "convert", str(archive), "-o"],
+        ["to-file", "-t", "t", "--output-dir"],
+    ):
+        refused = run_nsq([*other, lake, "--store", then])
+        assert (refused.status, "Delta table\nhint: " in refused.err) == (2, True), refused.err
+
+
 def test_parquet_among_archives_is_compacted_as_what_it_is(
     archive: Path, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
