@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 SINK_LOG = "_spark_metadata"  # of a stream of Spark into Parquet
+INGESTED = "_ingest.json"
+"""The mark of what `nsq spark ingest` writes. Of Parquet it removes what its log does not name."""
 COMMIT_TRIES = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 FILES = 10_000

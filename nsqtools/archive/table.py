@@ -33,7 +33,7 @@ from pyarrow import compute
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import message_schema, read_batches
-from nsqtools.archive.delta import DeltaCatalog, TableFile, refuse_other_form
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import (
     MANIFEST,
@@ -80,8 +80,15 @@ class TablePlan:
 
     def check(self) -> None:
         """Raise `NsqError` when the options do not fit together, or what is there."""
+        storage = Table(self).storage
         with failing("use", self.url):
-            refuse_other_form(Table(self).storage, "--store", is_delta=self.is_delta)
+            refuse_other_form(storage, "--store", is_delta=self.is_delta)
+            is_ingested = any(each.name == INGESTED for each in storage.children("")[0])
+        if is_ingested and not self.is_delta:
+            raise ConfigurationError(
+                f"{self.url} belongs to nsq spark ingest, which removes what others put there",
+                hint="Give another place.",
+            )
         known = {each.name for each in fields_of(self.fields)} if self.fields else set()
         for name in self.partition_by:
             if name != "hour" and (name not in known or name in _OWN):

@@ -45,7 +45,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.delta import DeltaCatalog, refuse_other_form
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, refuse_other_form
 from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
@@ -59,7 +59,6 @@ from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
-OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
 BEGUN = "offsets"  # Spark makes it with the first batch
@@ -121,13 +120,13 @@ def mark_directories(
     at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
     with failing("use", output):
         of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
-        of_output = _read_mark(at_output, OUTPUT_MARK)
+        of_output = _read_mark(at_output, INGESTED)
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
             mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
             mark = replace(mark, body=bodies.kind.value, fields=bodies.fields)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
-            _write_mark(at_output, OUTPUT_MARK, mark)
+            _write_mark(at_output, INGESTED, mark)
             return bodies
         if of_checkpoint.source != source:
             raise ConfigurationError(
@@ -140,7 +139,7 @@ def mark_directories(
                 hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
         if of_output is None and not _is_used(at_output) and not _is_used(at_checkpoint, BEGUN):
-            _write_mark(at_output, OUTPUT_MARK, of_checkpoint)
+            _write_mark(at_output, INGESTED, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",

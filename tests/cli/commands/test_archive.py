@@ -15,6 +15,7 @@ from plugins.archives import write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
+from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.layout import index_of
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -125,6 +126,17 @@ def test_a_table_keeps_its_form(
     ):
         refused = run_nsq([*other, lake, "--store", then])
         assert (refused.status, "Delta table\nhint: " in refused.err) == (2, True), refused.err
+
+
+def test_a_table_of_spark_ingest_takes_no_parquet_of_others(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / INGESTED).touch()
+
+    refused = run_nsq(["archive", "convert", str(archive), "-o", str(tmp_path / "lake")])
+
+    assert (refused.status, "belongs to nsq spark ingest" in refused.err) == (2, True)
 
 
 def test_parquet_among_archives_is_compacted_as_what_it_is(
