@@ -196,11 +196,14 @@ class ArchiveOptions(OptionSet):
         ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
         not fit together, and for missing packages.
         """
+        from nsqtools.archive.location import parse_place, refuse_nested
         from nsqtools.archive.storage import require
         from nsqtools.archive.storage_objects import open_storage
 
         settings = dict(map(_setting, self.upload_option or ()))
         storage = None if self.upload is None else open_storage(self.upload, settings)
+        if self.upload is not None:  # its files would be taken for ours
+            refuse_nested("--upload", parse_place(self.upload), archive.directories.output)
         is_landing = self.store is not StoreKind.file
         of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
         if storage is None and (self.delete_uploaded or settings or of_files):
