@@ -38,14 +38,7 @@ from uuid import uuid4
 import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import (
-    DAY_NS,
-    Inputs,
-    Source,
-    begin_ns,
-    sources_of,
-    table_sources,
-)
+from nsqtools.archive.catalog import DAY_NS, Inputs, Source, begin_ns, sources_of, table_sources
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held

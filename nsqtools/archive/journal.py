@@ -41,13 +41,7 @@ from pathlib import Path
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.opening import (
-    FolderLocks,
-    is_ours,
-    open_to_append,
-    open_to_read,
-    open_to_write,
-)
+from nsqtools.files.opening import FolderLocks, is_ours, open_to_append, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
 

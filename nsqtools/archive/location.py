@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from nsqtools.archive.storage import (
-    OBJECT_SCHEMES,
-    Entry,
-    Storage,
-    local_path,
-    scheme_of,
-)
+from nsqtools.archive.storage import OBJECT_SCHEMES, Entry, Storage, local_path, scheme_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError
 

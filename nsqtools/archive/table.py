@@ -35,14 +35,7 @@ from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import (
-    MANIFEST,
-    NULL_PARTITION,
-    aside,
-    folder_of,
-    is_hidden,
-    owner_of,
-)
+from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import Storage, failing, hash_of

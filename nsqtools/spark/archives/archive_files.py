@@ -64,13 +64,7 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.members import CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
-from nsqtools.archive.storage import (
-    Entry,
-    LocalStorage,
-    Storage,
-    failing,
-    side_by_side,
-)
+from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import open_to_read, status_of
 from nsqtools.records.envelope import decode
