@@ -259,7 +259,7 @@ class Tail:
 
 
 LEAST_IN_FLIGHT = 8
-"""With fewer in flight than there are nsqd, only some of them would deliver at a time."""
+"""With fewer in flight than there are nsqd, they deliver in turn."""
 HOLD_SHARE = 0.5
 """Of msg_timeout: how long messages are held while others are looked at."""
 GROWS_S = 1.5
@@ -322,17 +322,23 @@ def peek(
         consumer.gather(0, most)
         consumer.start(fail_fast=True)
         try:
-            ends_at = float("inf")
+            ends_at = math.inf
+            silent_since = time.monotonic()
             is_whole = False
             while len(kept) < count and sum(map(len, held)) < least:
                 wait_s = min(idle_s, ends_at - time.monotonic())
                 batch = consumer.next_batch(wait_s) if wait_s > 0 else None
-                if batch is None and wait_s == idle_s and consumer.is_starved:
-                    batch = consumer.next_batch(min(GROWS_S, max(0.0, ends_at - time.monotonic())))
+                if batch is None and wait_s == idle_s:
+                    if consumer.is_starved:
+                        left_s = max(0.0, ends_at - time.monotonic())
+                        batch = consumer.next_batch(min(GROWS_S, left_s))
+                    elif not consumer.had_turns(silent_since):
+                        continue
                 if batch is None:
                     is_whole = wait_s == idle_s and not consumer.is_starved
                     break
                 hold(batch)
+                silent_since = time.monotonic()
                 first = held[0][0]
                 ends_at = first.received_at + HOLD_SHARE * (first.deadline - first.received_at)
             consumer.begin_stop(drain=True)
