@@ -257,6 +257,8 @@ class Forwarder:
         self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
         self._next_tick = 0.0
         self._is_late = False  # the time was over before what was counted had arrived
+        self._came_again = 0
+        self.left = 0  # messages that went back to their queue, where a limit ended the run
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -284,6 +286,8 @@ class Forwarder:
         try:
             self._sources.start(now)
             end = self._pump()
+            if end in (End.COUNT, End.IDLE):
+                self.left = max(0, self.counters.totals.requeued - self._came_again)
         finally:
             self._end()
         if end is End.IDLE:
@@ -340,8 +344,10 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        if self._is_busy or (self._limits.idle_s is not None and not self._sources.is_connected()):
-            self._watch.saw_message(now)  # not idle: what is being delivered may come back
+        may_come_back = self._is_busy or self.courier.is_open
+        has_limit = self._limits.idle_s is not None
+        if may_come_back or (has_limit and not self._sources.is_connected()):
+            self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
         self.courier.tick(now)
@@ -353,6 +359,7 @@ class Forwarder:
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
+        self._came_again += sum([message.attempts > 1 for message in batch])
         if self._settings.keep is not None:
             batch = self._selected(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))
