@@ -590,8 +590,12 @@ class Consumer(CommonConsumer):
                 )
                 for n in range(workers - 1)
             ]
-            for thread in threads:
-                thread.start()
+            try:
+                for thread in threads:
+                    thread.start()
+            except RuntimeError:  # no more can be had
+                self.begin_stop()
+                raise
             self._work(handling)
             if not stop_signals.ends_now:
                 for thread in threads:
