@@ -155,13 +155,14 @@ class CommonConsumer:
     def _begin(self, *, fail_fast: bool, wait_s: float = math.inf) -> None:
         self._check_process()
         with self._life:
-            if self._is_started or self._is_stopping:
+            if self._is_stopping:
                 return
-            self._io.start(quietly=fail_fast)
-            self._is_started = True
-            _started.add(self)
-            call_at_end_of_child(_stop_all)
-        if fail_fast:
+            if not self._is_started:
+                self._io.start(quietly=fail_fast)
+                self._is_started = True
+                _started.add(self)
+                call_at_end_of_child(_stop_all)
+        if fail_fast:  # of what was started without it, as by ``with``, too
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.begin_stop()

@@ -183,14 +183,15 @@ class Drain:
 
     def _empty(self, topic: str, channel: str, producer: Producer) -> None:
         address = tcp_address(self._source)
-        with Consumer(
-            topic, channel, nsqd_tcp_addresses=address, options=self._options
-        ) as consumer:
-            consumer.start(fail_fast=True)
+        consumer = Consumer(topic, channel, nsqd_tcp_addresses=address, options=self._options)
+        consumer.start(fail_fast=True)
+        with consumer:
             while not self._stopped.is_set():
                 batch = consumer.next_batch(IDLE_S)
                 if batch is None:
-                    return
+                    if not (consumer.connections and self._waits(topic, channel)):
+                        return
+                    continue
                 try:
                     producer.publish_many(topic, [message.body for message in batch])
                 except BaseException:
@@ -198,6 +199,14 @@ class Drain:
                     raise
                 self.moved += len(batch)
                 batch.finish()
+
+    def _waits(self, topic: str, channel: str) -> bool:
+        """Tell whether there is something to deliver: a busy nsqd is silent, too."""
+        topics = read_stats(self._source.stats(topic, channel)).topics or ()
+        return any(
+            not each.paused and (each.depth or any(c.depth and not c.paused for c in each.channels))
+            for each in topics
+        )
 
 
 def tcp_address(nsqd: NsqdHTTPClient) -> str:

@@ -318,9 +318,9 @@ def peek(
         held.append(batch)
         kept.extend(each for each in batch if keep is None or keep(each))
 
+    consumer.gather(0, most)
+    consumer.start(fail_fast=True)
     with consumer:
-        consumer.gather(0, most)
-        consumer.start(fail_fast=True)
         try:
             ends_at = math.inf
             silent_since = time.monotonic()

@@ -137,10 +137,15 @@ def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume:
         scripted_nsqd.accept(timeout_s=0.4)
 
 
+@pytest.mark.parametrize("is_started", [False, True])
 def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
-    dead_address: str, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
+    dead_address: str,
+    nsqd: GoNsqd,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+    is_started: bool,
 ) -> None:
-    consumer = consume(dead_address, started=False)
+    consumer = consume(dead_address, started=is_started)  # as by ``with``
     with pytest.raises(ConnectionFailed, match=f"cannot connect to {dead_address}") as caught:
         consumer.start(fail_fast=True)
     assert caught.value.hint
