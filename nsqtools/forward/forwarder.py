@@ -19,11 +19,11 @@ from pathlib import Path
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped
-from nsqtools.client.message import Batch
+from nsqtools.client.message import Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, touch_when_due
+from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile
 from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit

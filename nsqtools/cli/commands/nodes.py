@@ -250,6 +250,7 @@ def drain_channels(
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
+    from nsqtools.cluster.drain import Move
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK
 
@@ -281,15 +282,7 @@ def drain_channels(
                     left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
                     target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     if form.json:
-        plan = [
-            {
-                "topic": move.topic,
-                "channels": [move.channel],
-                "messages": move.messages,
-                "repeats": False,
-            }
-            for move in moves
-        ]
+        plan = [Move(each.topic, each.channel, each.messages).document() for each in moves]
         document = {"moves": plan, "stays": stays, "moved": moved.total(), "left": left}
         write_json(runtime, document, indent=2)
     elif form.dry_run:
