@@ -95,6 +95,8 @@ def test_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: b
     states = control(1000, "a")
     states["a"].rdy, states["a"].in_flight = rdy, in_flight
     assert states.is_starved is starved
+    states["a"].is_quiet = True
+    assert not states.is_starved
 
 
 def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
