@@ -75,10 +75,6 @@ class ReadyState:
     is_probed: bool = False  # has RDY on loan
     has_lent: bool = False  # was busy when its RDY was lent to another
 
-    @property
-    def use(self) -> int:
-        return self.rdy if self.rdy > self.in_flight else self.in_flight
-
 
 class ReadyControl(Generic[K]):
     """Decides the RDY of every connection; keys are whatever the caller uses for a connection.
@@ -207,10 +203,9 @@ class ReadyControl(Generic[K]):
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
-        if in_flight >= state.rdy:
-            state.was_full = True
-            return True
-        return False
+        is_full = in_flight >= state.rdy
+        state.was_full |= is_full
+        return is_full
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
@@ -354,7 +349,7 @@ class ReadyControl(Generic[K]):
             return
         count = min(wish, state.cap)
         if count > state.rdy:
-            others = self._use - state.use
+            others = self._use - max(state.rdy, state.in_flight)
             granted = min(count, self.max_in_flight - others)
             if granted < count:
                 self._wanting[key] = None
