@@ -300,7 +300,9 @@ def read_option(name: str, text: str) -> tuple[str, Any]:
     wanted = name.strip().replace("-", "_")
     wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
     if option := CLIENT_OPTIONS.get(wanted):
-        return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+        value = _read_value(wanted, option.metadata["kind"], text.strip())
+        _check_bounds(wanted, value, option.metadata)
+        return option.name, value
     if wanted == "rdy_resend":
         raise ConfigurationError(f"there is no {name} any more", hint="RDY is always sent again.")
     near = get_close_matches(wanted, CLIENT_OPTIONS, 1)

@@ -172,7 +172,7 @@ def plan_channels(
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
         return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
-    registered = registered_channels(cluster, inventory, topics)
+    registered, failures = registered_channels(cluster, inventory.registered, topics)
     known = {pair for pairs in registered.values() for pair in pairs}
     for topic in topics:
         for _, stats in inventory.where(topic):
@@ -188,7 +188,7 @@ def plan_channels(
                 steps.append(channel_step(address, action, stats, found))
     if not steps:
         raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
-    return AdminPlan(in_order(steps), inventory.failures)
+    return AdminPlan(in_order(steps), (*inventory.failures, *failures))
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:

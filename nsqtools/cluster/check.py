@@ -89,10 +89,10 @@ def take_verdict(
     a problem, not an error.
     """
     sampler = Sampler(cluster, wanted or SampleFilter(), required=False)
-    first = sampler.sample()
+    first, first_s = sampler.sample(), time.monotonic()
     (stopped or threading.Event()).wait(window_s)
     sample = sampler.sample() if window_s else first
-    ago_s = (sample.time_ns - first.time_ns) / 1e9
+    ago_s = time.monotonic() - first_s
     try:
         nodes, failures = list_nodes(cluster, sampler.answering)
     except NsqError:  # no daemon answers, which the sample says too
@@ -246,6 +246,8 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
 def _not_judged(
     sample: Sample, window_s: float, lookupds: Sequence[str], memory: Memory | None
 ) -> Iterator[str]:
+    if not sample.reports and not sample.failures:
+        yield "anything: no nsqlookupd announces an nsqd"
     if window_s < LEAST_WINDOW_S:
         yield f"what is stuck or grows: --window is below {LEAST_WINDOW_S:.0f} s"
     elif unknown := sum(row.rates is None for row in sample.totals):

@@ -46,16 +46,6 @@ class Move:
     messages: int
     growing: str = ""
 
-    def document(self) -> dict[str, object]:
-        """The move as JSON."""
-        channels = [self.channel] if self.channel else []
-        return {
-            "topic": self.topic,
-            "channels": channels,
-            "messages": self.messages,
-            "repeats": False,
-        }
-
     def line(self) -> str:
         """The move in words."""
         channel = f" from {self.channel}" if self.channel else ""
@@ -81,9 +71,9 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         # those of a drain that was interrupted, or left what is deferred, are the topic's own
         is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
         waiting = topic.depth + (sum(map(messages_of, topic.channels)) if is_bare else 0)
-        is_ours = is_bare and bool(topic.channels)
-        if topic.paused and (waiting or is_ours):
-            why = ", as a drain leaves it that was killed" if is_ours else ""
+        if topic.paused and (waiting or is_bare):
+            mend = f" by a drain that was killed, or by you (nsq topic unpause {name})"
+            why = mend if is_bare else ""
             left.append(f"topic {name} is paused{why}, with {waiting} messages in it")
         channels = () if is_bare else topic.channels
         holding = []
@@ -157,10 +147,10 @@ class Drain:
         self._target.administer("create", move.topic)
         if move.channel:  # before the messages, or it would miss them
             self._target.administer("create", move.topic, move.channel)
-            self._empty(move.topic, move.channel, producer)
+            self._empty(move, move.channel, producer)
             return
         self._source.administer("create", move.topic, DRAIN_CHANNEL)
-        self._empty(move.topic, DRAIN_CHANNEL, producer)
+        self._empty(move, DRAIN_CHANNEL, producer)
         if not self._stopped.is_set():
             self._remove_channel(move.topic)
 
@@ -181,19 +171,19 @@ class Drain:
                     log.warning("topic %s may still be paused: nsq topic unpause %s", topic, topic)
                     raise
 
-    def _empty(self, topic: str, channel: str, producer: Producer) -> None:
-        address = tcp_address(self._source)
-        consumer = Consumer(topic, channel, nsqd_tcp_addresses=address, options=self._options)
+    def _empty(self, move: Move, channel: str, producer: Producer) -> None:
+        address, planned = tcp_address(self._source), self.moved + move.messages
+        consumer = Consumer(move.topic, channel, nsqd_tcp_addresses=address, options=self._options)
         consumer.start(fail_fast=True)
         with consumer:
             while not self._stopped.is_set():
-                batch = consumer.next_batch(IDLE_S)
+                batch = consumer.next_batch(IDLE_S if self.moved < planned else IDLE_S / 10)
                 if batch is None:
-                    if not (consumer.connections and self._waits(topic, channel)):
+                    if not (consumer.connections and self._waits(move.topic, channel)):
                         return
                     continue
                 try:
-                    producer.publish_many(topic, [message.body for message in batch])
+                    producer.publish_many(move.topic, [message.body for message in batch])
                 except BaseException:
                     batch.requeue(0, backoff=False)
                     raise

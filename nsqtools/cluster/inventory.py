@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds
@@ -16,6 +17,9 @@ from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
+
+AT_ONCE = 10
+"""Topics, in the time of one question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +70,28 @@ def take_inventory(cluster: Cluster) -> Inventory:
 
 
 def registered_channels(
-    cluster: Cluster, inventory: Inventory, topics: Iterable[str]
-) -> dict[str, set[tuple[str, str]]]:
-    """The (topic, channel) pairs that each nsqlookupd knows, of some topics."""
+    cluster: Cluster, lookupds: Iterable[str], topics: Iterable[str]
+) -> tuple[dict[str, set[tuple[str, str]]], list[DaemonFailure]]:
+    """The (topic, channel) pairs that each nsqlookupd knows, of some topics; and who failed.
 
-    def ask(client: NsqlookupdHTTPClient) -> set[tuple[str, str]]:
-        return {(topic, channel) for topic in topics for channel in client.channels(topic)}
+    It has to be asked about each topic, and the time of one question is not enough for thousands.
+    """
+    found: dict[str, set[tuple[str, str]]] = {address: set() for address in lookupds}
+    failures: list[DaemonFailure] = []
+    names = list(topics)
+    for start in range(0, len(names), AT_ONCE):
+        alive = {address: cluster.lookupds[address] for address in found}
+        answers, failed = cluster.ask(alive, partial(_pairs, names[start : start + AT_ONCE]))
+        for address, pairs in answers.items():
+            found[address] |= pairs
+        for failure in failed:
+            del found[failure.address]
+        failures += failed
+    return found, failures
 
-    alive = {address: cluster.lookupds[address] for address in inventory.registered}
-    answers, _ = cluster.ask(alive, ask)
-    return answers
+
+def _pairs(topics: Iterable[str], client: NsqlookupdHTTPClient) -> set[tuple[str, str]]:
+    return {(topic, channel) for topic in topics for channel in client.channels(topic)}
 
 
 def channel_of(topic: TopicStats, name: str) -> ChannelStats | None:

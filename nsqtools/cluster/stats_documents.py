@@ -12,7 +12,6 @@ import io
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
@@ -20,29 +19,24 @@ from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, consumers_
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
+from nsqtools.protocol.text import utc_text
 from nsqtools.records.prometheus import Metric
 
 LATEST_S = 253_402_300_800  # the year 10000, which no date has
-
-
-def time_text(time_ns: int) -> str:
-    """RFC 3339, UTC, in milliseconds."""
-    moment = datetime.fromtimestamp(time_ns / 1e9, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_text(epoch_s: object) -> str | None:
     """Seconds since 1970, as nsqd has them, in RFC 3339; None for what is not a time."""
     if not isinstance(epoch_s, int) or not 0 <= epoch_s < LATEST_S:
         return None
-    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_text(epoch_s, "seconds")
 
 
 def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
     """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
     failed = [{"node": each.address, "error": str(each.error)} for each in sample.failures]
     return {
-        "time": time_text(sample.time_ns),
+        "time": utc_text(sample.time_ns / 1e9),
         "queues": [_queue(row) for row in rows],
         "nodes": [_node(report) for report in sample.reports],
         "failed": failed,
@@ -213,10 +207,10 @@ OPERATORS = {
 _FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+)\s*")
 
 
-def check_column(name: str) -> str:
+def check_column(name: str, columns: Collection[str] = COLUMNS) -> str:
     """Return the name. Raises `ConfigurationError` when there is no such column."""
-    if name not in COLUMNS:
-        raise ConfigurationError(f"unknown column {name!r}; the columns are {', '.join(COLUMNS)}")
+    if name not in columns:
+        raise ConfigurationError(f"unknown column {name!r}; the columns are {', '.join(columns)}")
     return name
 
 
@@ -228,12 +222,12 @@ class Condition(NamedTuple):
 
 
 def parse_condition(
-    text: str, check: Callable[[str], str] = check_column, texts: Collection[str] = TEXTS
+    text: str, columns: Collection[str] = COLUMNS, texts: Collection[str] = TEXTS
 ) -> Condition:
     """Read a condition: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
 
-    ``check`` raises `ConfigurationError` for an unknown column; ``texts`` are the columns that are
-    no numbers. An unknown value meets no condition. Raises `ConfigurationError`.
+    ``texts`` are the columns that are no numbers. An unknown value meets no condition. Raises
+    `ConfigurationError`.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -241,7 +235,7 @@ def parse_condition(
             f"{text!r} is not a condition", hint="Write depth>1000 or paused=yes."
         )
     name, sign, right = match.groups()
-    compare, limit = OPERATORS[sign], _limit(check(name), right, texts)
+    compare, limit = OPERATORS[sign], _limit(check_column(name, columns), right, texts)
     return Condition(name, lambda value: value is not None and bool(compare(value, limit)))
 
 

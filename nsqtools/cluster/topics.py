@@ -45,7 +45,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds, open_cluster
+from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
@@ -113,7 +113,9 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
         if not stats.channels:
             report.backlog += stats.depth
     if not report.exists:
-        report.known_topics = _known_topics(cluster, nsqds)
+        listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+        named, _ = cluster.ask(nsqds, _topics_on)
+        report.known_topics = all_of(listed) | all_of(named)
     return report
 
 
@@ -138,12 +140,6 @@ def _topics_on(nsqd: NsqdHTTPClient) -> list[str]:
 def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
     """Return the names that any daemon has answered."""
     return {name for names in answers.values() for name in names}
-
-
-def _known_topics(cluster: Cluster, nsqds: Nsqds) -> set[str]:
-    listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-    answers, _ = cluster.ask(nsqds, _topics_on)
-    return all_of(listed) | all_of(answers)
 
 
 def state_of_queue(report: TopicReport, channel: str) -> str:

@@ -39,7 +39,7 @@ from nsqtools.cluster.admin import (
 )
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import Inventory, registered_channels, take_inventory
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 
@@ -149,8 +149,8 @@ def topology_of(inventory: Inventory, registered: Registered, topics: Iterable[s
 def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
     """Plan what the cluster lacks. Raises the first failure when no daemon answers."""
     inventory = take_inventory(cluster)
-    registered = registered_channels(
-        cluster, inventory, inventory.topics.intersection(wanted.topics)
+    registered, failures = registered_channels(
+        cluster, inventory.registered, inventory.topics.intersection(wanted.topics)
     )
     steps = [
         step
@@ -160,7 +160,8 @@ def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
             *_lacking_at_nsqds(inventory, name, topic),
         )
     ]
-    return AdminPlan(in_order(steps), inventory.failures, tuple(_notes(inventory, wanted)))
+    failed = (*inventory.failures, *failures)
+    return AdminPlan(in_order(steps), failed, tuple(_notes(inventory, wanted)))
 
 
 def _lacking_at_lookupds(
@@ -214,12 +215,14 @@ def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[St
     """Plan to delete what is not part of a topology and was idle since ``before`` was taken.
 
     Idle is what had neither a client nor a new message on any nsqd. Raises the error of a daemon
-    that did not answer then or now: what it has cannot be judged.
+    that did not answer then or now, and one for an nsqd that left: what it has cannot be judged.
     """
     now = take_inventory(cluster)
-    for failure in (*before.failures, *now.failures):
+    registered, failures = registered_channels(cluster, now.registered, now.topics)
+    for failure in (*before.failures, *now.failures, *failures):
         raise failure.error
-    registered = registered_channels(cluster, now, now.topics)
+    for address in before.nodes.keys() - now.nodes.keys():
+        raise ConnectionFailed(f"nsqd {address} is not there any more", hint="Run it again.")
     steps: list[Step] = []
     for name in sorted(now.topics):
         was, stats = dict(before.where(name)), dict(now.where(name))

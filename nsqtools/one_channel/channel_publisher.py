@@ -30,8 +30,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.records.envelope import MessageLike
-from nsqtools.server.options import default_node_id
-from nsqtools.server.queues.queued_message import MessageIds, new_messages, with_attempts
+from nsqtools.server.queues.queued_message import new_messages, with_attempts
 
 _ID = re.compile(rb"[0-3][0-9a-f]{15}")  # those of nsqd; the database has numbers of 63 bits
 _NEW_IDS_TOLD = 10
@@ -89,7 +88,7 @@ class ChannelPublisher(Publisher):
         self._max_depth = max_depth
         self._wait_s = wait_s
         self._tell = tell
-        self._ids = MessageIds(default_node_id())
+        self._ids = nsqd.new_ids()
         self._joined: set[tuple[str, str]] = set()
         self._visited_s: dict[tuple[str, str], float] = {}  # when a consumer was last seen
         self._resumes = resumes

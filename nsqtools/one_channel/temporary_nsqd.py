@@ -40,6 +40,7 @@ from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.queued_message import MessageIds
 
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
 MARK = "nsq-one-channel"
@@ -231,6 +232,15 @@ class TemporaryNsqd:
             return durable.database.held(backlog.number, ids)
 
         return self._ask(look)
+
+    def new_ids(self) -> MessageIds:
+        """Return ids that no message in the data path has."""
+
+        def make(daemon: NsqdDaemon) -> MessageIds:
+            assert daemon.nsqd.durable is not None
+            return MessageIds(self._options.node_id, daemon.nsqd.durable.written_ns)
+
+        return self._ask(make)
 
     # the cluster
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -212,6 +213,12 @@ def escape_text(text: bytes) -> bytes:
 def escape_json(text: str) -> str:
     """Return the same JSON without a character that steers a terminal."""
     return _IN_JSON.sub(_as_json_writes_it, text)
+
+
+def utc_text(epoch_s: float, timespec: str = "milliseconds") -> str:
+    """Return seconds since 1970 in RFC 3339: ``2026-11-21T08:00:00.123Z``."""
+    text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec=timespec)
+    return text.replace("+00:00", "Z")
 
 
 def harmless_traceback(text: str) -> str:

@@ -31,6 +31,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
+from nsqtools.protocol.text import utc_text
 from nsqtools.records.envelope import Splitter
 
 LINGER_S = 0.005
@@ -338,9 +339,8 @@ def filled(text: bytes, number: int) -> bytes:
             import uuid
 
             return str(uuid.uuid4()).encode()
-        moment = datetime.now(UTC)
         if form:
-            return moment.strftime(form.decode()).encode()
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+            return datetime.now(UTC).strftime(form.decode()).encode()
+        return utc_text(time.time()).encode()
 
     return _FIELD.sub(value, text)

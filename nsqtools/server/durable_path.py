@@ -151,6 +151,11 @@ class DurablePath:
 
     # opening
 
+    def written_ns(self) -> int:
+        """Return when a database was last written, 0 without one."""
+        files = self._path.glob("nsqd.durable.*.db*")
+        return max((each.stat().st_mtime_ns for each in files), default=0)
+
     def open(self, latest_ns: int = sys.maxsize) -> Database:
         """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
 

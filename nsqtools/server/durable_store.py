@@ -76,6 +76,8 @@ class DurableStore:
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
+        # a clock that was set back must not give new messages the ids of those that are there
+        self.written_ns = files.written_ns()
         self.database = files.open(time.time_ns() + int(options.max_req_timeout * 1e9))
         self._files = files
         self.health = health

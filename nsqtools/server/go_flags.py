@@ -225,6 +225,7 @@ class ParsedFlags:
     config: str
     asks_version: bool
     without_effect: tuple[str, ...]  # deprecated flags
+    rest: Sequence[str]  # the words after the flags
 
 
 _COMMON = {
@@ -248,7 +249,8 @@ def flags_of(options_class: type, deprecated: Mapping[str, str]) -> dict[str, Fl
 def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> ParsedFlags:
     """Read a command line. Raises `FlagError` or `HelpAsked`."""
     given: dict[str, Any] = {}
-    for name, text in _split(flags, arguments):
+    words = list(arguments)
+    for name, text in _split(flags, words):
         flag = flags[name]
         try:
             value = flag.kind.parse(text)
@@ -262,14 +264,15 @@ def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> ParsedFl
         config=given.get("config", ""),
         asks_version=given.get("version", False),
         without_effect=tuple(name for name in given if flags[name].help.startswith("[deprecated]")),
+        rest=words,
     )
 
 
-def _split(flags: Mapping[str, Flag], arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each flag."""
-    words = iter(arguments)
-    for word in words:
-        if len(word) < 2 or not word.startswith("-") or word == "--":
+def _split(flags: Mapping[str, Flag], words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each flag, and take them from the words."""
+    while words and len(words[0]) > 1 and words[0].startswith("-"):
+        word = words.pop(0)
+        if word == "--":
             return
         body = word[2:] if word.startswith("--") else word[1:]
         if not body or body[0] in "-=":
@@ -281,10 +284,9 @@ def _split(flags: Mapping[str, Flag], arguments: Sequence[str]) -> Iterator[tupl
             instead = f" (gone: {GONE[name]})" if name in GONE else ""
             raise FlagError(f"flag provided but not defined: -{name}{instead}")
         if not equals:
-            following = "true" if flags[name].kind.is_bool else next(words, None)
-            if following is None:
+            if not (words or flags[name].kind.is_bool):
                 raise FlagError(f"flag needs an argument: -{name}")
-            text = following
+            text = "true" if flags[name].kind.is_bool else words.pop(0)
         yield name, text
 
 

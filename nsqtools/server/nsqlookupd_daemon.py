@@ -81,7 +81,7 @@ class LookupProtocolV1(ConnectionProtocol):
             b"PING": self._ping,
             b"IDENTIFY": self._identify,
             b"REGISTER": self._register,
-            b"UNREGISTER": self._unregister,
+            b"UNREGISTER": self._register,
         }
 
     def execute(self, data: bytes, position: int) -> int:
@@ -129,23 +129,15 @@ class LookupProtocolV1(ConnectionProtocol):
         return position
 
     def _register(self, request: Request) -> int:
-        peer = self._identified()
-        topic, channel = topic_and_channel(request)
-        self._log_changes("REGISTER", self._registrations.register(peer, topic, channel))
-        self._connection.send(_OK)
-        return request.position
-
-    def _unregister(self, request: Request) -> int:
-        peer = self._identified()
-        topic, channel = topic_and_channel(request)
-        self._log_changes("UNREGISTER", self._registrations.unregister(peer, topic, channel))
-        self._connection.send(_OK)
-        return request.position
-
-    def _identified(self) -> RegisteredNsqd:
+        """Run REGISTER or UNREGISTER."""
         if self._peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
-        return self._peer
+        topic, channel = topic_and_channel(request)
+        command, registrations = request.words[0], self._registrations
+        change = registrations.register if command == b"REGISTER" else registrations.unregister
+        self._log_changes(command.decode(), change(self._peer, topic, channel))
+        self._connection.send(_OK)
+        return request.position
 
     def _log_changes(self, command: str, changes: list[Registration]) -> None:
         for category, key, subkey in changes:

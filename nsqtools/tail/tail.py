@@ -308,7 +308,8 @@ def peek(
         channel,
         nsqd_tcp_addresses=nsqds,
         lookupd_http_addresses=lookupds,
-        options=replace(options, max_in_flight=max(most, spread)),
+        # of a sample nsqd would discard the rest
+        options=replace(options, max_in_flight=max(most, spread), sample_rate=0),
         address_map=connection.address_map,
     )
     held: list[Batch] = []

@@ -44,7 +44,7 @@ from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.stats import read_stats
-from nsqtools.protocol.text import escape_line, go_json
+from nsqtools.protocol.text import counted, escape_line, go_json
 from nsqtools.web.access import Identities, TooManyFailures, User, WebSettings
 from nsqtools.web.watcher import Watcher
 
@@ -158,27 +158,31 @@ class Notifier:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._via = socket.gethostname()
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
         if endpoint:
             self._thread.start()
 
     def stop(self) -> None:
-        """Send what waits, for as long as one exchange may take."""
+        """Send what waits, for as long as one exchange may take; say what is left."""
         if self._endpoint:
-            self._put(None)
+            self._waiting.put(None)
             self._thread.join(STOP_S)
+            if self._thread.is_alive():  # None is counted for the one that is being sent
+                self._complain(f"{counted(self._waiting.qsize(), 'notification')} not sent")
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Send a notification, soon."""
-        if self._endpoint:
-            self._put(go_json(notification(change, origin, int(time.time()), self._via)))
+        if not self._endpoint:
+            return
+        if self._waiting.qsize() >= MAX_WAITING:
+            self._complain("a notification is dropped, too many wait")
+        else:
+            document = notification(change, origin, int(time.time()), self._via)
+            self._waiting.put(go_json(document))
 
-    def _put(self, body: bytes | None) -> None:
-        try:
-            self._waiting.put_nowait(body)
-        except queue.Full:
-            log.warning("a notification to %s is dropped: too many wait", shown_url(self._endpoint))
+    def _complain(self, problem: str) -> None:
+        log.warning("cannot notify %s (%s)", shown_url(self._endpoint), problem)
 
     def _run(self) -> None:
         import ssl
@@ -189,7 +193,7 @@ class Notifier:
                 try:
                     api.send(body)
                 except NsqError as exc:
-                    log.warning("cannot notify %s (%s)", api.url, escape_line(str(exc)[:200]))
+                    self._complain(escape_line(str(exc)[:200]))
 
 
 TOKEN_FIELD = "csrf_token"

@@ -9,7 +9,7 @@ What differs from nsqadmin 1.3.0, on purpose:
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
 - A change needs ``--allow-changes``. ``/config`` can be read and not written.
 - The texts of errors of daemons and of broken JSON are ours.
-- There is no graphite: ``/api/graphite`` answers as nsqadmin does without one.
+- There is no graphite, and no ``/api/graphite``.
 
 Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
@@ -37,6 +37,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.inventory import registered_channels
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
@@ -364,15 +365,12 @@ def list_topics(context: WebContext, request: Request) -> object:
     stats = cluster.stats(required=False)
     active = {each.topic_name for node in stats.nodes for each in node.stats.topics or ()}
     idle = [name for name in names if name not in active]
-    answers, failures = cluster.ask(
-        cluster.lookupds, lambda client: {topic: client.channels(topic) for topic in idle}
-    )
-    found = {
-        topic: sorted({name for answer in answers.values() for name in answer[topic]})
-        for topic in idle
-    }
+    answers, failures = registered_channels(cluster, cluster.lookupds, idle)
+    found: dict[str, list[str]] = {topic: [] for topic in sorted(idle)}
+    for topic, channel in sorted(set().union(*answers.values())):
+        found[topic].append(channel)
     message = warning(failure.error for failure in failures)
-    return {"topics": {topic: found[topic] or None for topic in sorted(idle)}, "message": message}
+    return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
 def show_queue(context: WebContext, request: Request) -> object:
@@ -438,15 +436,6 @@ def count_messages(context: WebContext, _: Request) -> object:
         for channel in topic.channels
     }
     return {"stats": dict(sorted(stats.items())), "message": gathered.message}
-
-
-def show_graphite(_: WebContext, request: Request) -> object:
-    query = _query(request)
-    if query.get("metric") != "rate":
-        raise HTTPException(400, "INVALID_ARG_METRIC")
-    if "target" not in query:
-        raise HTTPException(400, "INVALID_ARG_TARGET")
-    raise HTTPException(500, "INTERNAL_ERROR")
 
 
 def show_option(context: WebContext, request: Request) -> object:
@@ -542,7 +531,6 @@ ROUTES: dict[str, dict[str, Answer]] = {
     "/nodes": {"GET": list_nodes},
     "/nodes/{node}": {"GET": show_node, "DELETE": tombstone},
     "/counter": {"GET": count_messages},
-    "/graphite": {"GET": show_graphite},
 }
 
 

@@ -200,7 +200,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
         return Metric(name, "gauge", help_, [({}, value)])
 
     async def metrics(request: Request) -> Response:
-        sample = watcher.latest or await watcher.newer(0, FIRST_SAMPLE_S)
+        sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
         took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
             gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),

@@ -77,15 +77,19 @@ class Watcher:
         with self._changed:
             return self._past.before(sample)
 
-    async def newer(self, than_ns: int, timeout_s: float) -> Sample | None:
-        """Return a sample that is newer, None if there is none in time or it was stopped."""
+    async def newer(self, than: Sample | None, timeout_s: float) -> Sample | None:
+        """Return a sample that came after this one, None for none in time and after `stop`.
+
+        Their times do not tell: a clock may be set back.
+        """
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + timeout_s
         while True:
             with self._changed:
-                sample = self._newer(than_ns)
-                if sample is not None or self._stopped.is_set():
-                    return sample
+                if self.latest is not than:
+                    return self.latest
+                if self._stopped.is_set():
+                    return None
                 entry = loop, loop.create_future()
                 self._waiting.add(entry)
             try:
@@ -95,10 +99,6 @@ class Watcher:
             finally:
                 with self._changed:
                     self._waiting.discard(entry)
-
-    def _newer(self, than_ns: int) -> Sample | None:
-        sample = self.latest
-        return sample if sample is not None and sample.time_ns > than_ns else None
 
     def _run(self) -> None:
         next_s = time.monotonic()

@@ -5,6 +5,9 @@ What is emptied, asked and refused on one nsqd is in the transcripts of topic, c
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from plugins.clusters import RunningCluster
 from plugins.http_api import Nsqd
@@ -22,7 +25,10 @@ from nsqtools.cluster.admin import (
     plan_topics,
 )
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import ConnectionFailed, NotFoundError
+from nsqtools.cluster.inventory import AT_ONCE, registered_channels, take_inventory
+from nsqtools.cluster.topology import Topology, idle_steps
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NotFoundError
+from nsqtools.http.http_api import NsqlookupdHTTPClient
 
 
 def places(cluster: RunningCluster) -> ClusterAddresses:
@@ -129,3 +135,39 @@ def test_a_tombstone_hides_the_node_and_deletes_the_topic_there_alone(
         lambda: all(each.producers("clicks") == [second.tcp_address] for each in cluster.lookupds),
         what="the second alone has the topic",
     )
+
+
+def test_what_an_nsqd_that_left_meanwhile_had_is_not_judged_idle(cluster: RunningCluster) -> None:
+    cluster.nsqds[0].create_topic("clicks")
+    with Cluster(places(cluster)) as asked:
+        before = take_inventory(asked)
+        assert {step.topic for step in idle_steps(asked, before, Topology())} == {"clicks"}
+        with_another = replace(before, nodes={**before.nodes, "nsqd-3:4151": ()})
+        with pytest.raises(ConnectionFailed, match="nsqd-3:4151 is not there any more"):
+            idle_steps(asked, with_another, Topology())
+
+
+def test_channels_of_thousands_of_topics_take_more_than_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    ask = Cluster.ask
+
+    def begin(self: Cluster, clients: Any, question: Any) -> Any:
+        asked.clear()
+        return ask(self, clients, question)
+
+    def channels(_: object, topic: str) -> list[str]:
+        asked.append(topic)
+        if len(asked) > AT_ONCE or topic == "broken":
+            raise DeadlineExceeded("no answer in time")
+        return ["c"]
+
+    monkeypatch.setattr(Cluster, "ask", begin)
+    monkeypatch.setattr(NsqlookupdHTTPClient, "channels", channels)
+    topics = [f"t{number}" for number in range(3 * AT_ONCE)]
+    with Cluster(ClusterAddresses(lookupd_http=["127.0.0.1:1"])) as cluster:
+        [(address, found)] = registered_channels(cluster, cluster.lookupds, topics)[0].items()
+        assert found == {(topic, "c") for topic in topics}
+        nothing, [failure] = registered_channels(cluster, [address], ["broken", *topics])
+    assert (nothing, failure.address) == ({}, address)

@@ -6,7 +6,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from plugins.cli import RunNsq
@@ -19,6 +21,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database as database
 from nsqtools.server.durable_database import Database
 from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.queues import topic
 
 
 @pytest.fixture
@@ -69,6 +72,25 @@ def test_messages_wait_for_a_channel_through_kills(nsqd: EmbeddedServer) -> None
         client.subscribe("t", "ch", ready=20)
         found = {each.body for each in client.read_messages(13)}
         assert found == {*bodies, b"deferred"}  # each once: they have left the topic
+
+
+def test_ids_do_not_come_again_when_the_clock_was_set_back(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two messages with one id the later one would be removed when the first is finished."""
+    began_ns = time.time_ns()
+    monkeypatch.setattr(topic, "time", SimpleNamespace(time_ns=lambda: began_ns))
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"old")
+    killed(nsqd).publish("t", b"new")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        old, new = client.read_messages(2)
+        client.finish([old])
+        client.settle()
+    with RawClient(killed(nsqd).tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        assert client.read_message().id == new.id != old.id
 
 
 def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedServer) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,8 @@ from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAccess
-from nsqtools.web.actions import plan_change
+from nsqtools.web import actions
+from nsqtools.web.actions import RequestOrigin, plan_change
 from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
@@ -50,12 +53,13 @@ def nsqd(serve: Serve, tmp_path: Path) -> Nsqd:
 
 def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> None:
     with watching(nsqd.http_address) as watcher:
-        first = asyncio.run(watcher.newer(0, patience_s(20)))
+        first = asyncio.run(watcher.newer(None, patience_s(20)))
         assert first is not None
-        second = asyncio.run(watcher.newer(first.time_ns, patience_s(20)))
+        ahead = watcher.latest = replace(first, time_ns=1 << 62)  # then the clock was set back
+        second = asyncio.run(watcher.newer(ahead, patience_s(20)))
 
         assert second is not None
-        assert second.time_ns > first.time_ns
+        assert first.time_ns < second.time_ns < ahead.time_ns
         assert {row.key for row in second.rows} == {
             (nsqd.http_address, "orders", ""),
             (nsqd.http_address, "orders", "billing"),
@@ -66,13 +70,13 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> 
 
 def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
     woken: list[object] = []
-    never_ns = 1 << 62
-    with watching(nsqd.http_address) as watcher:
-        assert asyncio.run(watcher.newer(never_ns, 0.01)) is None
+    with watching(nsqd.http_address, refresh_s=1000) as watcher:
+        only = asyncio.run(watcher.newer(None, patience_s(20)))
+        assert asyncio.run(watcher.newer(only, 0.01)) is None
         assert not watcher._waiting
 
         def wait() -> None:
-            woken.append(asyncio.run(watcher.newer(never_ns, patience_s(60))))
+            woken.append(asyncio.run(watcher.newer(only, patience_s(60))))
 
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
@@ -141,3 +145,24 @@ def test_a_change_has_to_make_sense() -> None:
     ):
         with pytest.raises(ConfigurationError):
             TopicChange(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actions, "STOP_S", 0.01)
+    monkeypatch.setattr(actions, "MAX_WAITING", 3)
+    change, origin = TopicChange(action=Action.CREATE, topic="t"), RequestOrigin("", "", "", "")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        notifier = actions.Notifier(url)
+        notifier.notify(change, origin)
+        with silent.accept()[0]:  # the first one is on its way
+            for _ in range(4):
+                notifier.notify(change, origin)
+            notifier.stop()
+            assert caplog.messages == [
+                f"cannot notify {url} (a notification is dropped, too many wait)",
+                f"cannot notify {url} (4 notifications not sent)",
+            ]
+    wait_for_threads("nsq-notifier")

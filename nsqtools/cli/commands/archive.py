@@ -35,7 +35,6 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
 from nsqtools.cli.render.output import (
     ListingForm,
-    moment,
     write_bytes,
     write_json,
     write_lines,
@@ -43,7 +42,7 @@ from nsqtools.cli.render.output import (
 )
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.text import counted
+from nsqtools.protocol.text import NS, counted, utc_text
 from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
@@ -340,8 +339,8 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 archive.shown,
                 sum(member.messages for member in scan.members),
                 ",".join(sorted(scan.topics)),
-                moment(min(times)) if times else None,
-                moment(max(times)) if times else None,
+                utc_text(min(times) // NS, "seconds") if times else None,
+                utc_text(max(times) // NS, "seconds") if times else None,
                 scan.size,
                 "parquet"
                 if archive.table is not None

@@ -57,7 +57,7 @@ def list_(
         inventory = take_inventory(opened)
         known = inventory.topics
         names = select("topic", topic, known) if topic else sorted(known)
-        registered = registered_channels(opened, inventory, names)
+        registered, failures = registered_channels(opened, inventory.registered, names)
     found: dict[tuple[str, str], list[QueueRow]] = {
         pair: [] for pairs in registered.values() for pair in pairs
     }
@@ -77,7 +77,7 @@ def list_(
         for pair, queues in sorted(found.items())
     ]
     write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
-    return tell_left_out(inventory.failures, runtime)
+    return tell_left_out((*inventory.failures, *failures), runtime)
 
 
 def info(

@@ -25,7 +25,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import escape_line, utc_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,10 +123,8 @@ def check(
             _write_bundle(bundle, opened, verdict)
     if signals.received is not None:
         return signals.status()
-    if state is not None:
-        _save(state, verdict.memory)
     shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
-    status = status_of(shown)
+    status = status_of(verdict, shown)
     form = CheckFormat.json if as_json else format
     if form is CheckFormat.json:
         write_json(runtime, check_document(verdict, shown, status), indent=2)
@@ -137,14 +135,18 @@ def check(
             CheckFormat.prometheus: _prometheus,
         }[form](verdict, shown, status)
         runtime.write("".join(f"{each}\n" for each in lines).encode())
+    if state is not None:
+        _save(state, verdict.memory)
     return status
 
 
-def status_of(problems: Sequence[Problem]) -> int:
+def status_of(verdict: Verdict, shown: Sequence[Problem]) -> int:
     """The status of monitoring plugins for these problems, whose worst is the first."""
     from nsqtools.cluster.problems import Severity
 
-    worst = problems[0].severity if problems else Severity.NOTE
+    if not (shown or verdict.sample.reports):
+        return UNKNOWN
+    worst = shown[0].severity if shown else Severity.NOTE
     return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNING, Severity.NOTE: OK}[worst]
 
 
@@ -220,7 +222,7 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
                 "node": each.node or None,
                 "text": each.text,
                 "remedy": each.what.remedy,
-                "since": _time_text(since.get(each.key, verdict.memory.time_s)),
+                "since": utc_text(since.get(each.key, verdict.memory.time_s)),
             }
             for each in shown
         ],
@@ -228,12 +230,6 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
         "nodes": len(verdict.sample.reports),
         "queues": len(verdict.sample.totals),
     }
-
-
-def _time_text(time_s: float) -> str:
-    from nsqtools.cluster.stats_documents import time_text
-
-    return time_text(int(time_s * 1e9))
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -264,11 +260,14 @@ def _load(path: Path) -> Memory:
 def _save(path: Path, memory: Memory) -> None:
     from dataclasses import asdict
 
+    _replace(path, json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode())
+
+
+def _replace(path: Path, content: bytes, mode: int = 0o640) -> None:
     from nsqtools.files.durable import replace_file
 
-    content = json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode()
     try:
-        replace_file(path, content)
+        replace_file(path, content, mode)
     except OSError as exc:
         raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
@@ -276,12 +275,12 @@ def _save(path: Path, memory: Memory) -> None:
 def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
     from nsqtools import __version__
     from nsqtools.cluster.check import bundle_documents, without_secrets
-    from nsqtools.files.durable import replace_file
 
     problems = verdict.problems
+    status = status_of(verdict, problems)
     documents = [
         ("nsqtools", f"nsq {__version__}"),
-        ("check.json", without_secrets(check_document(verdict, problems, status_of(problems)))),
+        ("check.json", without_secrets(check_document(verdict, problems, status))),
         *bundle_documents(cluster, verdict),
     ]
     packed = io.BytesIO()
@@ -292,7 +291,4 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
             entry.size = len(content := f"{text}\n".encode())
             entry.mtime = int(verdict.memory.time_s)
             archive.addfile(entry, io.BytesIO(content))
-    try:
-        replace_file(path, packed.getvalue(), 0o600)
-    except OSError as exc:
-        raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
+    _replace(path, packed.getvalue(), 0o600)

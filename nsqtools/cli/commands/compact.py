@@ -200,7 +200,7 @@ def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitSt
     if json:
         write_json(runtime, {"partitions": _documents(PLANNED, rows)}, indent=2)
     else:
-        write_listing(runtime, PLANNED, rows, json=False)
+        write_listing(runtime, PLANNED, rows)
     return ExitStatus.DONE
 
 
@@ -228,7 +228,7 @@ def show_results(
         }
         write_json(runtime, document, indent=2)
     elif rows:
-        write_listing(runtime, MADE, rows, json=False)
+        write_listing(runtime, MADE, rows)
 
 
 def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:

@@ -153,8 +153,8 @@ def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
     flags = UTILITIES[program]
     given = parse_flags(flags, arguments)
     values = {name: flag.default for name, flag in flags.items()} | given.options
-    if program == "nsq_to_file" and (rest := _words_after(flags, arguments)):
-        raise GoFatal(f"unknown arguments: [{' '.join(rest)}]")
+    if program == "nsq_to_file" and given.rest:
+        raise GoFatal(f"unknown arguments: [{' '.join(given.rest)}]")
     if given.asks_version:
         values["version"] = True
     elif program != "nsq_to_file":  # which ignores what it does not know; we refuse that later
@@ -174,19 +174,6 @@ def _check_client_option(flag: str, text: str) -> None:
     except ConfigurationError as exc:
         reason = f"invalid option {name}" if "unknown" in str(exc) else str(exc)
         raise FlagError(f'invalid value "{text}" for flag -{flag}: {reason}') from None
-
-
-def _words_after(flags: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
-    """The words after the last flag."""
-    words = list(arguments)
-    while words and words[0].startswith("-") and len(words[0]) > 1:
-        word = words.pop(0)
-        if word == "--":
-            break
-        name, equals, _ = word.lstrip("-").partition("=")
-        if not equals and not flags[name].kind.is_bool:
-            words = words[1:]
-    return words
 
 
 def _run(program: str, given: Given, argv: Sequence[str]) -> int:

@@ -88,7 +88,7 @@ def in_force(
             value, origin = _plain(setting.value), _word(setting.origin)
             rows.append(SettingRow(_shown(name), value, origin, setting.place))
     for name in OPTS:
-        rows += [_opt_row(context, name, each, settled[name]) for each in opts[name]]
+        rows += [_opt_row(name, each, settled[name]) for each in opts[name]]
     return _explained(context, rows)
 
 
@@ -177,20 +177,16 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
     return SettingRow(_shown(name), _plain(value), origin, place)
 
 
-def _opt_row(
-    context: Context, name: str, said: GivenOption, settled: Mapping[str, GivenOption]
-) -> SettingRow:
+def _opt_row(name: str, said: GivenOption, settled: Mapping[str, GivenOption]) -> SettingRow:
     """A client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
     from nsqtools.client.options import CLIENT_OPTIONS
 
-    origin = Origin(said.origin)
-    setting = setting_of(context, name) if origin < Origin.ENVIRONMENT else None
-    place = setting.place if setting is not None else f"--{_shown(name)}"
+    place = said.place or f"--{_shown(name)}"
     is_secret = CLIENT_OPTIONS[said.option].metadata["secret"]
     value: str | None = MASK if is_secret else said.text or "true"
     if (holds := settled[said.option]).origin > said.origin:
         place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-    return SettingRow(f"{_shown(name)} {said.option}", value, _word(origin), place)
+    return SettingRow(f"{_shown(name)} {said.option}", value, _word(Origin(said.origin)), place)
 
 
 def _place(context: Context, name: str) -> tuple[str, str]:
@@ -328,6 +324,8 @@ def use(
     """
     if (profile is None) is not none:
         raise ConfigurationError("give either the name of a profile or --none")
+    from nsqtools.files.durable import replace_file
+
     path = selection_path(runtime.environ)
     if profile is not None:
         load_settings(config_path(runtime.environ), profile, REPEATABLE)
@@ -335,7 +333,7 @@ def use(
         if profile is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_text(f"{profile}\n", "utf-8")
+            replace_file(path, f"{profile}\n".encode(), 0o644)
     except OSError as error:
         raise OutputError(f"cannot write {path} ({error.strerror})") from error
     runtime.tell(f"nsq: {'profile ' + profile if profile else 'no profile'} is used from now on")

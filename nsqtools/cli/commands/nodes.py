@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, ClusterConnection, Where, flag_texts
+from nsqtools.cli.options.connection import (
+    ClientFlags,
+    ClusterConnection,
+    LookupFlags,
+    Where,
+    client_opt,
+    settled,
+)
 from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
@@ -17,13 +26,16 @@ from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import NodeRow
     from nsqtools.client.options import ClientOptions
+    from nsqtools.cluster.drain import Move
     from nsqtools.cluster.inventory import NodeStatus
+    from nsqtools.one_channel.channel_drain import ChannelMove
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -160,12 +172,14 @@ IN_FLIGHT = 500
 
 def client_settings(
     context: Context,
+    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
     flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return flag_texts(context, vars(flags))
+    return texts_of(settled(context, vars(flags) | lookup, "consumer_opt", consumer_opt))
 
 
 class DrainForm(OptionSet):
@@ -174,6 +188,30 @@ class DrainForm(OptionSet):
     yes: Yes = False
     dry_run: DryRun = False
     json: Json = False
+
+    def write(
+        self,
+        runtime: Runtime,
+        moves: Iterable[Move | ChannelMove],
+        stays: Sequence[str],
+        moved: int,
+        left: int,
+    ) -> None:
+        """Print what the plan was and what came of it as JSON, or what a dry run would do."""
+        if self.json:
+            shown = [
+                {
+                    "topic": move.topic,
+                    "channels": [move.channel] if move.channel else [],
+                    "messages": move.messages,
+                    "repeats": False,
+                }
+                for move in moves
+            ]
+            document = {"moves": shown, "stays": list(stays), "moved": moved, "left": left}
+            write_json(runtime, document, indent=2)
+        elif self.dry_run:
+            write_lines(runtime, [move.line() for move in moves])
 
 
 def drain(
@@ -215,7 +253,7 @@ def drain(
     from nsqtools.cluster.drain import Drain
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
-    options = defaults.with_options(settings)
+    options = replace(defaults.with_options(settings), sample_rate=0)  # nsqd discards the rest
     if to is None:
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
@@ -233,12 +271,7 @@ def drain(
         with stopping(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
-    if form.json:
-        moves = [move.document() for move in plan.moves]
-        document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
-        write_json(runtime, document, indent=2)
-    elif form.dry_run:
-        write_lines(runtime, [move.line() for move in plan.moves])
+    form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
@@ -250,7 +283,6 @@ def drain_channels(
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
-    from nsqtools.cluster.drain import Move
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK
 
@@ -281,12 +313,7 @@ def drain_channels(
                 with stopping(target.stop) as signals:
                     left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
                     target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
-    if form.json:
-        plan = [Move(each.topic, each.channel, each.messages).document() for each in moves]
-        document = {"moves": plan, "stays": stays, "moved": moved.total(), "left": left}
-        write_json(runtime, document, indent=2)
-    elif form.dry_run:
-        write_lines(runtime, [move.line() for move in moves])
+    form.write(runtime, moves, stays, moved.total(), left)
     if form.dry_run:
         runtime.tell("nsq: what is published meanwhile is moved, too")
         return status

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, flag_texts
+from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, settled
 from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import ListingForm, moment, write_json, write_listing
+from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
+from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.text import counted
+from nsqtools.protocol.text import NS, counted, utc_text
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import RecoveredDocument, Verified
@@ -54,7 +55,7 @@ def https_settings(
     ],
 ) -> dict[str, str]:
     """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
-    return flag_texts(context, flags)
+    return texts_of(settled(context, flags))
 
 
 def list_(
@@ -128,7 +129,9 @@ def figures_of(parts: list[Part], damage: DamageReporter) -> tuple[int | str | N
             oldest_ns = min(oldest_ns, each.timestamp_ns)
             newest_ns = max(newest_ns, each.timestamp_ns)
     says_due = any(isinstance(part, StoredRows) for part in parts)
-    times = [moment(each if messages else None) for each in (oldest_ns, newest_ns)]
+    times = [
+        utc_text(each // NS, "seconds") if messages else None for each in (oldest_ns, newest_ns)
+    ]
     return messages, deferred if says_due else None, size, *times
 
 

@@ -7,11 +7,18 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import LIMITS, ChannelPatterns, Count, TopicPatterns
+from nsqtools.cli.options.params import (
+    LIMITS,
+    ChannelPatterns,
+    Count,
+    TopicPatterns,
+    parse_interval,
+)
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import Form, FormKind, ListingForm, write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
@@ -47,9 +54,7 @@ OPTIONAL = (
     "egress",
     "ingress",
     "user_agent",
-    "requeued",
     "finished",
-    "messages",
     "client_id",
     "ready",
     "gc_total_runs",
@@ -109,7 +114,10 @@ def stat(
         "COLUMN", "Sort by a column, largest numbers first.", VIEW, "topic", parser=parse_column
     ),
     interval: float | None = opt(
-        "DURATION", "Sample every DURATION, until --count or until interrupted.", LIMITS
+        "DURATION",
+        "Sample every DURATION, until --count or until interrupted.",
+        LIMITS,
+        parser=parse_interval,
     ),
     count: Count = None,
     once: bool = opt("", "Take one sample, without waiting and without rates.", LIMITS),
@@ -156,6 +164,8 @@ def stat(
     from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
     from nsqtools.cluster.stats_documents import parse_filter, sort_rows
 
+    if once and (interval or count):
+        raise ConfigurationError("--once takes one sample: leave out --interval and --count")
     form.check(("time", *columns_of(show)))
     tests = [parse_filter(text) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns

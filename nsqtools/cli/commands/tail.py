@@ -100,11 +100,7 @@ def tail(
     ):
         return ExitStatus.FAILED
     watch = EmptyWatch(
-        connection,
-        topics,
-        channel,
-        lambda: all(service.connections.values()),
-        service.end_after_delivered,
+        connection, channel, lambda: service.connections, service.end_after_delivered
     )
     with (
         stopping(service.stop) as signals,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import SAFETY, TopicPatterns
+from nsqtools.cli.options.connection import ViewedCluster
+from nsqtools.cli.options.params import SAFETY, TopicPatterns, parse_interval
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
@@ -18,15 +18,19 @@ ON_A_PIPE = "nsq stat --interval 2s prints the same figures line by line."
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.cli.top.view import check_column
+    from nsqtools.cli.top.view import ALL_NAMES
+    from nsqtools.cluster.stats_documents import check_column
 
-    return check_column(text)
+    return check_column(text.strip(), ALL_NAMES)
 
 
 def top(
     topic: TopicPatterns = None,
     interval: float | None = opt(
-        "DURATION", "Time between two samples.", show_default="1s; up to 5s if large"
+        "DURATION",
+        "Time between two samples.",
+        parser=parse_interval,
+        show_default="1s; up to 5s if large",
     ),
     columns: str | None = opt(
         "NAME,...", "Columns to show, in this order, in each view those that it has.", VIEW
@@ -41,7 +45,7 @@ def top(
         "", "Let keys pause, unpause, empty and delete, tail and peek.", SAFETY
     ),
     *,
-    cluster: ClusterConnection,
+    cluster: ViewedCluster,
     runtime: Session,
 ) -> int:
     """Watch topics, channels, consumers and nsqd live, in full screen, and change them.
@@ -66,10 +70,10 @@ def top(
     """
     check_terminal(runtime)
     from nsqtools.cli.top.app import Top
-    from nsqtools.cli.top.view import TopView, check_column, parse_line_condition
+    from nsqtools.cli.top.view import TopView, parse_line_condition
     from nsqtools.cluster.sampling import SampleFilter, Sampler
 
-    names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
+    names = [parse_column(name) for name in (columns or "").split(",") if name.strip()]
     for condition in filter or ():
         parse_line_condition(condition)
     conditions = " ".join(part.replace(" ", "") for part in filter or ())

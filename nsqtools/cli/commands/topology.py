@@ -44,9 +44,9 @@ def export(
     with cluster.open() as opened:
         inventory = take_inventory(opened)
         names = select("topic", topic, inventory.topics) if topic else sorted(inventory.topics)
-        registered = registered_channels(opened, inventory, names)
+        registered, failures = registered_channels(opened, inventory.registered, names)
     write_text(runtime, encode(topology_of(inventory, registered, names)))
-    return tell_left_out(inventory.failures, runtime)
+    return tell_left_out((*inventory.failures, *failures), runtime)
 
 
 def plan(

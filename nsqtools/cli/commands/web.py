@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
@@ -69,7 +69,7 @@ def web(
         "URL", "POST a document to this URL for each change, as nsqadmin does.", REPORTING, ""
     ),
     *,
-    cluster: ClusterConnection,
+    cluster: ViewedCluster,
     runtime: Session,
 ) -> int:
     """Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
@@ -96,7 +96,7 @@ def web(
         listen=listen,
         base_path=clean_base_path(base_path),
         allowed_hosts=tuple(allowed_host or ()),
-        refresh_s=refresh or DEFAULT_REFRESH_S,
+        refresh_s=DEFAULT_REFRESH_S if refresh is None else refresh,
         allow_changes=allow_changes,
         show_messages=show_messages,
         auth_file=auth,

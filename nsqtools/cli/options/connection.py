@@ -136,15 +136,14 @@ def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
     return nsqd, lookupd, nsqd_http
 
 
-def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
-    """The addresses of each kind, of those from the strongest origin that gives any.
+def split_addresses(texts: Iterable[str] | None) -> Addresses:
+    """Return each address: commas separate them too, as in most variables."""
+    return tuple(each.strip() for text in texts or () for each in text.split(","))
 
-    Commas separate them too, as in most variables.
-    """
-    given = [
-        tuple(each.strip() for text in context.params.get(kind) or () for each in text.split(","))
-        for kind in kinds
-    ]
+
+def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
+    """The addresses of each kind, of those from the strongest origin that gives any."""
+    given = [split_addresses(context.params.get(kind)) for kind in kinds]
     origins = [
         origin_of(context, kind) if addresses else Origin.DEFAULT
         for kind, addresses in zip(kinds, given, strict=True)
@@ -315,7 +314,10 @@ def flag_statements(
     for name, value in flags.items():
         if value in (None, [], ()):
             continue
-        origin = origin_of(context, prefix + name)
+        origin, setting = (
+            origin_of(context, prefix + name),
+            setting_in_force(context, prefix + name),
+        )
         speaker = "--" + (prefix + name).replace("_", "-")
         if name == "auth_secret_file":
             secret, file = read_secret(value), str(value.absolute())
@@ -324,16 +326,12 @@ def flag_statements(
         text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
         if isinstance(value, float):
             text = format_duration(value)
-        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
+        place = setting.place if setting is not None else ""
+        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
         if name == "deflate_level" and flags["deflate"] is None:
             yield GivenOption("deflate", "true", origin, speaker)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
-
-
-def flag_texts(context: Context, flags: Mapping[str, Any]) -> dict[str, str]:
-    """What the flags say as text under go-nsq's names. Raises `ConfigurationError`."""
-    return texts_of(resolve_options(flag_statements(context, flags)))
 
 
 def opt_statements(
@@ -347,11 +345,26 @@ def opt_statements(
     origin = origin_of(context, name)
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
         yield from _opts(setting.value, setting.origin, name, setting.place)
-    in_force = setting is not None and setting.origin == origin
-    for given in _opts(values or (), origin, name, setting.place if in_force and setting else ""):
+    place = setting.place if setting is not None and setting.origin == origin else ""
+    for given in _opts(values or (), origin, name, place):
         if given.option == "auth_secret":
             _warn_of_visible_secret(context, given)
         yield given
+
+
+def settled(
+    context: Context,
+    flags: Mapping[str, Any],
+    opts: str = "",
+    values: Iterable[str] | None = None,
+    prefix: str = "",
+) -> dict[str, GivenOption]:
+    """What holds of flags, and of ``opts``: ``consumer_opt`` or ``producer_opt``.
+
+    Raises `ConfigurationError`.
+    """
+    statements = [*flag_statements(context, flags, prefix), *opt_statements(context, opts, values)]
+    return resolve_options(statements)
 
 
 def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
@@ -391,11 +404,8 @@ def consumer_connection(
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
     given = {**vars(flags), **vars(lookup), "max_in_flight": max_in_flight}
-    statements = [
-        *flag_statements(context, given),
-        *opt_statements(context, "consumer_opt", consumer_opt),
-    ]
-    return _connection(context, statements, where.address_map)
+    options = settled(context, given, "consumer_opt", consumer_opt)
+    return _connection(context, options, where.address_map)
 
 
 def producer_connection(
@@ -406,21 +416,17 @@ def producer_connection(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
-    statements = [
-        *flag_statements(context, vars(flags)),
-        *opt_statements(context, "producer_opt", producer_opt),
-    ]
-    return _connection(context, statements, None)
+    options = settled(context, vars(flags), "producer_opt", producer_opt)
+    return _connection(context, options, None)
 
 
 def _connection(
-    context: Context, statements: Iterable[GivenOption], address_map: Iterable[str] | None
+    context: Context, options: Mapping[str, GivenOption], address_map: Iterable[str] | None
 ) -> ConnectionSettings:
     nsqd, lookupd, nsqd_http = given_addresses(context)
-    settled = resolve_options(statements)
-    check_tls(settled, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
+    check_tls(options, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
     mapping = parse_address_map(address_map or (), "--address-map")
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(settled), mapping)
+    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(options), mapping)
 
 
 def destination(
@@ -451,14 +457,10 @@ def destination(
         raise ConfigurationError(
             "no destination given", hint="Give --destination-nsqd-tcp-address."
         )
-    statements = [
-        *opt_statements(context, "producer_opt", producer_opt),
-        *flag_statements(context, flags, PREFIX),
-    ]
-    settled = resolve_options(statements)
-    check_tls(settled, lookupd, cure="Add --destination-tls.")
+    options = settled(context, flags, "producer_opt", producer_opt, PREFIX)
+    check_tls(options, lookupd, cure="Add --destination-tls.")
     mapping = parse_address_map(destination_address_map or (), "--destination-address-map")
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(settled), mapping)
+    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(options), mapping)
 
 
 @dataclass(frozen=True)
@@ -480,6 +482,7 @@ class ClusterSettings:
 def cluster_connection(
     context: Context,
     where: Annotated[Where, From(Where)],
+    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
     lookup: Annotated[LookupFlags, From(LookupFlags)],
@@ -490,12 +493,25 @@ def cluster_connection(
         nsqd_tcp, nsqd_http = (), (DEFAULT_NSQD_HTTP_ADDRESS,)
     if lookupd or nsqd_http:
         nsqd_tcp = ()
-    options = flag_texts(context, {**https, **vars(lookup)})
+    options = texts_of(settled(context, https | vars(lookup), "consumer_opt", consumer_opt))
     mapping = parse_address_map(where.address_map or (), "--address-map")
     return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
+
+
+def viewed_cluster(
+    context: Context,
+    where: Annotated[Where, From(Where)],
+    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
+    *,
+    flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[LookupFlags, From(LookupFlags)],
+) -> ClusterSettings:
+    """The cluster of a command that shows messages too: with the flags for TCP."""
+    return cluster_connection(context, where, consumer_opt, https=vars(flags), lookup=lookup)
 
 
 ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
 ProducerConnection = Annotated[ConnectionSettings, From(producer_connection)]
 Destination = Annotated[ConnectionSettings, From(destination)]
 ClusterConnection = Annotated[ClusterSettings, From(cluster_connection)]
+ViewedCluster = Annotated[ClusterSettings, From(viewed_cluster)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.records.units import parse_time, unescape
+from nsqtools.records.units import parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.layout import TimeRange
@@ -106,6 +106,13 @@ Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 
 # -- how long -----------------------------------------------------------------------------------
+
+
+def parse_interval(text: str) -> float:
+    """Read a duration that is not 0. Raises ``ValueError``."""
+    if seconds := parse_span(text):
+        return seconds
+    raise ValueError(f"{text!r} is no time between two samples")
 
 
 Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]

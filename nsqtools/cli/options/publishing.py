@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
-from nsqtools.cli.options.connection import ENV, ProducerConnection, setting_of
-from nsqtools.cli.options.params import INPUT
+from nsqtools.cli.options.connection import ENV, ProducerConnection, setting_of, split_addresses
+from nsqtools.cli.options.params import INPUT, parse_delimiter
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.running.runtime import ExitStatus, Runtime
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import counted, format_duration
-from nsqtools.records.units import argument_bytes, parse_span, unescape
+from nsqtools.records.units import argument_bytes, parse_span
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -157,13 +157,6 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
             )
         topics[old] = new
     return topics
-
-
-def parse_delimiter(text: str) -> bytes:
-    """Read a delimiter with escapes. Raises ``ValueError``."""
-    if not text:
-        raise ValueError("a delimiter cannot be empty")
-    return unescape(text)
 
 
 class InputFormat(Enum):
@@ -343,10 +336,10 @@ class OneChannel(OptionSet):
     @property
     def lookupds(self) -> tuple[str, ...]:
         """Those that were given, or are in the settings."""
-        setting = setting_of(self.context, "lookupd_http_address")
-        if not self.channel_lookupd and setting is not None and isinstance(setting.value, list):
-            return tuple(setting.value)
-        return tuple(self.channel_lookupd or ())
+        given, setting = self.channel_lookupd, setting_of(self.context, "lookupd_http_address")
+        if not given and setting is not None and isinstance(setting.value, list):
+            given = setting.value
+        return split_addresses(given)
 
     @contextmanager
     def open(

@@ -96,11 +96,12 @@ class LazyGroup(NativeCoercion, TyperGroup):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except UsageError as error:
+            from difflib import get_close_matches  # 3 ms, for a mistake
+
             if instead := GONE.get(f"{ctx.command_path} {args[0]}"):
                 error.message = f"there is no {ctx.command_path} {args[0]} any more: use {instead}"
-            elif meant := closest(args[0], list(self.commands), LIKE):
-                names = " or ".join(map(repr, meant))
-                error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
+            elif meant := get_close_matches(args[0], self.commands, 1):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {meant[0]!r}?"
             raise
         return name, self.load(args[0]) if isinstance(command, Stub) else command, rest
 
@@ -203,21 +204,7 @@ def _hint(error: UsageError, path: str) -> str:
         if path == "nsq":
             return f"Options come after the command: nsq COMMAND {error.option_name}"
         if error.possibilities:
-            meant = closest(error.option_name, error.possibilities)
-            return f"Did you mean {' or '.join(meant)}?"
+            return f"Did you mean {error.possibilities[0]}?"
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
         return f"Write {error.option_name} alone for yes, and leave it out for the default."
     return f"See {path} --help."
-
-
-AS_CLOSE = 0.05
-LIKE = 0.6  # what is less like a name is not a slip
-
-
-def closest(word: str, names: Sequence[str], least: float = 0.0) -> list[str]:
-    """Of ``names`` that are somewhat like ``word`` the one most like it, and what is as close."""
-    from difflib import SequenceMatcher  # 3 ms, for a mistake
-
-    likeness = {name: SequenceMatcher(None, word, name).ratio() for name in names}
-    most = max(likeness.values(), default=0.0)
-    return sorted(name for name, value in likeness.items() if value >= max(least, most - AS_CLOSE))

@@ -16,7 +16,7 @@ from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.text import NS, escape_json, escape_line, escape_text
+from nsqtools.protocol.text import escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
 
@@ -55,7 +55,6 @@ class Form(NamedTuple):
                 )
 
 
-JSON = Form(FormKind.json)
 PLAIN = Form()
 
 
@@ -65,18 +64,15 @@ def write_listing(
     rows: Iterable[Sequence[Cell]],
     form: Form = PLAIN,
     *,
-    json: bool = False,
     headed: bool = True,
     optional: Sequence[str] = (),
 ) -> None:
-    """Write rows in a form; ``json`` is the same as `JSON`.
+    """Write rows in a form.
 
     Text on a pipe begins with the names of the columns, unless it continues earlier output (not
     ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
     are left out, the first ones first, and it is said which. `FormKind.wide` leaves out none.
     """
-    if json:
-        form = JSON
     form.check(columns)
     if form.columns:
         places = [columns.index(name) for name in form.columns]
@@ -178,15 +174,6 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.1f}"
     return escape_line(str(cell))
-
-
-def moment(timestamp_ns: int | None) -> str | None:
-    """A time as listings show it, to the second; None without one."""
-    from datetime import UTC, datetime
-
-    if timestamp_ns is None:
-        return None
-    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _in_csv(cell: Cell) -> Cell:

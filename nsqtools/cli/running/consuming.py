@@ -9,7 +9,7 @@ run waits for that has got nothing yet, and `WaitingNotice` on a terminal on whi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
@@ -318,21 +318,20 @@ class EmptyWatch:
     """Asks nsqd for the depth of a channel, and calls ``on_empty`` when it is 0 everywhere.
 
     A channel that gets new messages all the time is never silent, but it is empty at some moment.
-    Where nsqd cannot be asked nothing is called: the limit of silence is left to end the run.
+    Where an nsqd cannot be asked, or an nsqlookupd that was restarted does not know it yet, nothing
+    is called: the limit of silence is left to end the run. ``connections`` are those of each topic.
     """
 
     def __init__(
         self,
         connection: ConnectionSettings,
-        topics: Sequence[str],
         channel: str,
-        is_connected: Callable[[], bool],
+        connections: Callable[[], Mapping[str, Collection[str]]],
         on_empty: Callable[[], None],
     ) -> None:
         self._connection = connection
-        self._topics = topics
         self._channel = channel
-        self._is_connected = is_connected
+        self._connections = connections
         self._on_empty = on_empty
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="until-empty", daemon=True)
@@ -352,18 +351,20 @@ class EmptyWatch:
         with open_cluster(self._connection) as cluster:
             while not self._stopped.wait(LOOK_EVERY_S):
                 try:
-                    if self._is_connected() and self._is_empty(cluster):
+                    connections = self._connections()
+                    if all(connections.values()) and self._is_empty(cluster, connections):
                         self._on_empty()
                         return
                 except NsqError:
                     continue
 
-    def _is_empty(self, cluster: Cluster) -> bool:
-        for topic in self._topics:
+    def _is_empty(self, cluster: Cluster, connections: Mapping[str, Collection[str]]) -> bool:
+        for topic, connected in connections.items():
             stats = cluster.stats(topic)
-            if stats.failures:
+            there = [each for node in stats.nodes for each in node.stats.topics or ()]
+            if stats.failures or len(there) < len(connected):
                 return False
-            for found in (each for node in stats.nodes for each in node.stats.topics or ()):
+            for found in there:
                 waiting = [c.depth for c in found.channels if c.channel_name == self._channel]
                 if any(waiting) or (found.depth and not found.paused):
                     return False

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any, Self
 
 from nsqtools.errors import ConfigurationError
@@ -89,7 +90,8 @@ def _address(text: str) -> Address:
     return parse_address(text if colon and host else f"127.0.0.1:{port}")
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(ThreadingTCPServer):  # HTTPServer looks the host's name up, and can take seconds
+    allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
@@ -99,12 +101,6 @@ class _Server(ThreadingHTTPServer):
         self.answer = answer
         self._began: dict[socket.socket, float] = {}
         super().__init__((address.host, address.port), _Request)
-
-    def server_bind(self) -> None:
-        # not HTTPServer's, which looks the host's name up and can take seconds
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:

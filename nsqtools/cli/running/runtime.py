@@ -34,7 +34,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import Enum, IntEnum
 from types import FrameType
 from typing import Annotated, TextIO
@@ -44,7 +43,7 @@ from typer import Context
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback
+from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -466,7 +465,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = escape_line(record.getMessage())
-        line = f"{_moment(record)} {record.levelname.lower()}: {message}"
+        line = f"{utc_text(record.created)} {record.levelname.lower()}: {message}"
         if record.exc_info:
             line += f"\n{harmless_traceback(self.formatException(record.exc_info))}"
         return line
@@ -479,7 +478,7 @@ class JsonLines(logging.Formatter):
         import json
 
         fields = {
-            "time": _moment(record),
+            "time": utc_text(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -487,8 +486,3 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return escape_json(json.dumps(fields, ensure_ascii=False))
-
-
-def _moment(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -269,12 +269,12 @@ _SEQUENCES = [b"%03x" % number for number in range(_PER_TICK)]
 
 
 class MessageIds:
-    """The ids of one topic. ``node_id`` is 0 to 1023."""
+    """The ids of one topic, above all of ``after_ns``. ``node_id`` is 0 to 1023."""
 
-    def __init__(self, node_id: int) -> None:
+    def __init__(self, node_id: int, after_ns: int = 0) -> None:
         self._node_id = node_id
-        self._tick = 0
-        self._next = 0  # sequence number in this tick
+        self._tick = max(0, (after_ns >> 20) - _FIRST_TICK)
+        self._next = _PER_TICK  # sequence number in this tick
         self._head, self._head_tick = b"", -1  # the first digits in a tick
 
     def take_one(self, now_ns: int) -> bytes:

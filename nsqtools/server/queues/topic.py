@@ -43,7 +43,8 @@ class Topic:
         self.message_count = self.message_bytes = 0
         self.store = nsqd.durable
         self._nsqd = nsqd
-        self._ids = MessageIds(nsqd.options.node_id)
+        written_ns = self.store.written_ns if self.store is not None else 0
+        self._ids = MessageIds(nsqd.options.node_id, written_ns)
         self._loop = nsqd.loop
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log

@@ -181,7 +181,8 @@ def _listen(
             topic,
             channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
             nsqd_tcp_addresses=addresses,
-            options=replace(options, max_in_flight=max(count, len(addresses))),
+            # of a sample nsqd would discard the rest
+            options=replace(options, max_in_flight=max(count, len(addresses)), sample_rate=0),
         )
         taken: list[Message] = []
         held: list[Batch] = []  # a batch that is dropped may be answered

@@ -220,15 +220,15 @@ class Site:
 
         watcher = self.context.watcher
         shown: Rendering | None = None
-        seen_ns = 0
+        seen: Sample | None = None
         if is_packed:
             yield HEAD
         while not watcher.is_stopped and await self.context.is_still(request):
-            sample = await watcher.newer(seen_ns, KEEP_ALIVE_S)
+            sample = await watcher.newer(seen, KEEP_ALIVE_S)
             if sample is None:
                 yield sent(KEPT_ALIVE)
                 continue
-            seen_ns = sample.time_ns
+            seen = sample
             try:
                 made = await run_in_threadpool(self._rendering, make, request)
             except NsqError:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import KINDS, RunningCluster, ValidJson
+from plugins.embedded import EmbeddedLookupServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, Serve
@@ -255,6 +256,15 @@ def test_a_clock_that_is_wrong_is_named(
     monkeypatch.setattr(server, "formatdate", hour_later)
     told = f"clocks differ {quick_nsqd.http_address}: its clock is 3,600 s ahead".encode()
     wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
+
+
+def test_a_cluster_without_any_nsqd_cannot_be_judged(run_nsq: RunNsq, serve: Serve) -> None:
+    lookupd = serve(EmbeddedLookupServer())  # it forgets each that ends
+    result = run_nsq(["check", "--window", "0", f"--lookupd-http-address={lookupd.http_address}"])
+
+    assert result.status == 3
+    assert result.out.startswith(b"not judged: anything: no nsqlookupd announces an nsqd\n")
+    assert b"UNKNOWN: no problems; 0 nsqd" in result.out
 
 
 def test_a_bundle_has_no_secret(tmp_path: Path) -> None:

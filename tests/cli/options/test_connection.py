@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from plugins.cli import GivenCommand
 
-from nsqtools.cli.options.connection import ConsumerConnection, Destination, ProducerConnection
+from nsqtools.cli.options.connection import (
+    ClusterConnection,
+    ClusterSettings,
+    ConsumerConnection,
+    Destination,
+    ProducerConnection,
+    ViewedCluster,
+)
 from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -134,6 +141,26 @@ OPTIONS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("line", OPTIONS)
 def test_flags_override_the_profile_one_by_one(connect: Connect, line: str) -> None:
     assert connect(line).options == {"max_in_flight": "7", **OPTIONS[line]}
+
+
+@pytest.mark.usefixtures("config")
+def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_tls(
+    given_command: GivenCommand, tmp_path: Path
+) -> None:
+    got: list[ClusterSettings] = []
+
+    def look(*, cluster: ClusterConnection) -> None:
+        got.append(cluster)
+
+    def show(*, cluster: ViewedCluster) -> None:
+        got.append(cluster)
+
+    runtime = replace(Runtime.of_process(), environ={"HOME": str(tmp_path)})
+    for command in (look, show):
+        given_command(command)
+        app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
+    opts = {"max_attempts": "4", "msg_timeout": "5m", "max_http_body": "2048"}
+    assert [each.connection.options for each in got] == [opts, {"tls_v1": "true", **opts}]
 
 
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:

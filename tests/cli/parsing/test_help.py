@@ -10,7 +10,6 @@ from plugins.cli import RunNsq, all_commands
 from nsqtools.cli import registry
 from nsqtools.cli.main import quick_answer
 from nsqtools.cli.parsing import app
-from nsqtools.cli.parsing.app import closest
 from nsqtools.cli.parsing.help import HelpPage, render
 
 COMMANDS = all_commands()
@@ -89,9 +88,3 @@ def test_a_terminal_gets_colour_unless_it_wants_none(run_nsq: RunNsq) -> None:
         plain = run_nsq(arguments, terminal=True, columns=60, env={"NO_COLOR": "1"}).out
         assert b"\x1b[1m" in shown
         assert b"\x1b[3" not in plain
-
-
-def test_what_is_as_close_is_suggested_too() -> None:
-    assert closest("uploaf", ["upload", "download"]) == ["upload"]
-    assert closest("tls-k", ["tls-ca", "tls-kex", "tls-key"]) == ["tls-kex", "tls-key"]
-    assert closest("x", []) == []

@@ -8,9 +8,13 @@ from typing import Any
 
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
+from plugins.embedded import EmbeddedLookupServer
+from plugins.servers import Serve
 
-from nsqtools.cli.running.consuming import EAGER_S, WaitingNotice
+from nsqtools.cli.running.consuming import EAGER_S, EmptyWatch, WaitingNotice
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster.directory import open_cluster
 
 
 def test_a_topic_that_grows_onto_another_nsqd_is_found_long_before_the_interval(
@@ -46,3 +50,11 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
     for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1, 100.0 + EAGER_S, 1000.0):
         notice(tail)
     assert looks == [100.0, 130.0, 100.0 + EAGER_S - 1]
+
+
+def test_a_channel_is_not_empty_because_a_restarted_nsqlookupd_knows_no_nsqd(serve: Serve) -> None:
+    lookupd = serve(EmbeddedLookupServer())
+    connection = ConnectionSettings((), (lookupd.http_address,))
+    watch = EmptyWatch(connection, "archive", dict, lambda: None)
+    with open_cluster(connection) as cluster:
+        assert not watch._is_empty(cluster, {"clicks": ["127.0.0.1:4150"]})
