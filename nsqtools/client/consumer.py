@@ -631,6 +631,14 @@ class Consumer(CommonConsumer):
         self.begin_stop()
 
 
+def start_all(consumers: Sequence[Consumer]) -> None:
+    """Start consumers with ``fail_fast``; wait for those that have no connection, together."""
+    for consumer in consumers:
+        consumer.start(fail_fast=True, wait_s=0.0)
+    for consumer in consumers:
+        consumer.start(fail_fast=True, wait_s=0.0 if consumer.connections else math.inf)
+
+
 # -- the process ----------------------------------------------------------------------------------
 
 _started: weakref.WeakSet[CommonConsumer] = weakref.WeakSet()

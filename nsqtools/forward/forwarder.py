@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped
+from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped, start_all
 from nsqtools.client.message import Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
@@ -107,8 +107,7 @@ class TopicSources:
         which topics a pattern matches; `ConfigurationError` for a topic given that must not be
         forwarded.
         """
-        for topic in self._settings.topics:
-            self._begin(topic).start(fail_fast=True)
+        start_all([self._begin(topic) for topic in self._settings.topics])
         self._refresh_at = now + self._settings.refresh_s
         if self._discovery is not None:
             self._begin_found(self._discovery.ask())
