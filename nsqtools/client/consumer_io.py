@@ -445,7 +445,7 @@ class ConsumerIO:
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
-        if not self._expected and not any(each.is_connecting for each in self.dialers.values()):
+        if not self._expected and not any(each.connecting for each in self.dialers.values()):
             self.settled.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:

@@ -95,7 +95,7 @@ class ReadyControl(Generic[K]):
         self._idle_timeout_s = idle_timeout_s
         self._hold_timeout_s = hold_timeout_s
         self._rng = rng or random.Random()
-        self._states: dict[K, ReadyState] = {}
+        self.states: dict[K, ReadyState] = {}
         self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
         self._changes: list[tuple[K, int]] = []
         self._use = 0  # of all connections
@@ -109,9 +109,6 @@ class ReadyControl(Generic[K]):
         self._tester: K | None = None
         self._next_loan = 0.0
 
-    def __getitem__(self, key: K) -> ReadyState:
-        return self._states[key]
-
     @property
     def rotates(self) -> bool:
         """Tell whether connections without messages pass RDY on."""
@@ -124,7 +121,7 @@ class ReadyControl(Generic[K]):
         message on a quiet one is no reason, or each would be flushed alone."""
         return any(
             not (s.closing or s.is_quiet) and 0 < s.in_flight >= s.rdy * STARVED_AT
-            for s in list(self._states.values())  # other threads ask, too
+            for s in list(self.states.values())  # other threads ask, too
         )
 
     def is_full(self, now: float, idle_s: float) -> bool:
@@ -132,7 +129,7 @@ class ReadyControl(Generic[K]):
         that have brought none in ``idle_s``."""
         return all(
             s.in_flight >= s.rdy or (not s.in_flight and now - s.last_message >= idle_s)
-            for s in self._states.values()
+            for s in self.states.values()
         )
 
     def had_turns(self, since: float, now: float) -> bool:
@@ -142,7 +139,7 @@ class ReadyControl(Generic[K]):
             s.closing
             or (s.rdy > s.in_flight and now - s.last_change >= PROBED_S)
             or s.last_room > since
-            for s in list(self._states.values())  # other threads ask, too
+            for s in list(self.states.values())  # other threads ask, too
         )
 
     def take_changes(self) -> list[tuple[K, int]]:
@@ -154,7 +151,7 @@ class ReadyControl(Generic[K]):
 
     def add(self, key: K, cap: int, now: float) -> None:
         """A connection has subscribed."""
-        self._states[key] = ReadyState(cap, last_message=now, last_change=now)
+        self.states[key] = ReadyState(cap, last_message=now, last_change=now)
         self._count_sharers()
         if self._mode == NORMAL:
             self._lower_to_share(now)
@@ -163,9 +160,9 @@ class ReadyControl(Generic[K]):
 
     def remove(self, key: K, now: float) -> None:
         """A connection is gone; its messages come again from nsqd."""
-        state = self._states[key]
+        state = self.states[key]
         self._update(state, 0, 0)
-        del self._states[key]
+        del self.states[key]
         self._count_sharers()
         self._wanting.pop(key, None)
         self._changes = [change for change in self._changes if change[0] != key]
@@ -177,7 +174,7 @@ class ReadyControl(Generic[K]):
 
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
-        state = self._states[key]
+        state = self.states[key]
         state.closing = True
         self._count_sharers()
         state.left = 0
@@ -191,7 +188,7 @@ class ReadyControl(Generic[K]):
 
     def received(self, key: K, count: int, now: float) -> bool:
         """Messages arrived on a connection; return whether it has all that it may have."""
-        state = self._states[key]
+        state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was + count
         self.in_flight += count
@@ -209,7 +206,7 @@ class ReadyControl(Generic[K]):
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
-        state = self._states[key]
+        state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was - count
         self.in_flight -= count
@@ -242,7 +239,7 @@ class ReadyControl(Generic[K]):
         self._mode = WAIT
         self._tester = None
         self._wanting.clear()
-        for key in self._states:
+        for key in self.states:
             self._set(key, 0, now)
 
     def test(self, now: float) -> bool:
@@ -263,7 +260,7 @@ class ReadyControl(Generic[K]):
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode == WAIT or not self._states:
+        if self._mode == WAIT or not self.states:
             return
         if self._mode == TEST:
             self._move_idle_tester(now)
@@ -277,7 +274,7 @@ class ReadyControl(Generic[K]):
     # -- inside ---------------------------------------------------------------------------------
 
     def _count_sharers(self) -> None:
-        sharers = [state for state in self._states.values() if not state.closing]
+        sharers = [state for state in self.states.values() if not state.closing]
         quiet = sum([state.is_quiet for state in sharers])
         most = self.max_in_flight
         self._sharers = len(sharers)
@@ -292,7 +289,7 @@ class ReadyControl(Generic[K]):
 
     def _find_quiet(self, now: float) -> None:
         """Decide again which connections are quiet."""
-        live = [state for state in self._states.values() if not state.closing]
+        live = [state for state in self.states.values() if not state.closing]
         before = [state.is_quiet for state in live]
         for state in live:
             is_full = state.was_full or state.in_flight >= state.rdy > 0
@@ -317,10 +314,10 @@ class ReadyControl(Generic[K]):
         self._use -= was_rdy if was_rdy > was_in_flight else was_in_flight
 
     def _lower_to_share(self, now: float) -> None:
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             if state.rdy > (share := self._share(state)):
                 self._set(key, share, now)
-        quiet = sum([state.rdy for state in self._states.values() if state.is_quiet])
+        quiet = sum([state.rdy for state in self.states.values() if state.is_quiet])
         over = max(self._rdy - self.max_in_flight, quiet - self._quiet_share)
         for key, state in self._quiet_last()[::-1]:  # more connections than messages allowed
             if over > 0 and state.rdy > 0:
@@ -328,7 +325,7 @@ class ReadyControl(Generic[K]):
                 self._set(key, 0, now)
 
     def _quiet_last(self) -> list[tuple[K, ReadyState]]:
-        return sorted(self._states.items(), key=lambda each: each[1].is_quiet)
+        return sorted(self.states.items(), key=lambda each: each[1].is_quiet)
 
     def _raise_to_share(self, now: float) -> None:
         for key, state in self._quiet_last():
@@ -338,13 +335,13 @@ class ReadyControl(Generic[K]):
     def _retry_wanting(self, now: float) -> None:
         while self._wanting and self._use < self.max_in_flight:
             key = next(iter(self._wanting))
-            self._set(key, self._share(self._states[key]), now)
+            self._set(key, self._share(self.states[key]), now)
             if key in self._wanting:
                 return  # there was room for a part of its share
 
     def _set(self, key: K, wish: int, now: float) -> None:
         """Bring a connection to the wished RDY, as far as the invariants allow."""
-        state = self._states[key]
+        state = self.states[key]
         if state.closing:
             return
         count = min(wish, state.cap)
@@ -380,16 +377,16 @@ class ReadyControl(Generic[K]):
         """
         if self._mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
-        keys = [key for key, state in self._states.items() if not state.closing]
-        idle = [key for key in keys if not self._states[key].in_flight]
-        busy = [key for key in keys if self._states[key].in_flight]
+        keys = [key for key, state in self.states.items() if not state.closing]
+        idle = [key for key in keys if not self.states[key].in_flight]
+        busy = [key for key in keys if self.states[key].in_flight]
         if idle and self.in_flight < self.max_in_flight:
             self._rng.shuffle(idle)
-            self._tester = min(idle, key=lambda key: self._states[key].last_change)
+            self._tester = min(idle, key=lambda key: self.states[key].last_change)
         elif busy:
-            self._tester = max(busy, key=lambda key: self._states[key].in_flight)
+            self._tester = max(busy, key=lambda key: self.states[key].in_flight)
         if self._tester is not None:
-            state = self._states[self._tester]
+            state = self.states[self._tester]
             state.last_change = now
             self._send(self._tester, state, 1)
 
@@ -401,7 +398,7 @@ class ReadyControl(Generic[K]):
     def _move_idle_tester(self, now: float) -> None:
         if self._tester is None or self._sharers < 2:
             return
-        state = self._states[self._tester]
+        state = self.states[self._tester]
         if not state.in_flight and now - state.last_change >= self._dwell_s(1, self._sharers - 1):
             self._release_tester(now)
             self._find_tester(now)
@@ -413,7 +410,7 @@ class ReadyControl(Generic[K]):
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and give what is free to those that wait."""
-        live = [(key, state) for key, state in self._states.items() if not state.closing]
+        live = [(key, state) for key, state in self.states.items() if not state.closing]
         # who has lent its RDY comes first, as it has messages; then who has waited longest
         waiting = [(not s.has_lent, s.last_change, n) for n, (_, s) in enumerate(live) if not s.rdy]
         turns = [live[n] for _, _, n in sorted(waiting)]

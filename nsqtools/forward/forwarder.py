@@ -94,11 +94,11 @@ class TopicSources:
         self._deletions = Deletions(settings.connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
-        self._unlisted = UnlistedTopics(settings.connection)
+        self.unlisted = UnlistedTopics(settings.connection)
         self._troubles = Troubles()
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
-        self._is_stopping = False
+        self.is_stopping = False
 
     def start(self, now: float) -> None:
         """Subscribe.
@@ -114,7 +114,7 @@ class TopicSources:
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
-        self._is_stopping = True
+        self.is_stopping = True
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
@@ -134,25 +134,17 @@ class TopicSources:
         """A consumer has delivered its last message. Raises ``RuntimeError`` for a defect."""
         consumer.raise_failure()
         [topic] = consumer.topics
-        if self._consumers.get(topic) is consumer and not self._is_stopping:
+        if self._consumers.get(topic) is consumer and not self.is_stopping:
             del self._consumers[topic]
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
 
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
         cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
-        return cut_off <= self._unlisted.among(cut_off)
+        return cut_off <= self.unlisted.among(cut_off)
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""
         return all(each.had_turns(since) for each in self._consumers.values())
-
-    def refuse_unlisted(self) -> None:
-        """Raise `NotFoundError` for a topic given that no nsqd had when it was asked last."""
-        self._unlisted.refuse(self._settings.topics)
 
     def look(self, now: float) -> None:
         """Look for new topics of the pattern and for deleted ones, where it is time to."""
@@ -290,7 +282,7 @@ class Forwarder:
         finally:
             self._end()
         if end is End.IDLE:
-            self._sources.refuse_unlisted()
+            self._sources.unlisted.refuse(self._settings.topics)
         return end
 
     @property

@@ -149,17 +149,7 @@ class Tail:
             options=options,
             address_map=connection.address_map,
         )
-        self._watch = LimitWatch(self._limits, 0.0)
-
-    @property
-    def count(self) -> int:
-        """Messages written."""
-        return self._watch.count
-
-    @property
-    def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached."""
-        return self._watch.falls_short
+        self.watch = LimitWatch(self._limits, 0.0)
 
     @property
     def connections(self) -> dict[str, list[str]]:
@@ -176,9 +166,9 @@ class Tail:
         Raises the connection error when no nsqd can be reached at the start, and what ``write``
         raises; the messages not written are requeued then.
         """
-        self._watch = LimitWatch(self._limits, time.monotonic())
+        self.watch = LimitWatch(self._limits, time.monotonic())
         try:
-            wait_s = self._watch.left_s(time.monotonic())
+            wait_s = self.watch.left_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=wait_s)
             if self._look is not None:
                 self._look_at_newcomers(self._look)
@@ -208,22 +198,22 @@ class Tail:
     def _pump(self) -> End:
         while True:
             now = time.monotonic()
-            end = self._watch.end(now)
+            end = self.watch.end(now)
             if end is not None and end is not End.IDLE:
                 return end
             # one more look: a process that stood still has not heard that nothing came
-            wait_s = self._watch.wait_s(now) if end is None else TICK_S
+            wait_s = self.watch.wait_s(now) if end is None else TICK_S
             entry = self._consumer.backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
                 entry.consumer.raise_failure()
                 return End.STOPPED
             if isinstance(entry, Batch):
                 self._pass_on(entry)  # which may take as long as its reader likes
-                self._watch.saw_message(time.monotonic())
+                self.watch.saw_message(time.monotonic())
             elif end is End.IDLE:
                 if self._is_connecting():
-                    self._watch.saw_message(now)
-                elif self._consumer.had_turns(self._watch.idle_since):
+                    self.watch.saw_message(now)
+                elif self._consumer.had_turns(self.watch.idle_since):
                     return end
 
     def _is_connecting(self) -> bool:
@@ -244,7 +234,7 @@ class Tail:
     def _pass_on(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
-            room = self._watch.room_for(len(kept), batch.topic)
+            room = self.watch.room_for(len(kept), batch.topic)
             if room < len(kept):
                 beyond = kept[room]
                 kept = kept[:room]

@@ -53,7 +53,7 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
     for step in range(LASTS_S * 200):
         now = step / 200
         for name in names:
-            if count := rdy[name].in_flight:
+            if count := rdy.states[name].in_flight:
                 rdy.answered(name, count, now)
         if now >= ticks * PROBE_S:
             ticks += 1
@@ -61,14 +61,16 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
         for name, queued in sparse.items():
             if rng.random() < 1 / (7 * 200):
                 queued.append(now)
-            if queued and rdy[name].rdy > rdy[name].in_flight:
+            if queued and rdy.states[name].rdy > rdy.states[name].in_flight:
                 waits.append(now - queued.pop(0))
                 rdy.received(name, 1, now)
         for name in names[:busy]:
-            if (room := rdy[name].rdy - rdy[name].in_flight) > 0:
+            if (room := rdy.states[name].rdy - rdy.states[name].in_flight) > 0:
                 rdy.received(name, room, now)
                 handled[name] += room
-        assert sum(max(rdy[name].rdy, rdy[name].in_flight) for name in names) <= allowed
+        assert (
+            sum(max(rdy.states[name].rdy, rdy.states[name].in_flight) for name in names) <= allowed
+        )
     left = [LASTS_S - at for queued in sparse.values() for at in queued]
     if sparse:
         limit_s = 5 if allowed > 1 else 10
@@ -93,9 +95,10 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
 )
 def test_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
     states = control(1000, "a")
-    states["a"].rdy, states["a"].in_flight = rdy, in_flight
+    state = states.states["a"]
+    state.rdy, state.in_flight = rdy, in_flight
     assert states.is_starved is starved
-    states["a"].is_quiet = True
+    state.is_quiet = True
     assert not states.is_starved
 
 
@@ -153,7 +156,7 @@ def test_an_idle_test_moves_round_all_connections() -> None:
     rdy.hold(1.0)
     rdy.test(2.0)
     rdy.take_changes()
-    tested = {name for name in names if rdy[name].rdy}
+    tested = {name for name in names if rdy.states[name].rdy}
     for tick in range(1, 25):
         rdy.redistribute(2.0 + tick * PROBE_S)
         [(_, none), (name, one)] = rdy.take_changes()
@@ -424,8 +427,8 @@ class ReadyMachine(RuleBasedStateMachine):
     @invariant()
     def both_sides_agree(self) -> None:
         for name in self.caps:
-            assert self.rdy[name].rdy == self.at_nsqd[name]
-            assert self.rdy[name].in_flight == self.in_flight[name]
+            assert self.rdy.states[name].rdy == self.at_nsqd[name]
+            assert self.rdy.states[name].in_flight == self.in_flight[name]
 
     @invariant()
     def backoff_stops_the_flow(self) -> None:
