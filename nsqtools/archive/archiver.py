@@ -30,14 +30,15 @@ import resource
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
+from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
 from nsqtools.client.backlog import Backlog
@@ -208,7 +209,7 @@ class Archiver:
         not work at the end.
         """
         try:
-            with _using():
+            with failing("use", self._settings.directories.work):
                 self._settings.directories.make()
                 for path in recover(self._settings.directories):
                     self._on_finished(path)
@@ -239,8 +240,9 @@ class Archiver:
             return
         self._options = self._options_of_each(len(self._archivers) + len(fitting))
         journals: Mapping[str, list[str]] = {}
-        with suppress(*(() if fail_fast else (OutputError,))), _using():
-            journals = journals_below(self._settings.directories.work)
+        work = self._settings.directories.work
+        with suppress(*(() if fail_fast else (OutputError,))), failing("use", work):
+            journals = journals_below(work)
         for topic in fitting:
             try:
                 self._begin(topic, journals, fail_fast=fail_fast)
@@ -303,7 +305,7 @@ class Archiver:
         directories = settings.directories
         now = settings.moment(time.time())
         settings.naming.stem(topic, now, now)  # a topic may be called ".."
-        with _using(), ExitStack() as undo:
+        with failing("use", directories.work), ExitStack() as undo:
             lock = TopicLock(self._folder_locks, directories.work, topic, source.channel)
             undo.callback(lock.release)
             journal = Journal(
@@ -461,14 +463,6 @@ class Archiver:
             self._ended[topic] = before.plus(archiver.writer.totals)
 
 
-@contextmanager
-def _using() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
-
-
 def _too_few_files(what: str) -> OutputError:
     return OutputError(
         f"the limit of open files is too low to {what}",
@@ -544,11 +538,7 @@ METRICS = (  # name, help, and what of the `TopicState` of a topic
     ("messages_total", "Messages written.", "totals.messages"),
     ("bytes_total", "Bytes of text written.", "totals.bytes"),
     ("files_total", "Files finished.", "totals.files"),
-    (
-        "already_written_total",
-        "Messages delivered again, not written twice.",
-        "totals.already_written",
-    ),
+    ("already_written_total", "Messages that came again, not written.", "totals.already_written"),
     ("write_failures_total", "Failures to write.", "totals.failures"),
     ("ambiguous_bodies_total", "Bodies that contain the delimiter.", "totals.ambiguous"),
     ("held_messages", "Messages not on disk yet.", "held"),

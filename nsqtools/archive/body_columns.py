@@ -27,7 +27,8 @@ from pyarrow import compute, string, types
 from pyarrow import json as arrow_json
 
 from nsqtools.archive.columns import KEYS_OF, message_schema, one_array
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.archive.storage import failing
+from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
@@ -285,10 +286,10 @@ def load_schema(source: Path | str) -> dict[str, Any]:
     """
     is_text = isinstance(source, str) and source.lstrip().startswith("{")
     shown = "the schema" if is_text else str(source)
+    with failing("read", shown):
+        text = str(source) if is_text else Path(source).read_bytes()
     try:
-        document = json.loads(str(source) if is_text else Path(source).read_bytes())
-    except OSError as exc:
-        raise OutputError(f"cannot read {shown} ({exc.strerror})") from exc
+        document = json.loads(text)
     except ValueError as exc:
         raise ConfigurationError(f"{shown} is not JSON ({exc})") from None
     try:

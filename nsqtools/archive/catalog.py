@@ -7,12 +7,12 @@ files are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 from nsqtools.archive.delta import Partition, is_table
 from nsqtools.archive.finding import (
@@ -26,22 +26,24 @@ from nsqtools.archive.finding import (
     is_of_others,
     parquet_entries,
 )
-from nsqtools.archive.layout import PART, is_hidden, partition_of
+from nsqtools.archive.layout import PART, Member, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, rows_of
-from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing
+from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
-from nsqtools.records.naming import COMPRESSED
+from nsqtools.records.naming import EXTENSIONS
+
+Seen = TypeVar("Seen")
 
 DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
 NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
-_OF_ARCHIVES = (".log", ".jsonl", *COMPRESSED)
+_OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
 
 
 def begin_ns(day: date) -> int:
@@ -115,15 +117,6 @@ def _may_be_data(name: str) -> bool:
 # -- the files of a place -----------------------------------------------------------------------
 
 
-class Span(NamedTuple):
-    """A part of a file: its range of times, how many messages it has, and bytes of the file."""
-
-    min_ts: int
-    max_ts: int
-    messages: int
-    bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file with messages of one topic; None for one of bare bodies, which have no times either.
@@ -137,7 +130,8 @@ class Source:
     key: str
     size: int
     topic: str | None
-    spans: tuple[Span, ...]
+    spans: tuple[Member, ...]
+    """Its parts; of Parquet one that is all of it."""
     others: tuple[tuple[str, str | None], ...] = ()
     """The columns of partitions beside topic and date, with their values."""
     is_timed: bool = True
@@ -167,16 +161,11 @@ class Source:
         }
 
     @property
-    def has_head(self) -> bool:
-        """Whether it is an archive that is known wherever it lies."""
-        return self.archive is not None and self.archive.head is not None
-
-    @property
     def slot_days(self) -> set[date | None]:
         """The days of the partitions that it belongs to: None where its messages have no times."""
         return {*self.days} or {None}
 
-    def between(self, since_ns: int, until_ns: int) -> list[Span]:
+    def between(self, since_ns: int, until_ns: int) -> list[Member]:
         """Return the spans that may have messages of a range of times."""
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
 
@@ -196,17 +185,16 @@ def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
 
 
 def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
-    known: dict[str, tuple[Span, ...]] = {}
+    known: dict[str, tuple[Member, ...]] = {}
+    found, tables = list[ArchiveFile](), list[ArchiveFile]()
     for archive in find_archives([str(place) for place in places]):
-        if archive.is_in_progress or not wanted(_topic_of(archive.name)):
-            continue
-        if archive.table is not None:
-            yield from _table_source(archive)
-            continue
-        scan = look_at(archive)
+        if not archive.is_in_progress and wanted(_topic_of(archive.name)):
+            (found if archive.table is None else tables).append(archive)
+    yield from chain.from_iterable(of_each(_sources_in, tables))
+    for archive, scan in zip(found, of_each(look_at, found), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
-        spans = tuple(Span(m.min_ts, m.max_ts, m.messages, m.length) for m in scan.members)
+        spans = tuple(scan.members)
         both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
         if any(one != other for one, other in both):
             key = archive.shown
@@ -235,6 +223,11 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
             yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
 
 
+def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
+    """Look at files, at many in a store at a time."""
+    return side_by_side(look, found, is_remote=any(archive.is_remote for archive in found))
+
+
 def _topic_of(name: str) -> Partition:
     """What the folders of an archive say: its date is only that of its first message."""
     return {key: value for key, value in partition_of(name).items() if key == "topic"}
@@ -251,13 +244,12 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
                 listed = [] if is_file else list(storage.list())
                 found = files_in_folder(storage, listed, wanted) if listed else None
             found = find_archives([place]) if found is None else found
-        for archive in found:
-            if archive.table is not None:
-                yield from _table_source(archive)
+        tables = [archive for archive in found if archive.table is not None]
+        yield from chain.from_iterable(of_each(_sources_in, tables))
 
 
-def _table_source(archive: ArchiveFile) -> Iterator[Source]:
-    """A file by what its log or its manifest says, or else its footer."""
+def _sources_in(archive: ArchiveFile) -> list[Source]:
+    """A file by what its log or its manifest says, or else its footer; a source for each topic."""
     table, shown = archive.table, archive.shown
     assert table is not None
     topic = table.partition.get("topic")
@@ -267,17 +259,17 @@ def _table_source(archive: ArchiveFile) -> Iterator[Source]:
         with failing("read", shown):
             found = rows_of(archive)
     except CorruptError as exc:
-        yield replace(source, is_timed=False, damage=str(exc))
-        return
+        return [replace(source, is_timed=False, damage=str(exc))]
     if missing := [each for each in NEEDED if each not in found.columns]:
         raise without_columns(shown, missing)
     is_mixed = 0 < found.untimed < found.rows
     damage = "it has messages with and without a time" if is_mixed else ""
-    span = Span(found.min_ts_ns or 0, found.max_ts_ns or 0, found.rows, table.bytes)
-    for each in (found.topics or [None]) if found.rows else ():
-        is_timed = not found.untimed and each is not None
-        of_topic = replace(source, topic=each, spans=(span,), is_timed=is_timed, damage=damage)
-        yield replace(of_topic, is_shared=len(found.topics) > 1)
+    span = Member(0, table.bytes, found.rows, found.min_ts_ns or 0, found.max_ts_ns or 0)
+    source = replace(source, spans=(span,), damage=damage, is_shared=len(found.topics) > 1)
+    return [
+        replace(source, topic=each, is_timed=not found.untimed and each is not None)
+        for each in ((found.topics or [None]) if found.rows else ())
+    ]
 
 
 def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:

@@ -26,31 +26,23 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from multiprocessing import get_context
-from pathlib import PurePosixPath
 from typing import Any
 from uuid import uuid4
 
 import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import (
-    DAY_NS,
-    Inputs,
-    Source,
-    begin_ns,
-    sources_of,
-    table_sources,
-)
-from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
-from nsqtools.archive.layout import index_of, manifest_of
+from nsqtools.archive.catalog import DAY_NS, Inputs, Source, begin_ns, sources_of, table_sources
+from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
+from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, StoredPlace, absolute, contains
+from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
@@ -67,7 +59,7 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failing, failure_of
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.records.envelope import BodyKind
@@ -75,7 +67,6 @@ from nsqtools.records.envelope import BodyKind
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 400_000
 SLICE_TEXT = 128 << 20
-FOOTERS_AT_ONCE = 16
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -124,12 +115,13 @@ def jobs_of(
     end = begin + DAY_NS
     cuts = [begin]
     rows = text = 0
-    for span in sorted(span for each in sources for span in _fine(each, begin, end)):
+    fine = (span for each in sources for span in _fine(each, begin, end))
+    for span in sorted(fine, key=lambda span: span.min_ts):
         if (rows >= SLICE_ROWS or text >= SLICE_TEXT) and span.min_ts > cuts[-1]:
             cuts.append(span.min_ts)
             rows = text = 0
         rows += span.messages
-        text += span.bytes * PACKED
+        text += span.length * PACKED
     jobs: list[Job] = []
     held: list[Slice] = []
     weight = 0.0
@@ -143,13 +135,16 @@ def jobs_of(
         held.append(part)
         weight += size
     jobs.append(replace(job, slices=tuple(held)))
-    return [replace(each, present=_overlapping(present, each)) for each in jobs]
+    return [
+        replace(each, present=tuple(source for source in present if source.between(*each.range)))
+        for each in jobs
+    ]
 
 
-def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Any]:
+def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
     """The spans of a file; one that is larger than a slice as several, as if it were even."""
     for span in source.between(begin_ns, end_ns):
-        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.bytes * PACKED // SLICE_TEXT)
+        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.length * PACKED // SLICE_TEXT)
         length = (span.max_ts - span.min_ts) // parts
         for number in range(parts):
             low = span.min_ts + number * length
@@ -157,20 +152,15 @@ def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Any]:
                 yield span._replace(
                     min_ts=max(begin_ns, low),
                     messages=span.messages // parts,
-                    bytes=span.bytes // parts,
+                    length=span.length // parts,
                 )
 
 
-def _share(span: Any, since_ns: int, until_ns: int) -> float:
+def _share(span: Member, since_ns: int, until_ns: int) -> float:
     """About how many bytes of a span are of a range of times."""
     length = span.max_ts - span.min_ts + 1
     part = min(span.max_ts + 1, until_ns) - max(span.min_ts, since_ns)
-    return float(span.bytes * part / length)
-
-
-def _overlapping(present: Sequence[Source], job: Job) -> tuple[Source, ...]:
-    since_ns, until_ns = job.slices[0].since_ns, job.slices[-1].until_ns
-    return tuple(each for each in present if each.between(since_ns, until_ns))
+    return float(span.length * part / length)
 
 
 @dataclass(slots=True)
@@ -190,7 +180,7 @@ class Partition:
             return sum(source.messages for source in self.sources)
         begin = begin_ns(self.slot.day)
         spans = [span for each in self.sources for span in each.between(begin, begin + DAY_NS)]
-        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.bytes) for span in spans)
+        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.length) for span in spans)
         return round(sum(n * s.messages for n, s in zip(shares, spans, strict=True)))
 
     @property
@@ -230,16 +220,12 @@ class Compaction:
             output, is_delta = inputs.delta[0], True
         else:
             for place in inputs.places:
-                if contains(output, place) or contains(place, output):
-                    raise ConfigurationError(
-                        f"--output {output} and {place} must not contain each other",
-                        hint="Give a place beside it.",
-                    )
+                refuse_nested("--output", output, place)
         self.output = absolute(output)
         self.storage = open_storage(str(self.output))
         self._now_s = time.time() if now_s is None else now_s
         with failing("read", self.output):
-            self._check(is_table(self.storage), is_delta=is_delta)
+            self._check(is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
         self._place = Held()
         self.sources: list[Source] = []
@@ -247,18 +233,13 @@ class Compaction:
         self.grown: list[Source] = []
         """Files of bare bodies that have changed since they were compacted: they are left out."""
 
-    def _check(self, has_table: bool, *, is_delta: bool) -> None:
+    def _check(self, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
+        refuse_other_form(self.storage, "--format", is_delta=is_delta)
         entries, folders = self.storage.children("")
         names = [*(entry.name for entry in entries), *(each.rpartition("/")[2] for each in folders)]
         shown = [name for name in names if not name.startswith(".")]
-        if has_table and not is_delta:
-            raise ConfigurationError(f"{self.output} is a Delta table", hint="Add --format delta.")
-        if is_delta and not has_table and any(name.startswith("topic=") for name in shown):
-            raise ConfigurationError(
-                f"{self.output} holds Parquet that is not a Delta table", hint="Give another place."
-            )
-        if shown and not has_table and NOTES not in shown:
+        if shown and NOTES not in shown and not is_table(self.storage):
             raise ConfigurationError(
                 f"{self.output} holds files that compaction did not write",
                 hint="Give a place of its own, or one that nsq archive compact has written.",
@@ -336,8 +317,7 @@ class Compaction:
         if self.table is None:
             read = [*(each for some in present.values() for each in some), *read]
         some = list({each.shown: each for each in read if not each.damage}.values())
-        with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-            schemas += pool.map(columns_in, some)
+        schemas += side_by_side(columns_in, some)
         known: dict[str, pyarrow.DataType] = {}
         for each in (each for schema in schemas for each in schema):
             if each.name not in RESERVED and known.setdefault(each.name, each.type) != each.type:
@@ -477,14 +457,13 @@ class Compaction:
 
     def _note(self, slot: Slot) -> dict[str, Any]:
         name = self._note_name(slot)
-        try:
-            return dict(json.loads(self.storage.read(name)))
-        except FileNotFoundError:
-            return {}
-        except OSError as exc:
-            raise failure_of(exc, "read", self.output) from exc
-        except ValueError as exc:
-            raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
+        with failing("read", self.output):
+            try:
+                return dict(json.loads(self.storage.read(name)))
+            except FileNotFoundError:
+                return {}
+            except ValueError as exc:
+                raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
 
     # -- what is needless then ------------------------------------------------------------------
 
@@ -536,7 +515,7 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
     before = note.get("begins", {}).get(source.key) or source.begin
     if size is None or before == source.begin:
         return size
-    if source.has_head or source.damage:
+    if source.damage or (source.archive is not None and source.archive.head is not None):
         return None
     with failing("read", source.shown):
         return size if source.storage.digest(source.name, size) == before else None
@@ -547,14 +526,14 @@ def delete_archive(source: Source) -> bool:
 
     Raises as `failure_of` says.
     """
-    archive, storage, path = source.archive, source.storage, PurePosixPath(source.name)
+    archive, storage, name = source.archive, source.storage, source.name
     with failing("delete", source.shown):
         try:
-            entry = storage.stat(source.name)
+            entry = storage.stat(name)
             if archive is None or archive.entry is None or entry.version != archive.entry.version:
                 return False
-            for name in (path, index_of(path), manifest_of(path)):
-                storage.delete(str(name))
+            for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
+                storage.delete(each)
         except FileNotFoundError:
             return False
     return True

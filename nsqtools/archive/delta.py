@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG = "_delta_log"
+SINK_LOG = "_spark_metadata"  # of a stream of Spark into Parquet
+INGESTED = "_ingest.json"
+"""The mark of what `nsq spark ingest` writes. Of Parquet it removes what its log does not name."""
 COMMIT_TRIES = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 FILES = 10_000
@@ -55,13 +58,24 @@ class TableFile:
     partition: Partition = field(default_factory=dict)
 
 
-class DeltaConflict(NsqError):
-    """A file that a commit replaces is not in the table any more."""
-
-
 def is_table(storage: Storage) -> bool:
     """Return whether a Delta table lies there. Raises ``OSError``."""
     return any(True for _ in storage.list(LOG))
+
+
+def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
+    """Refuse to go on in another form: nothing would read both, and what is there, or what comes,
+    would be missing. Raises `ConfigurationError` and ``OSError``."""
+    if is_table(storage):
+        if not is_delta:
+            raise ConfigurationError(f"{storage.url} is a Delta table", hint=f"Add {option} delta.")
+        return
+    folders = [each.rpartition("/")[2] for each in storage.children("")[1]]
+    if is_delta and any(each == SINK_LOG or each.startswith("topic=") for each in folders):
+        raise ConfigurationError(
+            f"{storage.url} holds Parquet that is not a Delta table",
+            hint=f"Leave {option} delta out, or give another place.",
+        )
 
 
 class DeltaCatalog:
@@ -168,7 +182,7 @@ class DeltaCatalog:
         """Add files, and remove others, in one transaction; False if ``number`` was committed.
 
         ``data_change`` False is for a compaction: the rows stay what they were. Raises
-        `DeltaConflict` when a file to remove is not in the table any more.
+        `OutputError` when a file to remove is not in the table any more.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -196,7 +210,7 @@ class DeltaCatalog:
             if removed:
                 there = {each.path for each in _files_of(table)}
                 if gone := [each.path for each in removes if each.path not in there]:
-                    raise DeltaConflict(f"{self.storage.where(gone[0])} is not in the table now")
+                    raise OutputError(f"{self.storage.where(gone[0])} is not in the table now")
             try:
                 table.create_write_transaction(
                     [*added, *removed],

@@ -20,22 +20,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from nsqtools.archive.delta import DeltaCatalog, Partition, TableFile, is_table
+from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
+    MANIFEST,
     PART,
     Head,
-    Index,
     Member,
     TimeRange,
+    aside,
     decode_index,
     index_of,
     is_hidden,
-    manifest_of,
     owner_of,
     partition_of,
     split_head,
@@ -48,12 +48,12 @@ from nsqtools.archive.storage import (
     LocalStorage,
     Storage,
     failing,
+    side_by_side,
 )
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError
 
-INDEXES_AT_ONCE = 16
 PARQUET_MAGIC = b"PAR1"
 
 
@@ -203,11 +203,9 @@ def _find(place: str) -> list[ArchiveFile]:
     if _is_table(listed):
         return files_in_folder(storage, listed)
     names = {entry.name for entry in listed}
-    files = [*filter(_is_finished, listed), *in_progress]
-    if is_local:
-        return [_with_index(storage, entry, names) for entry in files]
-    with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
-        return list(pool.map(lambda entry: _with_index(storage, entry, names), files))
+    files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
+    indexed = partial(_with_index, storage, names=names)
+    return list(side_by_side(indexed, files, is_remote=not is_local))
 
 
 def _named(storage: Storage, name: str) -> ArchiveFile:
@@ -224,8 +222,9 @@ def _order(entry: Entry) -> list[tuple[bool, str]]:
     return [*((True, folder) for folder in folders), (False, name)]
 
 
-def _is_finished(entry: Entry) -> bool:
-    return not any(part.startswith(".") for part in entry.name.split("/"))
+def is_shown(name: str) -> bool:
+    """Whether neither a file nor a folder above it is hidden."""
+    return not any(part.startswith(".") for part in name.split("/"))
 
 
 def _with_index(
@@ -238,16 +237,8 @@ def _with_index(
     path = PurePosixPath(entry.name)
     is_in_progress = is_hidden(path.name, PART)
     known = None if is_in_progress else entry
-    index_name = str(index_of(owner_of(path) if is_in_progress else path))
-    data = None
-    try:
-        data = storage.read(index_name)
-    except FileNotFoundError:
-        pass
-    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
-        if index_name in names:
-            raise
-    if data is None:
+    index = str(index_of(owner_of(path) if is_in_progress else path))
+    if (data := read_index(storage, index, is_listed=index in names)) is None:
         name = "" if is_named else entry.name
         if not is_in_progress:
             beginning = _beginning(storage, entry)
@@ -257,13 +248,24 @@ def _with_index(
             if why := why_foreign(name, beginning):
                 raise foreign_file(storage.where(entry.name), why)
         return ArchiveFile(storage, entry.name, None, entry=known)
-    index = Index(split_head(data)[0], decode_index(data))
-    return ArchiveFile(storage, entry.name, index.members, index.head, known)
+    return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
+
+
+def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
+    """Return what an index holds, None where there is none. Raises ``OSError``."""
+    try:
+        return storage.read(name)
+    except FileNotFoundError:
+        return None
+    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
+        if is_listed:
+            raise
+        return None
 
 
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
-    manifest = str(manifest_of(PurePosixPath(entry.name)))
+    manifest = aside(entry.name, MANIFEST)
     said: dict[str, int] = {}
     if not names or manifest in names:
         try:
@@ -286,7 +288,6 @@ def _beginning(storage: Storage, entry: Entry) -> bytes:
 
 # -- the files of tables ------------------------------------------------------------------------
 
-SINK_LOG = "_spark_metadata"
 SINK_LOG_VERSION = "v1"
 _BATCH = re.compile(r"\d+(\.compact)?")
 
@@ -304,10 +305,12 @@ def files_in_folder(
     Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
+    found = [each for each in parquet_entries(storage, listed) if wanted(partition_of(each.name))]
+    noted = partial(_parquet, storage, names=names)
+    tables = side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage))
     return [
-        ArchiveFile(storage, each.name, None, entry=each, table=_parquet(storage, each, names))
-        for each in parquet_entries(storage, listed)
-        if wanted(partition_of(each.name))
+        ArchiveFile(storage, each.name, None, entry=each, table=table)
+        for each, table in zip(found, tables, strict=True)
     ]
 
 

@@ -41,13 +41,7 @@ from pathlib import Path
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.opening import (
-    FolderLocks,
-    is_ours,
-    open_to_append,
-    open_to_read,
-    open_to_write,
-)
+from nsqtools.files.opening import FolderLocks, is_ours, open_to_append, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
 
@@ -244,7 +238,7 @@ class Journal:
         try:
             for generation in self._generations():
                 generation.settle()
-            written = [generation for generation in self._generations() if generation.has_lines]
+            written = [generation for generation in self._generations() if generation.size]
             if written:
                 max(written, key=lambda generation: generation.path).write(PROVED.encode())
         except OSError as exc:
@@ -272,32 +266,27 @@ class _Generation:
         self.ids: collections.defaultdict[str, set[bytes]] = collections.defaultdict(set)
         self.path = path
         self._is_made = False
-        self._size = self._written = 0
+        self.size = self._written = 0  # of the lines that count, and of all
 
     @property
     def count(self) -> int:
         return sum(map(len, self.ids.values()))
 
-    @property
-    def has_lines(self) -> bool:
-        """Whether the file has a line that counts."""
-        return self._size > 0
-
     def write(self, lines: bytes) -> None:
         self.settle()
         with self._opened() as descriptor:
-            self._written = self._size + len(lines)  # or a part of it, when that fails
+            self._written = self.size + len(lines)  # or a part of it, when that fails
             write_all(descriptor, lines)
 
     def confirm(self) -> None:
-        self._size = self._written
+        self.size = self._written
 
     def settle(self) -> None:
         """Take back the line of a member that did not become durable: the next would prove it."""
-        if self._written != self._size:
+        if self._written != self.size:
             with self._opened() as descriptor:
-                os.ftruncate(descriptor, self._size)
-            self._written = self._size
+                os.ftruncate(descriptor, self.size)
+            self._written = self.size
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

@@ -53,7 +53,7 @@ from nsqtools.archive.upload import (
     Uploads,
     uploaded_of,
 )
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import locked, open_to_write
 from nsqtools.records.prometheus import Metric, metric_of
@@ -158,10 +158,7 @@ class Lander:
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""
         new = {"url": self.table.storage.url, "intent": None, "fields": None}
-        try:
-            state: dict[str, Any] = json.loads((self._drafts / STATE).read_bytes())
-        except FileNotFoundError:
-            return new
+        state = _written_down(self._directory) or new
         if state["url"] == new["url"]:
             return state
         if state["intent"] is not None:
@@ -251,7 +248,7 @@ class Landings(Uploads):
         try:
             self._tell(paths)
             answer: Landed | Exception = pickle.load(process.stdout)
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+        except Exception:  # what is no pickle may raise any
             self._process = None
             process.kill()  # one that still runs said what is no answer, and waits for more
             process.communicate()
@@ -269,7 +266,8 @@ class Landings(Uploads):
 
     def _run(self) -> None:
         try:
-            if _is_pending(self._plan.directory):  # its logs may be gone already
+            state = _written_down(self._plan.directory)
+            if state and state["intent"] is not None:  # its logs may be gone already
                 self._ask([])
         except Exception as exc:  # as below
             log.warning("cannot finish what an earlier run began to land (%s)", exc)
@@ -306,9 +304,12 @@ class Landings(Uploads):
         return taken
 
 
-def _is_pending(directory: Path) -> bool:
-    """Return whether something that is to be done is written down."""
+def _written_down(directory: Path) -> dict[str, Any] | None:
+    """Return what is to be done, and with which columns; None at first. Raises `OutputError`."""
+    path = directory / DRAFTS / STATE
     try:
-        return json.loads((directory / DRAFTS / STATE).read_bytes())["intent"] is not None
+        return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
-        return False
+        return None
+    except (ValueError, TypeError) as exc:
+        raise OutputError(f"cannot read {path} ({exc}): restore it") from exc

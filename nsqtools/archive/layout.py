@@ -27,12 +27,12 @@ long as it exists, under any name and in any place. Files of early archivers hav
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from nsqtools.files.opening import open_to_read, walk
 
@@ -52,6 +52,12 @@ def partition_of(name: str) -> dict[str, str | None]:
     return {key: None if value == NULL_PARTITION else value for key, value in values.items()}
 
 
+def folder_of(values: Mapping[str, str | None]) -> str:
+    """Return the path that `partition_of` reads; empty text is no value, as in Delta."""
+    shown = ((k, quote(v, safe=" ") if v else NULL_PARTITION) for k, v in values.items())
+    return "/".join(f"{key}={value}" for key, value in shown)
+
+
 def part_of(path: P) -> P:
     """Return where the file ``path`` is while in progress."""
     return path.with_name(f".{path.name}{PART}")
@@ -62,9 +68,10 @@ def index_of(path: P) -> P:
     return path.with_name(f".{path.name}{INDEX}")
 
 
-def manifest_of(path: P) -> P:
-    """Return the manifest of the file ``path`` in an object store. See `upload`."""
-    return path.with_name(f".{path.name}{MANIFEST}")
+def aside(name: str, suffix: str) -> str:
+    """Return the index or the manifest of an object, by its name. See `upload`."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}.{base}{suffix}"
 
 
 def is_hidden(name: str, suffix: str) -> bool:

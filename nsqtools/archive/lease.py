@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.archive.storage import FOLDER_MODE, failing, failure_of
+from nsqtools.archive.storage import FOLDER_MODE, failing
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import lock_file
 
@@ -201,14 +201,13 @@ class Lease(Held):
             return self._numbers.latest()
 
     def _is_released(self, number: int) -> bool:
-        try:
-            return bool(json.loads(self._numbers.read(number)).get("released"))
-        except FileNotFoundError:  # followed up in this moment
-            return False
-        except OSError as exc:
-            raise failure_of(exc, "read", self._place) from exc
-        except ValueError as exc:
-            raise OutputError(f"cannot read {self._place} ({exc})") from exc
+        with failing("read", self._place):
+            try:
+                return bool(json.loads(self._numbers.read(number)).get("released"))
+            except FileNotFoundError:  # followed up in this moment
+                return False
+            except ValueError as exc:
+                raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 
 def _taken(place: Location) -> OutputError:

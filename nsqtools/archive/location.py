@@ -19,15 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
-from nsqtools.archive.storage import (
-    OBJECT_SCHEMES,
-    Entry,
-    Storage,
-    local_path,
-    scheme_of,
-)
+from nsqtools.archive.storage import OBJECT_SCHEMES, Entry, Storage, local_path, scheme_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError
 
@@ -69,14 +62,6 @@ class StoredPlace:
         """The folders above it, the next one first."""
         return [self.parent, *self.parent.parents] if self.key else []
 
-    def open(self) -> BinaryIO:
-        """Open the object to read it. Raises ``OSError``."""
-        return self.storage.open(self.key)
-
-    def entry(self) -> Entry:
-        """Return size and version of the object. Raises ``OSError``."""
-        return self.storage.stat(self.key)
-
     def children(self) -> tuple[list[Entry], list[str]]:
         """Return the objects directly below this prefix, and the names of the folders."""
         begin = len(self.key) + 1 if self.key else 0
@@ -97,14 +82,6 @@ Location = Path | StoredPlace
 @cache
 def _bucket(url: str) -> Storage:
     return open_storage(url)
-
-
-def parse_location(text: str) -> Path:
-    """Return the path that a location names. Raises ``ValueError`` for one that is not local."""
-    place = parse_place(text)
-    if isinstance(place, Path):
-        return place
-    raise ValueError(f"{text}: only a directory is supported here, local or mounted")
 
 
 def parse_place(text: str) -> Location:
@@ -139,10 +116,15 @@ def spark_url(place: Location) -> str:
     return f"{SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"
 
 
-def contains(outer: Location, inner: Location) -> bool:
-    """Whether a place is another one, or lies in it."""
-    outside, inside = (
-        f"{each.resolve() if isinstance(each, Path) else spark_url(each)}/".replace("//", "/")
-        for each in (outer, inner)
-    )
-    return inside.startswith(outside)
+def refuse_nested(option: str, output: Location, other: Location) -> None:
+    """Refuse an output in what is read, or the other way round: it would be taken for a part of it.
+
+    Raises `ConfigurationError`.
+    """
+    real = (each.resolve() if isinstance(each, Path) else each for each in (output, other))
+    one, two = (f"{spark_url(each)}/".replace("//", "/") for each in real)
+    if one.startswith(two) or two.startswith(one):
+        raise ConfigurationError(
+            f"{option} {output} and {other} must not contain each other",
+            hint="Give a place beside it.",
+        )

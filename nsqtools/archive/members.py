@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +31,7 @@ from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import decode
+from nsqtools.records.naming import Codec
 
 GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
 GZIP_LEVEL = 6
@@ -43,19 +43,6 @@ LOOK_SIZE = 4
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 50 to 5f: pzstd begins so
-
-
-class Codec(Enum):
-    """What a file is compressed with; the value is the extension of its name."""
-
-    NONE = ""
-    GZIP = ".gz"
-    ZSTD = ".zst"
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the bytes alone show where a member begins and ends."""
-        return self is not Codec.NONE
 
 
 def codec_of(beginning: bytes) -> Codec:
@@ -91,9 +78,14 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
     """Return what begins a member; ``level`` None is a good one. Raises `NsqError`."""
     if codec is Codec.GZIP:
         return gzip_members(level)
-    if codec is Codec.ZSTD:
-        return zstd_members(level)
-    return Plain
+    if codec is not Codec.ZSTD:
+        return Plain
+    zstd = _zstd()
+    options = {
+        zstd.CompressionParameter.compression_level: ZSTD_LEVEL if level is None else level,
+        zstd.CompressionParameter.checksum_flag: 1,
+    }
+    return lambda: zstd.ZstdCompressor(options=options)
 
 
 def gzip_members(level: int | None) -> CompressorFactory:
@@ -102,16 +94,6 @@ def gzip_members(level: int | None) -> CompressorFactory:
         return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
     wanted = GZIP_LEVEL if level is None else level
     return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
-
-
-def zstd_members(level: int | None) -> CompressorFactory:
-    """Return what begins a frame of zstd; ``level`` is 1 to 19. Raises `NsqError`."""
-    zstd = _zstd()
-    options = {
-        zstd.CompressionParameter.compression_level: ZSTD_LEVEL if level is None else level,
-        zstd.CompressionParameter.checksum_flag: 1,
-    }
-    return lambda: zstd.ZstdCompressor(options=options)
 
 
 # -- reading ------------------------------------------------------------------------------------

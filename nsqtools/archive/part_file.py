@@ -254,7 +254,9 @@ def finish(path: Path, directories: Directories) -> Path:
             if not _is_same(part, index, final):
                 if final.exists():  # an index beside it would be taken for its own
                     continue
-                place(index, index_of(final))
+                there = load_index(index_of(final))
+                if there is None or there != load_index(index):  # else of a try that failed then
+                    place(index, index_of(final))
                 place(part, final)
             break
         except FileExistsError:

@@ -26,13 +26,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import EVER, Index, Member, TimeRange, index_of, manifest_of
+from nsqtools.archive.layout import EVER, INDEX, MANIFEST, Index, Member, TimeRange, aside, index_of
 from nsqtools.archive.members import (
-    Codec,
     CorruptError,
     DamagedError,
     Scan,
@@ -49,7 +48,7 @@ from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedErro
 from nsqtools.files.durable import NEW, copy_of, place, replace_file, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
-from nsqtools.records.naming import with_rev
+from nsqtools.records.naming import Codec, with_rev
 
 if TYPE_CHECKING:
     from nsqtools.archive.parquet import Contents
@@ -320,7 +319,7 @@ TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
     """Read a whole file, and compare it with its index; return how many messages it has.
 
-    Raises `OutputError`.
+    Raises the errors of a store that cannot be reached or refuses.
     """
     shown, is_damaged = archive.shown, False
 
@@ -329,8 +328,10 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
         is_damaged = True
         on_damage(shown, problem)
 
-    messages = sum(1 for _ in read_messages(archive, note))
+    messages = 0
     try:
+        for _ in read_messages(archive, note):
+            messages += 1
         if not is_damaged and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
             end = archive.members[-1].end if archive.members else 0
@@ -344,6 +345,8 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
                 note(shown, problem)
     except OSError as exc:
         note(shown, f"{exc.filename}: {exc.strerror}")
+    except OutputError as exc:  # of its disk, say: the others are looked at all the same
+        note(shown, str(exc))
     return messages
 
 
@@ -352,9 +355,8 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
 
     Raises ``OSError``, for an index that is not there too.
     """
-    path = PurePosixPath(archive.name)
     try:
-        manifest = json.loads(archive.storage.read(str(manifest_of(path))))
+        manifest = json.loads(archive.storage.read(aside(archive.name, MANIFEST)))
         size, digest = manifest["size"], manifest["sha256"]
         digest_of_index = manifest["index_sha256"]
     except FileNotFoundError:
@@ -369,7 +371,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
             has_checksums = codec_at(file).is_compressed
         if not has_checksums and archive.storage.digest(archive.name, size) != digest:
             yield "its content is not what was uploaded"
-    index = archive.storage.read(str(index_of(path)))
+    index = archive.storage.read(aside(archive.name, INDEX))
     if hashlib.sha256(index).hexdigest() != digest_of_index:
         yield "its index is not the one that was uploaded"
 
@@ -384,7 +386,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     beside = copy_of(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
-    try:
+    with failing("repair", path):
         with open_to_read(path) as file:
             begin_member = members_of(codec_at(file))
         count = 0
@@ -402,8 +404,6 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         beside.rename(path)
         sync_folder(path.parent)
         replace_file(index_of(path), Index(archive.head, members).encode())
-    except OSError as exc:
-        raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
     return count
 
 

@@ -19,7 +19,6 @@ from datetime import date
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow
@@ -29,7 +28,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.catalog import PARTITIONS, Source
 from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.layout import EVER, NULL_PARTITION, TimeRange
+from nsqtools.archive.layout import EVER, TimeRange, folder_of
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
@@ -59,10 +58,7 @@ class Slot(NamedTuple):
 
     @property
     def folder(self) -> str:
-        shown = (
-            (k, NULL_PARTITION if v is None else quote(v, safe=" ")) for k, v in self.values.items()
-        )
-        return "/".join(f"{name}={value}" for name, value in shown)
+        return folder_of(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +96,17 @@ class Job:
     """The columns of the output beside those of a message."""
 
     @property
+    def range(self) -> tuple[int, int]:
+        """The times of its messages, in nanoseconds: from and until."""
+        return self.slices[0].since_ns, self.slices[-1].until_ns
+
+    @property
     def name(self) -> str:
         """The name of the file, the same for the same work."""
         read = {each.shown: each for part in self.slices for each in part.sources}.values()
         sources = [(each.key, each.size, each.begin) for each in read]
         present = [each.key for each in self.present]
-        identity = repr((self.slot, self.slices[0].since_ns, self.slices[-1].until_ns, present))
+        identity = repr((self.slot, *self.range, present))
         digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]
         return f"{self.slot.folder}/compacted-{digest}.parquet"
 

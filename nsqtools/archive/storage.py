@@ -22,10 +22,12 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from nsqtools.errors import (
@@ -48,7 +50,7 @@ from nsqtools.files.durable import (
     temporary_beside,
     written_beside,
 )
-from nsqtools.files.opening import open_to_read, walk
+from nsqtools.files.opening import open_to_read, status_of, walk
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
 HDFS_SCHEMES = ("hdfs", "webhdfs")
@@ -56,6 +58,7 @@ LOCAL_HOSTS = ("", "localhost")
 COMPARED_SIZE = 8 << 20
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
 LEFT_AFTER_S = 86_400.0  # since it was written to: its writer was killed
+AT_A_TIME = 32
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -176,6 +179,24 @@ class Storage(ABC):
         return content.hexdigest()
 
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(
+    work: Callable[[Item], Result], items: Iterable[Item], *, is_remote: bool = True
+) -> Iterator[Result]:
+    """Iterate over what ``work`` makes of each item, in their order, many at a time: each request
+    to a store costs a round trip. Few results wait for their turn. Of local files one at a time."""
+    if not is_remote:
+        yield from map(work, items)
+        return
+    left = iter(items)
+    with ThreadPoolExecutor(AT_A_TIME, "nsq-storage") as threads:
+        while some := list(islice(left, 4 * AT_A_TIME)):
+            yield from threads.map(work, some)
+
+
 def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
     """Return the error that a command ends with: "cannot read s3://b/x (no answer in time)".
 
@@ -186,7 +207,7 @@ def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
         kind = ConnectionFailed
     elif isinstance(exc, DeniedError):
         kind = RefusedError
-    return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror})")
+    return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror or exc})")
 
 
 @contextmanager
@@ -290,7 +311,7 @@ class LocalStorage(Storage):
 
     @staticmethod
     def _entry(name: str, path: Path) -> Entry:
-        stat = path.stat()
+        stat = status_of(path)
         return Entry(name, stat.st_size, stat.st_mtime_ns, _version(stat))
 
     def stat(self, name: str) -> Entry:

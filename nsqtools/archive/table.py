@@ -19,33 +19,33 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import message_schema, read_batches
-from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import NULL_PARTITION, manifest_of
+from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.reader import read_messages
-from nsqtools.archive.storage import Storage, hash_of
+from nsqtools.archive.reader import look_at, read_messages
+from nsqtools.archive.storage import Storage, failing, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
-DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
 MOST_PARTITIONS = 500  # of one file: each has a file open
-ALWAYS = ("topic", "date")
 _OWN = {*RESERVED, ERROR}
 LONGEST_VALUE = 200  # bytes in the name of a folder
 
@@ -69,14 +69,19 @@ class TablePlan:
     @property
     def partitions(self) -> tuple[str, ...]:
         """The columns of partitions, in the order of the folders."""
-        return (*ALWAYS, *self.partition_by)
+        return (*PARTITIONS, *self.partition_by)
 
     def check(self) -> None:
-        """Raise `NsqError` when the options do not fit together."""
-        if self.is_delta:
-            DeltaCatalog(self.url, self.options)
-        else:
-            open_storage(self.url, self.options)
+        """Raise `NsqError` when the options do not fit together, or what is there."""
+        storage = Table(self).storage
+        with failing("use", self.url):
+            refuse_other_form(storage, "--store", is_delta=self.is_delta)
+            is_ingested = any(each.name == INGESTED for each in storage.children("")[0])
+        if is_ingested and not self.is_delta:
+            raise ConfigurationError(
+                f"{self.url} belongs to nsq spark ingest, which removes what others put there",
+                hint="Give another place.",
+            )
         known = {each.name for each in fields_of(self.fields)} if self.fields else set()
         for name in self.partition_by:
             if name != "hour" and (name not in known or name in _OWN):
@@ -170,7 +175,7 @@ class TableWriter:
                 written = writer.close()
                 rows += written.rows or 0
                 named = dict(zip(self.plan.partitions, key, strict=True))
-                folder = "/".join(f"{name}={_escaped(value)}" for name, value in named.items())
+                folder = folder_of(named)
                 if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
                     raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
                 file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
@@ -239,16 +244,12 @@ def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
         yield value.as_py(), batch.filter(mask)
 
 
-def _escaped(value: str | None) -> str:
-    return NULL_PARTITION if value is None else quote(value, safe=" ") or NULL_PARTITION
-
-
 def stem_of(archive: ArchiveFile, host: str) -> str:
     """Return the name of the files that an archive becomes, without their ending.
 
     Machines of one image, and one that went back to a snapshot, give several files one head; their
     times tell them apart. Two files of the same bare bodies may be of two times, too: they are
-    known by their place. Raises ``OSError`` and `NsqError`.
+    known by their place, and by the size that they had. Raises ``OSError`` and `NsqError`.
     """
     identity = identity_of(archive, host)
     if archive.head is not None:
@@ -256,7 +257,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     if not _is_bare(archive):
         return identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+    return f"{identity}-{archive.size():x}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
 
 
 def _is_bare(archive: ArchiveFile) -> bool:
@@ -280,9 +281,8 @@ class Table:
     def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
         """Return fields of bodies with the types that the table has, and the table's own."""
         fields = {each.name: each.type for each in known}
-        if self.catalog is None or not self.catalog.exists():
-            return [pyarrow.field(name, kind) for name, kind in fields.items()]
-        for each in self.catalog.schema():
+        there = self.catalog.schema() if self.catalog and self.catalog.exists() else ()
+        for each in there:
             if each.name not in _OWN:
                 name = each.name.removeprefix("body_")
                 fields[name if name in RESERVED else each.name] = each.type
@@ -310,8 +310,7 @@ class Table:
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
-        has_one = self.catalog is not None and self.catalog.exists()
-        return self.catalog.number_of(app_id) if self.catalog and has_one else 0
+        return self.catalog.number_of(app_id) if self.catalog and self.catalog.exists() else 0
 
     def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> list[TableFile]:
         """Put files in their place, and commit them: once, under this number of a writer.
@@ -330,13 +329,10 @@ class Table:
         files = []
         for each in drafts:
             path, file = Path(each.path), each.file
-            manifest = str(manifest_of(PurePosixPath(file.path)))
-            if self.catalog is None:
-                try:
-                    self.storage.stat(manifest)
-                    continue
-                except FileNotFoundError:
-                    pass
+            if there := 0 if self.catalog else self._noted(file.path):
+                if there != file.rows:
+                    raise _holds_less(there, self.storage.where(file.path))
+                continue
             files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
             if self.catalog is None:
@@ -350,8 +346,57 @@ class Table:
                     "max_ts": file.max_ts_ns,
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
-                self.storage.put(manifest, data)
+                self.storage.put(aside(file.path, MANIFEST), data)
         return files
+
+    def _noted(self, name: str) -> int:
+        """Return how many messages a file has by its manifest, 0 without a whole one."""
+        try:
+            manifest = self.storage.read(aside(name, MANIFEST))
+            return int(json.loads(manifest)["messages"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+
+    # -- what was converted before --------------------------------------------------------------
+
+    @cached_property
+    def _there(self) -> dict[str, list[str]]:
+        """The files that were there at first, by their names without folder and ending."""
+        if self.catalog is None:
+            hidden = (PurePosixPath(entry.name) for entry in self.storage.list())
+            paths = [owner_of(each) for each in hidden if is_hidden(each.name, MANIFEST)]
+        else:
+            files = self.catalog.files() if self.catalog.exists() else []
+            paths = [PurePosixPath(each.path) for each in files]
+        there: dict[str, list[str]] = {}
+        for path in paths:
+            there.setdefault(path.stem, []).append(str(path))
+        return there
+
+    def messages_of(self, stem: str) -> int:
+        """Return how many messages of an archive are there."""
+        if self.catalog is not None:
+            return self.number_of(_app_of(stem))
+        return sum(map(self._noted, self._there.get(stem, ())))
+
+    def has_beginning_of(self, archive: ArchiveFile, stem: str) -> bool:
+        """Return whether a file of bare bodies was there before it was appended to."""
+        place, size = stem.rpartition("-")[2], archive.size()
+        before = re.compile(rf".*-([0-9a-f]{{32}})-([0-9a-f]+)-{place}")
+        return any(
+            int(match[2], 16) < size
+            and archive.storage.digest(archive.name, int(match[2], 16)).startswith(match[1])
+            for match in filter(None, map(before.fullmatch, self._there))
+        )
+
+
+def _app_of(stem: str) -> str:
+    return f"nsqtools-convert-{stem}"
+
+
+def _holds_less(there: int, shown: str) -> NotUploadable:
+    """Return why the whole of a file cannot follow a copy of it that was cut off."""
+    return NotUploadable(errno.EEXIST, f"a copy of it with {there} messages is there", shown)
 
 
 def convert(
@@ -359,38 +404,48 @@ def convert(
 ) -> Iterator[tuple[ArchiveFile, list[TableFile], str, int]]:
     """Bring archives into a table, one after the other; they stay where they are.
 
-    Yields each with its files, or why it cannot be read, and how many bodies did not fit. One that
+    Yields each with its files, or why it is left out, and how many bodies did not fit. One that
     is in the table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
     """
     table = Table(plan)
     known = fields_of(plan.fields or {"properties": {}})
-    there: set[str] | None = None
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", 0
             continue
         stem = stem_of(archive, plan.host)
-        app_id = f"nsqtools-convert-{stem}"
-        is_there = bool(table.number_of(app_id))
-        if not plan.is_delta and _is_bare(archive):  # its day may be another since it was touched
-            if there is None:
-                there = {entry.name.rpartition("/")[2] for entry in table.storage.list()}
-            is_there = manifest_of(PurePosixPath(f"{stem}.parquet")).name in there
-        if is_there:
-            yield archive, [], "", 0
-            continue
-        while True:
-            writer = TableWriter(plan, drafts, table.known_fields(known))
-            try:
-                made = writer.write(archive, stem, topic)
-            except NotUploadable as exc:
-                yield archive, [], str(exc.strerror), 0
-                break
-            if made and not table.make_ready(writer.schema):
+        try:
+            if _is_there(table, archive, stem):
+                yield archive, [], "", 0
                 continue
+            while True:
+                writer = TableWriter(plan, drafts, table.known_fields(known))
+                made = writer.write(archive, stem, topic)
+                if not made or table.make_ready(writer.schema):
+                    break
             known = writer.columns.fields if writer.columns else known
-            files = table.commit(made, app_id, 1)
+            rows = sum(each.file.rows or 0 for each in made)
+            files = table.commit(made, _app_of(stem), rows)
             for each in made:
                 Path(each.path).unlink()
+        except NotUploadable as exc:
+            yield archive, [], str(exc.strerror), 0
+        else:
             yield archive, files, "", writer.misfits if files else 0
-            break
+
+
+def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
+    """Return whether an archive was converted. Raises `NotUploadable` if it was in part, for good.
+
+    A run that was killed while it put the files of a folder of Parquet goes on.
+    """
+    if there := table.messages_of(stem):
+        count = archive.messages
+        if count is None:
+            count = sum(member.messages for member in look_at(archive).members)
+        if there < count and table.catalog is not None:
+            raise _holds_less(there, archive.shown)
+        return there >= count
+    if archive.head is None and _is_bare(archive) and table.has_beginning_of(archive, stem):
+        raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
+    return False

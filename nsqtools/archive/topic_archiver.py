@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from nsqtools.archive.topic_writer import Flush, TopicWriter, WriteFailed
 from nsqtools.client.backlog import Backlog
@@ -39,11 +40,6 @@ RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
 SETTLED_S = 3.0  # a disk that is nearly full takes a little now and then
 MAX_THREADS = 3
-
-# put in the backlog among the messages
-ROTATE = object()
-PAUSE = object()
-RESUME = object()
 
 
 class Quota:
@@ -119,15 +115,15 @@ class TopicArchiver:
 
     def rotate(self) -> None:
         """Finish the files now; the next message begins new ones."""
-        self._backlog.put(ROTATE)
+        self._backlog.put(self._rotate_all)
 
     def pause(self) -> None:
         """Take no more until `resume`; the connections stay."""
-        self._backlog.put(PAUSE)
+        self._backlog.put(partial(self._set_paused, True))
 
     def resume(self) -> None:
         """Take messages again."""
-        self._backlog.put(RESUME)
+        self._backlog.put(partial(self._set_paused, False))
 
     def stop(self, *, drain: bool = True) -> None:
         """Take no more, write what was delivered, finish the files. Returns at once."""
@@ -164,7 +160,7 @@ class TopicArchiver:
             if self._take_deliveries():
                 return self._next_turn_s(time.monotonic())
             self._attempt(self.writer.flush)
-            self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
+            self._rotate_all()
             if not self._is_stopping:
                 raise RuntimeError(f"the consumer of {self.topic} has ended by itself")
         except BaseException as exc:
@@ -201,12 +197,16 @@ class TopicArchiver:
     def _handle(self, delivery: object) -> None:
         if isinstance(delivery, Batch):
             self._take(delivery)
-        elif delivery is ROTATE:
-            self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
-        elif delivery is PAUSE or delivery is RESUME:
-            self._is_paused = delivery is PAUSE
-            self.last_message_s = time.monotonic()
-            self.consumer.set_max_in_flight(0 if self._is_paused else self._max_in_flight)
+        elif callable(delivery):  # what another thread asks for, among the messages
+            delivery()
+
+    def _rotate_all(self) -> None:
+        self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self.last_message_s = time.monotonic()
+        self.consumer.set_max_in_flight(0 if is_paused else self._max_in_flight)
 
     def _take(self, batch: Batch) -> None:
         self.last_message_s = time.monotonic()

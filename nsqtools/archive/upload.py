@@ -7,10 +7,11 @@ step.
                                  .clicks ... .log.gz.index       as it is beside the local file
                                  .clicks ... .log.gz.manifest    sizes, hashes and counts of both
 
-The name ends in host, writer and number, which no other file has (`layout`), so no archiver can
-overwrite what another one stored. The manifest is put only if there is none: it says that what it
-names is complete. Each step can be repeated after a crash at any point and gives the same objects;
-a file whose manifest is there already is not uploaded again.
+The name ends in host, writer and number, which no other file has (`layout`), but for those of a
+copied machine. So the index is put only if there is none, which claims the name, and who finds that
+of another file puts nothing: no archiver can overwrite what another one stores. So is the manifest:
+it says that what it names is complete. Each step can be repeated after a crash at any point and
+gives the same objects; a file whose manifest is there already is not uploaded again.
 
 *Beside the local file* is what is known of its upload, so that the next process continues:
 
@@ -54,16 +55,18 @@ from urllib.parse import quote
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.journal import KEPT_FOR_S
 from nsqtools.archive.layout import (
+    INDEX,
+    MANIFEST,
     Head,
     Index,
+    aside,
     hidden_below,
     index_of,
     load_index,
-    manifest_of,
     owner_of,
 )
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import Storage, hash_of
+from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotRegularError, lock_file, open_to_read
@@ -206,8 +209,7 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
         raise NotUploadable(errno.ENOENT, "it has no index", str(path))
     storage, size = plan.storage, path.stat().st_size
     record = decode_record(os.pread(descriptor, 1 << 16, 0))
-    is_new = record is None or record.url != storage.url
-    if record is None or is_new:
+    if record is None or record.url != storage.url:
         record = UploadRecord(storage.url, object_name(path, index, plan))
         with blaming(uploading_of(path)):
             os.ftruncate(descriptor, 0)
@@ -216,20 +218,12 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
             os.fsync(descriptor)
         sync_folder(path.parent)
     manifest = make_manifest(path, size, index, record.name)
-    has_index = is_new and _put_new_index(storage, path, record.name)
-    if has_index or not _is_stored(storage, record.name, manifest):
-        if not has_index:
-            _put_index(storage, path, record.name, storage.put)
+    if _claim(storage, path, record.name) or not _is_stored(storage, record.name, manifest):
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
     replace_file(uploaded_of(path), record.encode())
     _clear_up(path, plan)
     return size
-
-
-def host_token(host: str) -> str:
-    """Return a host's name as names of objects have it."""
-    return _NOT_IN_NAMES.sub("_", host) or "host"
 
 
 def _identity_in(head: Head) -> str:
@@ -239,9 +233,10 @@ def _identity_in(head: Head) -> str:
 
 def identity_of(archive: ArchiveFile, host: str) -> str:
     """Return what ends the names of what an archive becomes. Raises ``OSError``."""
+    token = _NOT_IN_NAMES.sub("_", host) or "host"
     if archive.head:
-        return f"{host_token(host)}-{_identity_in(archive.head)}"
-    return f"{host_token(host)}-{archive.storage.digest(archive.name, archive.size())[:32]}"
+        return f"{token}-{_identity_in(archive.head)}"
+    return f"{token}-{archive.storage.digest(archive.name, archive.size())[:32]}"
 
 
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
@@ -276,37 +271,41 @@ def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, o
     }
 
 
-def _manifest_name(name: str) -> str:
-    return str(manifest_of(PurePosixPath(name)))
+def _claim(storage: Storage, path: Path, name: str) -> bool:
+    """Put the index, which claims the name; return whether there was none.
 
-
-def _put_new_index(storage: Storage, path: Path, name: str) -> bool:
-    """Put the index if there is none; return whether it is ours, and so is the name.
-
-    Then the file is not stored yet, and nothing has to be checked before it is.
+    Then the file is not stored yet, and nothing has to be checked before it is. Raises
+    `NotUploadable` for the index of another file, which may be on its way just now.
     """
+    there, data = aside(name, INDEX), index_of(path).read_bytes()
     try:
-        _put_index(storage, path, name, storage.put_if_absent)
+        version = storage.put_if_absent(there, data)
     except FileExistsError:
+        if storage.read(there) != data:
+            raise _taken(storage, name) from None
         return False
+    try:
+        storage.verify_data(there, data, version)
+    except ChangedError:
+        storage.delete(there)  # or it would be taken for that of another file
+        raise
     return True
 
 
-def _put_index(storage: Storage, path: Path, name: str, put: Callable[[str, bytes], str]) -> None:
-    there, data = str(index_of(PurePosixPath(name))), index_of(path).read_bytes()
-    storage.verify_data(there, data, put(there, data))
+def _taken(storage: Storage, name: str) -> NotUploadable:
+    return NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
 
 
 def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is there already, whole. Raises `NotUploadable`."""
     try:
-        stored = json.loads(storage.read(_manifest_name(name)))
+        stored = json.loads(storage.read(aside(name, MANIFEST)))
     except FileNotFoundError:
         return False
     except ValueError:
         stored = None
     if stored != manifest:
-        raise NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
+        raise _taken(storage, name)
     try:
         return storage.stat(name).size == manifest["size"]
     except FileNotFoundError:  # it was removed
@@ -317,7 +316,7 @@ def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
     """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
     data = json.dumps(manifest, indent=1).encode() + b"\n"
     try:
-        storage.put_if_absent(_manifest_name(name), data)
+        storage.put_if_absent(aside(name, MANIFEST), data)
     except FileExistsError:
         _is_stored(storage, name, manifest)
 

@@ -214,8 +214,8 @@ def copy_of(path: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     beside = copy_of(target)
-    copy_file(source, beside)
     try:
+        copy_file(source, beside)
         place(beside, target)
     finally:
         beside.unlink(missing_ok=True)

@@ -63,6 +63,16 @@ def state_of(path: str | Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def status_of(path: Path) -> os.stat_result:
+    """Look at a file, through links. Of one that leads to itself there is no file, either."""
+    try:
+        return path.stat()
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+        raise FileNotFoundError(errno.ENOENT, exc.strerror, str(path)) from None
+
+
 def open_to_read(path: Path) -> BinaryIO:
     """Open a regular file, through links. Raises `NotRegularError`, ``OSError``."""
     return os.fdopen(descriptor_to_read(path), "rb")

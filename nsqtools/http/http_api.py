@@ -68,6 +68,8 @@ MAX_JSON_VALUES = 1 << 20
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 JSON: Mapping[str, str] = MappingProxyType({"Accept": "*/*", "Content-Type": "application/json"})
+NEEDS_TLS = "This nsqd answers on its HTTPS port only: give an https:// address."
+PORTS = "nsqd's HTTP port is usually 4151, nsqlookupd's 4161."
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 
@@ -128,10 +130,6 @@ class HTTPAPI:
         """GET and decode JSON. Raises `ConnectionFailed`, `HTTPError`, `ProtocolError`."""
         return self._decode(self._request("GET", self.url + path, parameters))
 
-    def get_url(self, url: str) -> Any:
-        """GET a whole URL and decode JSON, with the same errors."""
-        return self._decode(self._request("GET", url))
-
     def post(self, path: str, **parameters: str) -> None:
         """POST with nothing but parameters, with the same errors."""
         self._request("POST", self.url + path, parameters)
@@ -153,7 +151,7 @@ class HTTPAPI:
     def ping(self) -> None:
         """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
         if self._request("GET", self.url + "/ping") != b"OK":
-            raise self._unlike_nsq()
+            raise _unlike(self.url, "NSQ")
 
     def clock_ahead_s(self) -> float | None:
         """Return how far its clock is ahead of this machine's, to a second, with the same errors.
@@ -186,7 +184,7 @@ class HTTPAPI:
             f"{self.url}: {escape_line(code or answer.reason)} (HTTP {answer.status})",
             status=answer.status,
             code=code,
-            hint=_STATUS_HINTS.get(code, ""),
+            hint=NEEDS_TLS if code == "TLS_REQUIRED" else "",
         )
 
     def _exchange(
@@ -241,10 +239,7 @@ class HTTPAPI:
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
         if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
-            return ProtocolError(
-                f"{self.url} does not speak HTTP ({reason})",
-                hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
-            )
+            return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
 
     def _decode(self, body: bytes | bytearray) -> Any:
@@ -252,21 +247,14 @@ class HTTPAPI:
         try:
             answer = load_json(body)
         except (ValueError, RecursionError) as exc:
-            raise self._unlike_nsq() from exc
+            raise _unlike(self.url, "NSQ") from exc
         if isinstance(answer, dict) and "status_code" in answer and "data" in answer:
             return answer["data"]
         return answer
 
-    def _unlike_nsq(self) -> ProtocolError:
-        return ProtocolError(
-            f"{self.url} does not answer like NSQ",
-            hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
-        )
 
-
-_STATUS_HINTS = {
-    "TLS_REQUIRED": "This nsqd answers on its HTTPS port only: give an https:// address."
-}
+def _unlike(url: str, what: str) -> ProtocolError:
+    return ProtocolError(f"{url} does not answer like {what}", hint=PORTS)
 
 
 def load_json(body: bytes | bytearray) -> Any:
@@ -293,7 +281,7 @@ class NsqdHTTPClient(HTTPAPI):
         ports = [info["tcp_port"], info.setdefault("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
-            raise self._unlike_nsqd()
+            raise _unlike(self.url, "nsqd")
         return info
 
     def stats(
@@ -346,19 +334,14 @@ class NsqdHTTPClient(HTTPAPI):
             return self._request("GET", self.url + path, parameters)
         except HTTPError as exc:
             if exc.status == 404:
-                raise self._unlike_nsqd() from exc
+                raise _unlike(self.url, "nsqd") from exc
             raise
 
     def _object(self, body: bytes | bytearray, expected: str) -> dict[str, Any]:
         answer = self._decode(body)
         if isinstance(answer, dict) and expected in answer:
             return answer
-        raise self._unlike_nsqd()
-
-    def _unlike_nsqd(self) -> ProtocolError:
-        return ProtocolError(
-            f"{self.url} does not answer like nsqd", hint="nsqd's HTTP port is usually 4151."
-        )
+        raise _unlike(self.url, "nsqd")
 
 
 log = logging.getLogger("nsqtools")
@@ -425,7 +408,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
         try:
-            answer = self.get_url(lookup_url(self._url, topic))
+            answer = self._decode(self._request("GET", lookup_url(self._url, topic)))
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
@@ -445,7 +428,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
         answer = self._answer("/nodes")
         producers = answer.get("producers") if isinstance(answer, dict) else None
         if not isinstance(producers, list):
-            raise _unlike_nsqlookupd(self.url)
+            raise _unlike(self.url, "nsqlookupd")
         some = _some(producers, self.url, self._max_nodes, self._allowed)
         known = (_known_node(producer, self.url) for producer in some)
         return [node for node in known if node is not None]
@@ -459,7 +442,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
             return self.get(path, **parameters)
         except HTTPError as exc:
             if exc.status == 404:  # no nsqlookupd says so to these paths
-                raise _unlike_nsqlookupd(self.url) from exc
+                raise _unlike(self.url, "nsqlookupd") from exc
             raise
 
 
@@ -470,7 +453,7 @@ def decode_lookup(
     channels = _names(answer, "channels", url)
     producers = answer.get("producers")
     if not isinstance(producers, list):
-        raise _unlike_nsqlookupd(url)
+        raise _unlike(url, "nsqlookupd")
     some = _some(producers, url, max_nodes, allowed)
     nodes = (_node(producer, url) for producer in some)
     return Lookup(True, frozenset(channels), frozenset(node for node in nodes if node is not None))
@@ -560,19 +543,12 @@ def _listener(host: str, producer: Any, key: str) -> Address | None:
 def _names(answer: Any, key: str, url: str) -> list[str]:
     names = answer.get(key) if isinstance(answer, dict) else None
     if not isinstance(names, list):
-        raise _unlike_nsqlookupd(url)
+        raise _unlike(url, "nsqlookupd")
     return list(filter(_is_name, names))
 
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and is_valid_name(name)
-
-
-def _unlike_nsqlookupd(url: str) -> ProtocolError:
-    return ProtocolError(
-        f"{url} does not answer like nsqlookupd",
-        hint="nsqlookupd's HTTP port is usually 4161; 4151 is nsqd's.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

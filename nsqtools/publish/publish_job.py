@@ -237,9 +237,9 @@ class Letters:
         """Read a line. Raises ``ValueError`` for one that is no message."""
         if not line.strip():
             return None
-        message, error, _ = decode_dead_letter(line)
+        message, error = decode_dead_letter(line)
         check_topic(message.topic)
-        if not self._matches(error or ""):
+        if not self._matches(error):
             return None
         topic = self._topic or message.topic
         self.kinds[topic, error or "no error"] += 1

@@ -177,14 +177,6 @@ def _body(fields: dict[str, Any]) -> bytes:
         raise ValueError('"body" contains half of a surrogate pair') from None
 
 
-class DeadLetter(NamedTuple):
-    """A line that was read; ``error`` and ``failed_at_ns`` are None in a plain envelope."""
-
-    message: Envelope
-    error: str | None
-    failed_at_ns: int | None
-
-
 def encode_dead_letter(
     topic: str, nsqd: str, message: MessageLike, *, error: str, failed_at_ns: int
 ) -> bytes:
@@ -195,16 +187,11 @@ def encode_dead_letter(
     return envelope[:-2] + f', "error": {reason}, "failed_at": {failed_at_ns}}}\n'.encode()
 
 
-def decode_dead_letter(line: bytes) -> DeadLetter:
-    """Read one line, with or without its newline. Raises ``ValueError`` that says what is wrong."""
-    message = decode(line)
-    fields = json.loads(line)
-    error, failed_at_ns = fields.get("error"), fields.get("failed_at")
-    return DeadLetter(
-        message,
-        error if isinstance(error, str) else None,
-        failed_at_ns if isinstance(failed_at_ns, int) else None,
-    )
+def decode_dead_letter(line: bytes) -> tuple[Envelope, str]:
+    """Read one line, with or without its newline; return the message, and why it failed, "" if that
+    is not said. Raises ``ValueError`` that says what is wrong."""
+    message, error = decode(line), json.loads(line).get("error")
+    return message, error if isinstance(error, str) else ""
 
 
 class Splitter:

@@ -25,23 +25,6 @@ _IS_ANY_TRUE = "any((\n", "\n); .)"
 _TEXTS = "(\n", '\n) | if type == "string" then . else tojson end'
 
 
-def compile_where(program: str) -> Callable[[bytes], bool]:
-    """Return a function that tells whether any result of ``program`` is neither false nor null.
-
-    A body that is not JSON, or that the program fails for, is not wanted. Raises
-    `ConfigurationError` for a wrong program.
-    """
-    ask = _compile(program, _IS_ANY_TRUE)
-
-    def is_wanted(body: bytes) -> bool:
-        try:
-            return any(ask(body.decode()).all())
-        except ValueError:
-            return False
-
-    return is_wanted
-
-
 def compile_pick(program: str) -> Pick:
     """Return a function from a body to what ``program`` makes of it; None when it makes nothing.
 
@@ -101,12 +84,20 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
 
 
 def where(program: str) -> Filter:
-    """Keep the messages whose body is JSON for which ``program``, in jq's language, is true.
+    """Keep the messages for which a result of ``program``, in jq's language, is neither false nor
+    null. A body that is not JSON, or that the program fails for, is not wanted.
 
     Raises `ConfigurationError` for a wrong program.
     """
-    is_wanted = compile_where(program)
-    return lambda message: is_wanted(message.body)
+    ask = _compile(program, _IS_ANY_TRUE)
+
+    def is_wanted(message: MessageLike) -> bool:
+        try:
+            return any(ask(message.body.decode()).all())
+        except ValueError:
+            return False
+
+    return is_wanted
 
 
 def sample(share: float, random: Callable[[], float]) -> Filter:

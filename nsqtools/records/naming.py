@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import PurePosixPath
 
 from nsqtools.errors import ConfigurationError
@@ -30,7 +31,22 @@ DEFAULT_DATETIME_FORMAT = "%Y-%m-%d_%H"
 DEFAULT_PARTITION_FORMAT = "%Y-%m-%d"
 
 REV = "<REV>"
-COMPRESSED = (".gz", ".zst")
+
+
+class Codec(Enum):
+    """What a file is compressed with."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the bytes alone show where a member begins and ends."""
+        return self is not Codec.NONE
+
+
+EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,8 @@ def _extensions(base: str) -> list[str]:
     """
     found: list[str] = []
     for suffix in reversed(PurePosixPath(base).suffixes):
-        if not suffix[1:].isalpha() or len(found) == 2 or (found and found[-1] not in COMPRESSED):
+        is_whole = bool(found) and found[-1] not in EXTENSIONS.values()
+        if not suffix[1:].isalpha() or len(found) == 2 or is_whole:
             break
         found.append(suffix)
     return found

@@ -12,7 +12,8 @@ option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Without an ad
 environment counts, for example ``NSQ_NSQD_TCP_ADDRESS``.
 
 A secret is never an option, because a query's plan shows its options. It is read from
-``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks.
+``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks; an address with
+a password comes from the environment.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ from nsqtools.protocol.text import parse_duration
 from nsqtools.records.units import parse_size, parse_time, unescape
 
 Value = TypeVar("Value")
-
-TRUE, FALSE = "true", "false"
 
 
 def normal(name: str) -> str:
@@ -93,10 +92,7 @@ class Options:
 
     def integer(self, name: str, *, low: int = 1) -> int | None:
         """Return a number that is not below ``low``."""
-        number = self._read(name, "a whole number", int)
-        if number is not None and number < low:
-            raise ConfigurationError(f"option {name}={number} must be >= {low}")
-        return number
+        return self._read(name, "a whole number", int, low)
 
     def number(self, name: str) -> float | None:
         """Return a number that is not negative, whole or not."""
@@ -107,10 +103,7 @@ class Options:
 
     def size(self, name: str) -> int | None:
         """Return bytes, one at least: ``64KiB``, ``100MB``."""
-        size = self._read(name, "a size such as 64MiB", parse_size)
-        if size is not None and size < 1:
-            raise ConfigurationError(f"option {name}={size} must be >= 1")
-        return size
+        return self._read(name, "a size such as 64MiB", parse_size, 1)
 
     def ending(self, name: str) -> bytes | None:
         """Return the bytes that end each body: ``\\n``, ``\\x00``."""
@@ -150,7 +143,7 @@ class Options:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""
-        return self.choice(name, (TRUE, FALSE), default=TRUE if default else FALSE) == TRUE
+        return self.choice(name, ("true", "false"), default=str(default).lower()) == "true"
 
     def choice(self, name: str, choices: Iterable[str], *, default: str) -> str:
         """Return one of some words."""
@@ -173,15 +166,23 @@ class Options:
                 else f"Its options are: {known}.",
             )
 
-    def _read(self, name: str, kind: str, read: Callable[[str], Value]) -> Value | None:
+    def _read(
+        self, name: str, kind: str, read: Callable[[str], Value], low: int | None = None
+    ) -> Value | None:
         text = self.text(name)
         if text is None:
             return None
         try:
-            return read(text)
+            value = read(text)
         except ValueError:
             raise ConfigurationError(f"option {name}={text!r} is not {kind}") from None
+        if isinstance(value, int) and low is not None and value < low:
+            raise ConfigurationError(f"option {name}={value} must be >= {low}")
+        return value
 
+
+SLOTS = "NSQ_SPARK_SLOTS"
+"""The variable in which a session of ours says how many tasks run at a time."""
 
 ENVIRONMENT, GIVEN = 0, 1  # origins of statements, the stronger last
 
@@ -217,20 +218,34 @@ def producer_connection(options: Options, environ: Mapping[str, str]) -> Connect
     return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP))
 
 
-def as_options(settings: ConnectionSettings) -> dict[str, str]:
-    """Write a connection as options, without its secret: see `hand_on_secret`."""
-    given = {
-        NSQD_TCP: ",".join(settings.nsqd_tcp_addresses),
-        LOOKUPD_HTTP: ",".join(settings.lookupd_http_addresses),
-        NSQD_HTTP: ",".join(settings.nsqd_http_addresses),
-        ADDRESS_MAP: ",".join(f"{old}={new}" for old, new in settings.address_map.items()),
+def _addresses_of(settings: ConnectionSettings) -> dict[str, tuple[str, ...]]:
+    return {
+        NSQD_TCP: settings.nsqd_tcp_addresses,
+        LOOKUPD_HTTP: settings.lookupd_http_addresses,
+        NSQD_HTTP: settings.nsqd_http_addresses,
     }
+
+
+def _has_password(addresses: Mapping[str, Iterable[str]]) -> bool:
+    return any("@" in text for some in addresses.values() for text in some)
+
+
+def as_options(settings: ConnectionSettings) -> dict[str, str]:
+    """Write a connection as options, without what is secret: see `hand_on_secrets`."""
     said = {name: text for name, text in settings.options.items() if name != "auth_secret"}
-    return {name: text for name, text in given.items() if text} | said
+    if not _has_password(addresses := _addresses_of(settings)):
+        said |= {kind: ",".join(some) for kind, some in addresses.items() if some}
+    if settings.address_map:
+        said[ADDRESS_MAP] = ",".join(f"{old}={new}" for old, new in settings.address_map.items())
+    return said
 
 
-def hand_on_secret(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
-    """Put the secret where the session's processes find it; to be done before it is started."""
+def hand_on_secrets(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
+    """Put the secret, and addresses if one has a password, where the session's processes find them;
+    to be done before it is started."""
+    addresses = _addresses_of(settings)
+    if _has_password(addresses):
+        environ.update({VARIABLE[kind]: " ".join(addresses[kind]) for kind in addresses})
     if secret := settings.options.get("auth_secret"):
         environ[SECRET] = secret
 
@@ -258,6 +273,11 @@ def _addresses(
 ) -> dict[str, tuple[str, ...]]:
     """The addresses of the options, else of the environment, else the nsqd of this machine."""
     given = {kind: tuple(options.list(kind)) for kind in kinds}
+    if _has_password(given):
+        raise ConfigurationError(
+            "a password must not be in an option, because a query's plan shows options",
+            hint=f"Set {', '.join(VARIABLE[kind] for kind in kinds if given[kind])} instead.",
+        )
     if not any(given.values()):
         given = {kind: tuple(environ.get(VARIABLE[kind], "").split()) for kind in kinds}
     return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}

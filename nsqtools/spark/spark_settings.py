@@ -305,14 +305,10 @@ def store_conf(s3: S3Settings) -> dict[str, str]:
 
 def store_environ(s3: S3Settings) -> dict[str, str]:
     """Return the variables that obstore and s3a find the same credentials by."""
-    named = {
-        "AWS_ENDPOINT_URL": s3.endpoint,
-        "AWS_REGION": s3.region,
-        "AWS_ACCESS_KEY_ID": s3.key_id,
-        "AWS_SECRET_ACCESS_KEY": s3.secret,
-        "AWS_SESSION_TOKEN": s3.token,
-    }
-    return {name: value for name, value in named.items() if value}
+    named = {f"AWS_{name.upper()}": value for name, value in s3.for_obstore().items()}
+    if s3.endpoint:
+        named["AWS_ENDPOINT_URL"] = named.pop("AWS_ENDPOINT")
+    return named
 
 
 def stores(environ: Mapping[str, str], places: Iterable[Location]) -> S3Settings | None:

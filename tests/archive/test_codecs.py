@@ -15,7 +15,6 @@ import pytest
 
 from nsqtools.archive import members
 from nsqtools.archive.members import (
-    Codec,
     DamagedError,
     codec_of,
     members_of,
@@ -24,6 +23,7 @@ from nsqtools.archive.members import (
     unpacker,
 )
 from nsqtools.errors import NsqError
+from nsqtools.records.naming import Codec
 
 COMPRESSED = [Codec.GZIP, Codec.ZSTD]
 MORE = 1 << 30

@@ -35,6 +35,7 @@ from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import gzip_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, run_job
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -71,9 +72,7 @@ def content(output: Location) -> list[Row]:
     for root, names in table_files([output]).items():
         for name in names:
             values = dict(part.split("=", 1) for part in name.split("/")[:-1])
-            place = root / name
-            opened = place.open() if isinstance(place, StoredPlace) else place.open("rb")
-            with opened as file:
+            with open_storage(str(root)).open(name) as file:
                 found = pq.ParquetFile(file).read().to_pylist()
             for row in found:
                 body = row.get("body_bytes") or row["body"]

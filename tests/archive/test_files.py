@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.members import gzip_members, scan_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.reader import repair, verify
+from nsqtools.files import durable
 from nsqtools.protocol.frames import WireMessage
 
 NAME = "clicks.log.gz"
@@ -128,6 +131,36 @@ def test_a_finished_file_never_replaces_another(directories: Directories) -> Non
     assert not index_of(directories.output / NAME).exists()
     assert members_of(index_of(final))
     assert parts(directories.work) == []
+
+
+def test_a_file_that_a_full_disk_has_no_room_for_keeps_its_name(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = crashed(directories)
+    copy, link = durable.copy_file, os.link
+
+    def copy_file(source: Path, *args: Path) -> None:
+        if source == part_of(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(source, *args)
+
+    def link_within(source: Path, target: Path) -> None:
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_within)
+    monkeypatch.setattr(durable, "copy_file", copy_file)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            finish(path, directories)
+    monkeypatch.undo()
+
+    assert finish(path, directories) == directories.output / NAME
+    assert sorted(directories.output.iterdir()) == [
+        index_of(directories.output / NAME),
+        directories.output / NAME,
+    ]
 
 
 def test_a_scan_finds_counts_and_times(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.archive.location import parse_location, parse_place, spark_url
+from nsqtools.archive.location import parse_place, spark_url
 from nsqtools.archive.storage_objects import open_storage
+from nsqtools.cli.options.spark_options import location
 
 REMOTE = "hdfs://name/lake"
 
@@ -26,7 +27,7 @@ REMOTE = "hdfs://name/lake"
     ],
 )
 def test_a_local_path_is_parsed(text: str, path: str) -> None:
-    assert parse_location(text) == Path(path)
+    assert location(text) == Path(path)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(text: str) -> None:
-    for parse in (parse_place, parse_location, open_storage):
+    for parse in (parse_place, location, open_storage):
         with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
             parse(text)
 
@@ -67,7 +68,7 @@ def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) 
 
     assert (str(place), spark_url(place)) == (url, sparks)
     with pytest.raises(ValueError, match="only a directory is supported here"):
-        parse_location(text)
+        location(text)
 
 
 def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pyarrow import parquet
 
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of, part_of
-from nsqtools.archive.members import Codec
 from nsqtools.archive.reader import look_at, read_messages, read_text
+from nsqtools.records.naming import Codec
 
 LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'
 PIECES = [LINE % (topic, number, number) for number, topic in enumerate((b"a", b"b", b"c"), 1)]

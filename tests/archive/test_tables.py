@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ from nsqtools.archive.columns import (
     message_schema,
     read_batches,
 )
-from nsqtools.archive.delta import DeltaCatalog, DeltaConflict, TableFile
+from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Landings
-from nsqtools.archive.layout import TimeRange
+from nsqtools.archive.layout import Head, TimeRange
+from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
-from nsqtools.archive.table import TablePlan
-from nsqtools.errors import ConfigurationError
+from nsqtools.archive.table import TablePlan, convert
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
 
@@ -271,7 +273,7 @@ def test_a_commit_that_is_repeated_does_nothing(tmp_path: Path, bucket: Bucket, 
     assert (first, second) == ([True, False], True)
     assert again.files() == [table_file("b")]
     assert (again.number_of("w"), again.number_of("other")) == (2, 0)
-    with pytest.raises(DeltaConflict, match=r"a\.parquet is not in the table"):
+    with pytest.raises(OutputError, match=r"a\.parquet is not in the table"):
         again.commit([], [table_file("a")], app_id="w", number=3)
     again.add_columns([pyarrow.field("user", pyarrow.int64())])
     assert catalog.schema().field("user").type == pyarrow.int64()
@@ -326,3 +328,51 @@ def test_a_landing_process_whose_answers_are_none_is_ended(
     landings = Landings(plan, tmp_path, None)
     with pytest.raises(ChildProcessError, match="the landing process ended with"):
         landings._ask([])
+
+
+def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / ".nsq-landing").mkdir()
+    (tmp_path / ".nsq-landing/state.json").write_bytes(b"")
+    landings = Landings(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path, None)
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"cannot read \S+/state\.json"):
+            landings._ask([])
+    landings.close()
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
+    tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"properties": {"n": {"type": "integer"}}}
+    plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("n",))
+    drafts, bare = tmp_path / "drafts", tmp_path / "bare.log"
+    drafts.mkdir()
+    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, b'{"n": %d}' % (n > 1)) for n in range(4)]
+    for name, count in (("cut", 3), ("whole", 4)):
+        write_archive(tmp_path / name / "a.log", some[:2], some[2:count], head=Head("a" * 32, 1))
+
+    def convert_again(path: Path) -> tuple[int, str]:
+        [(_, files, problem, _)] = convert(find_archives([path]), plan, drafts, "t")
+        return len(files), problem
+
+    assert convert_again(tmp_path / "cut") == (2, "")
+    assert convert_again(tmp_path / "cut") == (0, "")
+    assert "a copy of it with" in convert_again(tmp_path / "whole")[1]
+
+    bare.write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    real = LocalStorage.put
+    with monkeypatch.context() as killed:  # between two files, or before the commit
+        killed.setattr(DeltaCatalog, "commit", None)
+        puts = iter([real])
+        killed.setattr(LocalStorage, "put", lambda *args: next(puts)(*args))
+        with pytest.raises((TypeError, RuntimeError)):
+            convert_again(bare)
+    assert convert_again(bare) == (2 if is_delta else 1, "")
+    os.utime(bare, (0, 0))  # its day is that of another partition now
+    assert convert_again(bare) == (0, "")
+    bare.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    assert convert_again(bare) == (0, "it has grown since it was converted")
+    bare.write_bytes(b'{"n": 4}\n{"n": 2}\n{"n": 3}\n')  # another one under its name
+    assert convert_again(bare) == (3, "")
+    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3 + 2 + 3

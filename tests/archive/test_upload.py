@@ -157,7 +157,7 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
 
 
 STEPS = ["put_file", "verify", "put_if_absent"]
-LATER_STEPS = ["put", "read"]  # of one that is continued
+LATER_STEPS = ["read"]  # of one that is continued
 
 
 @pytest.mark.parametrize("step", [*STEPS, *LATER_STEPS])
@@ -219,20 +219,38 @@ def test_data_that_arrives_changed_is_not_published(
     assert len(data_names(storage)) == 1
 
 
+@pytest.mark.parametrize("when", ["later", "meanwhile"])
 def test_a_file_of_another_archiver_is_never_overwritten(
-    out: Path, storage: Storage, writer: Writer, tmp_path: Path
+    out: Path,
+    storage: Storage,
+    writer: Writer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
 ) -> None:
-    upload(finished(writer), plan(out, storage))
-    stored = storage.read(data_names(storage)[0])
+    path, real = finished(writer), type(storage).put_file
     (tmp_path / "clone").mkdir()
     clone = Writer(tmp_path / "clone", writer=writer.writer)  # an image with its lock file, say
-    path = finished(clone, count=11)
+    other = finished(clone, count=11)
 
-    with pytest.raises(NotUploadable, match="another file"):
-        upload(path, plan(tmp_path / "clone", storage, deletes=True))
+    def upload_other() -> None:
+        with pytest.raises(NotUploadable, match="another file"):
+            upload(other, plan(tmp_path / "clone", storage, deletes=True))
 
-    assert path.exists()
-    assert storage.read(data_names(storage)[0]) == stored
+    def put_file(self: Storage, *args: Any) -> str:
+        version = real(self, *args)
+        monkeypatch.setattr(type(storage), "put_file", real)
+        upload_other()
+        return version
+
+    if when == "meanwhile":
+        monkeypatch.setattr(type(storage), "put_file", put_file)
+    data = path.read_bytes()
+    upload(path, plan(out, storage, deletes=True))
+    upload_other()
+
+    assert other.exists()
+    assert storage.read(data_names(storage)[0]) == data
 
 
 def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, writer: Writer) -> None:

@@ -21,11 +21,12 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
-from nsqtools.archive.members import Codec, gzip_members, members_of, unpack_members
+from nsqtools.archive.members import gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
+from nsqtools.records.naming import Codec
 
 
 def write_archive(

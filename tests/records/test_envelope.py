@@ -137,19 +137,18 @@ LETTER = WireMessage(1_700_000_000_000_000_001, 6, b"0f1e2d3c4b5a6978", b"caf\xc
 def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
     line = encode_dead_letter("t", "n:4150", LETTER, error='400 "no"\n', failed_at_ns=5)
 
-    letter = decode_dead_letter(line)
-    assert letter.message == decode(line)
-    assert letter.message == ("t", "n:4150", LETTER.id, LETTER.timestamp_ns, 6, LETTER.body)
-    assert (letter.error, letter.failed_at_ns) == ('400 "no"\n', 5)
+    message, error = decode_dead_letter(line)
+    assert message == decode(line)
+    assert message == ("t", "n:4150", LETTER.id, LETTER.timestamp_ns, 6, LETTER.body)
+    assert error == '400 "no"\n'
     assert line.count(b"\n") == 1
     assert line.endswith(b', "failed_at": 5}\n')
 
 
 def test_a_reason_may_be_missing_and_what_is_no_envelope_is_refused() -> None:
-    letter = decode_dead_letter(encode_many("t", "n:4150", [LETTER]))
-    assert (letter.error, letter.failed_at_ns) == (None, None)
+    assert decode_dead_letter(encode_many("t", "n:4150", [LETTER]))[1] == ""
     line = encode_dead_letter("t", "n", LETTER, error="\udcff", failed_at_ns=5)
-    assert decode_dead_letter(line).error == "?"
+    assert decode_dead_letter(line)[1] == "?"
     with pytest.raises(ValueError, match='"topic" is missing'):
         decode_dead_letter(b'{"error": "x"}')
 

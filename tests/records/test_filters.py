@@ -8,12 +8,12 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.filters import (
     compile_pick,
-    compile_where,
     every,
     grep,
     json_filters,
     parse_share,
     sample,
+    where,
 )
 
 
@@ -100,7 +100,7 @@ def test_several_filters_keep_what_all_keep_and_a_later_one_sees_only_what_is_le
 def test_where_wants_what_any_result_is_true_for(
     program: str, body: bytes, is_wanted: bool
 ) -> None:
-    assert compile_where(program)(body) is is_wanted
+    assert where(program)(message(body)) is is_wanted
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_pick_says_that_it_cannot(body: bytes) -> None:
         compile_pick(".a.b")(body)
 
 
-@pytest.mark.parametrize("compile", [compile_where, compile_pick])
+@pytest.mark.parametrize("compile", [where, compile_pick])
 @pytest.mark.parametrize("program", [".a[", ") | (", "nonsense"])
 def test_a_wrong_program_is_refused_in_a_line(compile: object, program: str) -> None:
     assert callable(compile)

@@ -88,6 +88,7 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
     (root / "day" / "self").symlink_to(".")
     (root / "latest").symlink_to("day")
     (root / "nowhere").symlink_to("nothing")
+    (root / "loop").symlink_to("loop")
     expected = [root / name / "x.log.gz" for name in ("a-other", "b", "day", "z")]
 
     for step in ("in progress", "finished"):

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import Codec, gzip_members, zstd_members
+from nsqtools.archive.members import gzip_members, members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
+from nsqtools.records.naming import Codec
 from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.archive_files import FileContent, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
@@ -103,7 +104,7 @@ def rewrite(path: Path, compress: Callable[[bytes], bytes]) -> None:
 
 
 def one_frame(text: bytes) -> bytes:
-    compressor = zstd_members(None)()
+    compressor = members_of(Codec.ZSTD)()
     return compressor.compress(text) + compressor.flush()
 
 

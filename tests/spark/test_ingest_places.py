@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from plugins.object_store import Bucket
 
+from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.errors import ConfigurationError, OutputError
@@ -16,7 +17,6 @@ from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
     LOCK,
-    OUTPUT_MARK,
     held_directories,
     mark_directories,
 )
@@ -166,11 +166,11 @@ def test_of_two_that_begin_at_a_time_one_has_the_output(
 def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     mark_directories(SOURCE, output, checkpoint)
-    (output / OUTPUT_MARK).unlink()
+    (output / INGESTED).unlink()
 
     mark_directories(SOURCE, output, checkpoint)
 
-    assert (output / OUTPUT_MARK).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
+    assert (output / INGESTED).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
 
 
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:

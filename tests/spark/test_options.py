@@ -26,7 +26,7 @@ from nsqtools.spark.format_options import (
     Options,
     as_options,
     consumer_connection,
-    hand_on_secret,
+    hand_on_secrets,
     producer_connection,
 )
 from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
@@ -126,20 +126,23 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_
     assert "from-file" not in repr(from_file)
 
 
-def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> None:
+def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it() -> None:
     tls = {"tls_v1": "true", "tls_root_ca_file": "ca.pem"}
     settings = ConnectionSettings(
         ("a:1", "b:2"),
+        ("http://user:s3cret@l:4161",),
         options=tls | {"auth_secret": "s3cret"},
         address_map={"n:4150": "127.0.0.1:1"},
     )
-    environ: dict[str, str] = {}
+    environ = {"NSQ_NSQD_HTTP_ADDRESS": "of:another"}
 
     given = as_options(settings)
-    hand_on_secret(settings, environ)
+    hand_on_secrets(settings, environ)
 
     assert "s3cret" not in str(given)
     assert consumer(environ, **given) == settings
+    with pytest.raises(ConfigurationError, match="must not be in an option"):
+        consumer(environ, lookupdHttpAddress=settings.lookupd_http_addresses[0])
 
 
 # -- an archive -----------------------------------------------------------------------------------
@@ -192,6 +195,9 @@ def test_all_options_are_read(tmp_path: Path) -> None:
     assert topic_settings(given, {}).spool.topics == ("clicks", "views")
     as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
     assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
+    for pattern in ("[x]/a", "[1]"):
+        assert read(paths=f"{pattern},/b").paths == ("/a", str(Path(pattern).absolute()), "/b")
+        assert read(paths=pattern).paths == ("/a", str(Path(pattern).absolute()))
     for name in ("a1", "a2", "b", "b[1]", "b1"):
         (tmp_path / name).touch()
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from plugins.archives import Writer
 from plugins.object_store import BetweenPages, Bucket
+from plugins.waiting import patience_s
 
+from nsqtools.archive.catalog import Inputs, sources_of
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.storage import Entry
@@ -228,6 +231,26 @@ def test_other_topics_and_times_cost_no_requests(
     writers[0].write(late)
     upload_file(writers[0].finish(), plan)
     assert len(ids(settings)) == 4  # which no catalog has
+
+
+def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
+    bucket: Bucket, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in local.rglob("*.gz"):
+        upload_file(path, UploadPlan(local, bucket.storage, "host"))
+    settings, together = ReadSettings((bucket.url,)), threading.Barrier(5)
+    real = ObjectStorage.read_range
+
+    def read_range(*args: Any) -> bytes:
+        together.wait(patience_s(10))
+        return real(*args)
+
+    monkeypatch.setattr(ObjectStorage, "read_range", read_range)
+
+    assert plan_batch(settings)
+    stream = ArchiveStream(settings, StreamSettings())
+    assert len(stream.latest(Offset(), BatchLimits()).read) == 2
+    assert len(sources_of(Inputs((parse_place(bucket.url),)))) == 5
 
 
 def test_archives_in_a_bucket_need_no_jar(

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 
 LINES_A_WRITE = 1000
-COMPRESSIONS = {"": "", ".gz": " gzip", ".zst": " zstd"}  # by the codec's extension
 ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
 
 
@@ -244,7 +243,7 @@ def convert(
     import socket
 
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.storage import failure_of
+    from nsqtools.archive.storage import failing
     from nsqtools.archive.table import convert as bring
     from nsqtools.files.scratch import scratch_directory
 
@@ -256,19 +255,16 @@ def convert(
         runtime.tell(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
     done = files = messages = misfits = 0
-    try:
-        with scratch_directory("nsq-convert-") as drafts:
-            for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
-                if problem:
-                    damage(archive.shown, problem)
-                done += bool(made)
-                files += len(made)
-                messages += sum(each.rows or 0 for each in made)
-                misfits += unfit
-                if not json:
-                    write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
-    except OSError as exc:
-        raise failure_of(exc, "convert to", output) from exc
+    with failing("convert to", output), scratch_directory("nsq-convert-") as drafts:
+        for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
+            if problem:
+                damage(archive.shown, problem)
+            done += bool(made)
+            files += len(made)
+            messages += sum(each.rows or 0 for each in made)
+            misfits += unfit
+            if not json:
+                write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
     if json:
         document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
         write_json(runtime, document, indent=2)
@@ -326,12 +322,12 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
+    from nsqtools.archive.catalog import of_each
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import look_at
 
-    rows = []
-    for archive in find_archives(paths):
-        scan = look_at(archive)
+    rows, found = [], find_archives(paths)
+    for archive, scan in zip(found, of_each(look_at, found), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
         rows.append(
@@ -344,7 +340,8 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 scan.size,
                 "parquet"
                 if archive.table is not None
-                else ("jsonl" if scan.topics else "raw") + COMPRESSIONS[scan.codec.value],
+                else ("jsonl" if scan.topics else "raw")
+                + (f" {scan.codec.value}" if scan.codec.is_compressed else ""),
                 state,
             )
         )

@@ -317,13 +317,14 @@ def recover(
 
 def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]) -> int:
     """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
-    from nsqtools.archive.members import Codec, members_of
+    from nsqtools.archive.members import members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
     from nsqtools.records.envelope import encode_many
+    from nsqtools.records.naming import EXTENSIONS, Codec
 
     path = path.absolute()
     total = 0
-    codec = next((each for each in Codec if path.suffix == each.value), Codec.NONE)
+    codec = next((each for each in EXTENSIONS if path.suffix == EXTENSIONS[each]), Codec.NONE)
     file = PartFile(path, 0o640, members_of(codec), time.time())
     try:
         while some := list(islice(messages, AT_ONCE)):

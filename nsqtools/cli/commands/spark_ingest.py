@@ -107,12 +107,12 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.archive.location import absolute
+    from nsqtools.archive.location import absolute, refuse_nested
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.archives.read_settings import Bodies
-    from nsqtools.spark.format_options import hand_on_secret
+    from nsqtools.spark.format_options import hand_on_secrets
     from nsqtools.spark.jobs.ingestion import QueryFollower, held_directories, start_query
-    from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
+    from nsqtools.spark.jobs.inputs import damage_options
 
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
@@ -153,7 +153,7 @@ def ingest(
                 hint="Give a local or shared directory with --spool-dir.",
             )
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
-        hand_on_secret(connection, os.environ)
+        hand_on_secrets(connection, os.environ)
     is_delta = format is TableFormat.delta
     settings = spark.settings(
         f"nsq spark ingest: {source.name}",
@@ -221,8 +221,9 @@ def topic_source(
 
     chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
     place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
-    names = ", ".join(sorted(topics)) if pattern is None else f"pattern {pattern}"
-    name = f"the topic{'s' if len(topics) > 1 else ''} {names}, channel {channel}"
+    known = sorted(set(topics))
+    names = ", ".join(known) if pattern is None else f"pattern {pattern}"
+    name = f"the topic{'s' if len(known) > 1 else ''} {names}, channel {channel}"
     return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
 
 

@@ -98,7 +98,7 @@ def replay(
     from nsqtools.archive.catalog import find_inputs
     from nsqtools.archive.location import absolute
     from nsqtools.files.scratch import scratch_directory
-    from nsqtools.spark.format_options import as_options, hand_on_secret
+    from nsqtools.spark.format_options import as_options, hand_on_secrets
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
 
     request = ReplayRequest(
@@ -114,7 +114,7 @@ def replay(
         options["deadLetterPath"] = str(absolute(dead_letters))
     ledger = ledger and absolute(ledger)
     connection.client_options()  # what cannot work is refused before Spark is started
-    hand_on_secret(connection, os.environ)
+    hand_on_secrets(connection, os.environ)
     inputs = find_inputs(paths)
     settings = spark.settings(
         "nsq spark replay",

@@ -24,12 +24,14 @@ from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
+    EXTENSIONS,
+    Codec,
 )
 from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.members import Codec, CompressorFactory
+    from nsqtools.archive.members import CompressorFactory
     from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
@@ -42,14 +44,6 @@ FILES = "Files"
 FORM = "Format"
 ROTATION = "Rotation"
 FLUSHING = "Flushing"
-
-
-class Compression(Enum):
-    """What files are compressed with."""
-
-    none = "none"
-    gzip = "gzip"
-    zstd = "zstd"
 
 
 class StoreKind(Enum):
@@ -103,7 +97,7 @@ class ArchiveOptions(OptionSet):
     )
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
-    compression: Compression | None = opt(
+    compression: Codec | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
     )
     gzip_level: int | None = opt(
@@ -181,7 +175,7 @@ class ArchiveOptions(OptionSet):
             self.partition_format,
             host=_host(self.host_identifier),
             pid=os.getpid(),
-            extension=codec.value,
+            extension=EXTENSIONS.get(codec, ""),
         )
         return settings.ArchiveSettings(
             Directories(output, work, self.file_mode, self.dir_mode),
@@ -202,11 +196,14 @@ class ArchiveOptions(OptionSet):
         ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
         not fit together, and for missing packages.
         """
+        from nsqtools.archive.location import parse_place, refuse_nested
         from nsqtools.archive.storage import require
         from nsqtools.archive.storage_objects import open_storage
 
         settings = dict(map(_setting, self.upload_option or ()))
         storage = None if self.upload is None else open_storage(self.upload, settings)
+        if self.upload is not None:  # its files would be taken for ours
+            refuse_nested("--upload", parse_place(self.upload), archive.directories.output)
         is_landing = self.store is not StoreKind.file
         of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
         if storage is None and (self.delete_uploaded or settings or of_files):
@@ -247,19 +244,19 @@ class ArchiveOptions(OptionSet):
 
 
 def _compressor(
-    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
+    gzip: bool, compression: Codec | None, gzip_level: int | None, zstd_level: int | None
 ) -> tuple[Codec, CompressorFactory]:
     """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.members import Codec, members_of
+    from nsqtools.archive.members import members_of
 
-    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
-    asked |= {Compression.zstd} if zstd_level is not None else set()
+    asked = {Codec.GZIP} if gzip or gzip_level is not None else set()
+    asked |= {Codec.ZSTD} if zstd_level is not None else set()
     asked |= {compression} if compression is not None else set()
     if len(asked) > 1:
         raise ConfigurationError(
             "the options ask for different compressions", hint="Give --compression alone."
         )
-    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
+    codec = asked.pop() if asked else Codec.NONE
     return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
 
 
@@ -285,9 +282,6 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip().lower(), value
 
 
-Archiving = Annotated[ArchiveOptions, From(ArchiveOptions)]
-
-
 def to_file(
     channel: ChannelName = "nsq_to_file",
     on_file: str | None = opt("COMMAND", "Run for each finished file; {path} is its path.", FILES),
@@ -296,7 +290,7 @@ def to_file(
     ),
     *,
     consuming: Annotated[Consuming, From(Consuming)],
-    archiving: Archiving,
+    archiving: Annotated[ArchiveOptions, From(ArchiveOptions)],
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
@@ -387,7 +381,7 @@ def to_file(
     if failed:
         runtime.tell(f"nsq: the command for finished files failed {failed} times")
         status = ExitStatus.PARTLY_DONE
-    elif left:
+    if left:
         runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
         status = ExitStatus.PARTLY_DONE
     return watched.signals.status(otherwise=status)

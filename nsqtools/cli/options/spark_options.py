@@ -37,9 +37,10 @@ ARCHIVES = "Archives"
 
 def location(text: str) -> Path:
     """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
-    from nsqtools.archive.location import parse_location
-
-    return parse_location(text)
+    found = place(text)
+    if isinstance(found, Path):
+        return found
+    raise ValueError(f"{text}: only a directory is supported here, local or mounted")
 
 
 def place(text: str) -> Location:

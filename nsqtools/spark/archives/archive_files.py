@@ -35,14 +35,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from nsqtools.archive.finding import ArchiveFile, why_foreign
+from nsqtools.archive.finding import ArchiveFile, is_shown, read_index, why_foreign
 from nsqtools.archive.layout import (
     EVER,
     INDEX,
@@ -53,22 +52,23 @@ from nsqtools.archive.layout import (
     Member,
     TimeRange,
     Total,
+    aside,
     decode_index,
     decode_total,
     encode_members,
     index_of,
     is_hidden,
-    manifest_of,
     owner_of,
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
-from nsqtools.archive.members import Codec, CorruptError, codec_of, unpacker
+from nsqtools.archive.members import CorruptError, codec_of, unpacker
 from nsqtools.archive.reader import is_message, read_lines
-from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage, failing
+from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import open_to_read, status_of
 from nsqtools.records.envelope import decode
+from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
 
@@ -401,15 +401,17 @@ class Listing:
         folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [], [])
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
+                kind = folder.finished
                 if is_hidden(entry.name, PART):
-                    folder.in_progress.append(path / entry.name)
+                    kind = folder.in_progress
                 elif entry.name.startswith("."):
                     continue
-                elif not entry.is_dir():
-                    folder.finished.append(path / entry.name)
-                else:
-                    kind = folder.links if entry.is_symlink() else folder.folders
-                    kind.append(path / entry.name)
+                elif entry.is_symlink():
+                    if os.path.isdir(entry.path):  # `is_dir` fails for a link that leads to itself
+                        kind = folder.links
+                elif entry.is_dir():
+                    kind = folder.folders
+                kind.append(path / entry.name)
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -436,7 +438,7 @@ class Listing:
     def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
         path = found.path
         if before is None or not (found.is_settled and before.is_settled):
-            stat = path.stat()
+            stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
             if before is None or before.stamp != stamp or not before.file.is_current():
@@ -484,9 +486,6 @@ def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
     members = shorter.members()
     is_same = shorter.has_index and longer.members()[: len(members)] == members
     return longer if is_same else None
-
-
-AT_A_TIME = 32
 
 
 class Recorded(NamedTuple):
@@ -545,7 +544,9 @@ class StoredArchive(ListedFile):
 
     def members(self) -> list[Member]:
         if self._lines is None:
-            self._lines = split_head(_read_index(self.place, is_indexed=True) or b"")[1]
+            index = aside(self.place.key, INDEX)
+            data = read_index(self.place.storage, index, is_listed=True)
+            self._lines = split_head(data or b"")[1]
         return decode_index(self._lines)
 
     def forget_members(self) -> None:
@@ -583,10 +584,10 @@ class StoredListing:
         """
         found: dict[Key, ListedFile] = {}
         learned: list[StoredArchive] = []
-        with failing("read", ""), ThreadPoolExecutor(AT_A_TIME, "archive-index") as threads:
+        with failing("read", ""):
             for place in self._places:
                 for folder, entries in self._folders(place):
-                    files = self._learn(threads, place, folder, entries)
+                    files = self._learn(place, folder, entries)
                     learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
@@ -602,7 +603,7 @@ class StoredListing:
         direct, folders = place.children()
         if not direct and not folders:
             try:
-                direct = [place.entry()._replace(name="")] if place.key else []
+                direct = [place.storage.stat(place.key)._replace(name="")] if place.key else []
             except FileNotFoundError:
                 pass
         if not direct and not folders:
@@ -619,15 +620,15 @@ class StoredListing:
         yield "", rest
 
     def _learn(
-        self, threads: Executor, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
+        self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[StoredArchive]:
-        wanted = [name for name in entries if name == "" or _is_shown(name)]
+        wanted = [name for name in entries if name == "" or is_shown(name)]
         known = {name: self._known.get(place / name if name else place) for name in wanted}
         new = []
         for name in wanted:
             file = known[name]
             is_same = file is not None and file.entry.version == entries[name].version
-            if not is_same or (not file.has_index and _beside(name, INDEX) in entries):  # type: ignore[union-attr]
+            if not is_same or (not file.has_index and aside(name, INDEX) in entries):  # type: ignore[union-attr]
                 new.append(name)
         catalog = place / f"{folder}{CATALOG}"
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
@@ -641,10 +642,11 @@ class StoredListing:
             entry, at = entries[name], place / name if name else place
             record, index = record_of(name), None
             try:
-                if record is None and _beside(name, MANIFEST) in entries:
+                if record is None and aside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
                 if record is None:
-                    index = _read_index(at, is_indexed=_beside(name, INDEX) in entries)
+                    is_listed = aside(name, INDEX) in entries
+                    index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
                 return StoredArchive(
                     at, name or at.name, entry, is_named=not name, recorded=record, index=index
                 )
@@ -653,7 +655,7 @@ class StoredListing:
 
         asked = [name for name in new if record_of(name) is None]
         learned = {name: learn(name) for name in new if record_of(name) is not None}
-        learned.update(zip(asked, threads.map(learn, asked), strict=True))
+        learned.update(zip(asked, side_by_side(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
         told = [each for name in asked if (each := learned[name]) and each.recorded]
         if len(told) >= LEAST_NEW:
@@ -661,31 +663,10 @@ class StoredListing:
         return files
 
 
-def _is_shown(name: str) -> bool:
-    return not any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
-def _beside(name: str, suffix: str) -> str:
-    folder, slash, base = name.rpartition("/")
-    return f"{folder}{slash}.{base}{suffix}"
-
-
-def _read_index(place: StoredPlace, *, is_indexed: bool) -> bytes | None:
-    """Return the index of a file; None without one. Raises ``OSError``."""
-    try:
-        return place.storage.read(index_of(PurePosixPath(place.key)).as_posix())
-    except FileNotFoundError:
-        return None
-    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
-        if is_indexed:
-            raise
-        return None
-
-
 def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
     """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.storage.read(manifest_of(PurePosixPath(place.key)).as_posix()))
+        document = json.loads(place.storage.read(aside(place.key, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, number = document["writer"], document["number"]

@@ -22,6 +22,7 @@ from functools import partial
 from itertools import pairwise
 
 from nsqtools.archive.layout import Head, Member, TimeRange
+from nsqtools.archive.storage import side_by_side
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.archive_files import ArchiveListing, Key, ListedFile
@@ -56,9 +57,6 @@ log = logging.getLogger("nsqtools")
 GONE_TRIES = 4
 GONE_PAUSE_S = 0.05
 
-Sleep = Callable[[float], None]
-Clock = Callable[[], float]
-
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
@@ -76,8 +74,8 @@ class ArchiveStream:
         settings: ReadSettings,
         stream: StreamSettings,
         *,
-        sleep: Sleep = time.sleep,
-        monotonic: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
         self._last_batch_s = monotonic()
@@ -164,6 +162,25 @@ class ArchiveStream:
     def _unread(
         self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
     ) -> Iterator[Unread]:
+        some = list(self._not_read(start, files, frozen))
+        is_wanted = side_by_side(
+            lambda each: is_read(each[1], self._settings, self._tell_once),
+            some,
+            is_remote=bool(self._settings.stored()),
+        )
+        for (key, file), wanted in zip(some, is_wanted, strict=True):
+            if not wanted:
+                continue
+            end, is_finished = file.end(), file.is_finished
+            if frozen is not None:
+                end, is_finished = min(end, frozen[key].end), frozen[key].is_finished
+            begin = start.position(key) if isinstance(key, Head) else 0
+            members = partial(_members, file, begin, end)
+            yield Unread(key, begin, end, is_finished, file.first_ts, members)
+
+    def _not_read(
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
+    ) -> Iterator[tuple[Key, ListedFile]]:
         for key, file in files.items():
             if frozen is not None and key not in frozen:
                 continue
@@ -174,14 +191,7 @@ class ArchiveStream:
                 self._names[key] = file.shown
             elif not file.is_finished or self._was_read(file, start):
                 continue
-            if not is_read(file, self._settings, self._tell_once):
-                continue
-            end, is_finished = file.end(), file.is_finished
-            if frozen is not None:
-                end, is_finished = min(end, frozen[key].end), frozen[key].is_finished
-            begin = start.position(key) if isinstance(key, Head) else 0
-            members = partial(_members, file, begin, end)
-            yield Unread(key, begin, end, is_finished, file.first_ts, members)
+            yield key, file
 
     def _was_read(self, file: ListedFile, start: Offset) -> bool:
         before = start.files.get(file.name)

@@ -17,6 +17,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
+    BATCH_TEXT,
     Columns,
     bare_columns,
     exact_columns,
@@ -27,10 +28,11 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import Codec, DamagedError, unpack_members, unpack_whole
+from nsqtools.archive.members import DamagedError, unpack_members, unpack_whole
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
-from nsqtools.errors import OutputError
+from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
+from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
 from nsqtools.spark.archives.partitions import Range, ReadPartition
@@ -55,7 +57,7 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
     place = parse_place(wanted.path)
     if not isinstance(place, Path):
-        return place.open()
+        return place.storage.open(place.key)
     path: Path | None = place
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):
@@ -197,7 +199,6 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[in
 
 
 BATCH_ROWS = 10_000
-BATCH_TEXT = 8 << 20
 
 
 def read_partition(
@@ -207,15 +208,12 @@ def read_partition(
 
     With nothing to read, Spark gives None to the only task.
 
-    Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
+    Raises `NsqError` for damage that fails the query, and as `failure_of` says.
     """
     names = settings.bodies.archived_schema().names if names is None else names
     for each in partition or ():
-        try:
+        with failing("read", each.path):
             yield from _Reader(each, settings, names).batches()
-        except OSError as exc:
-            reason = exc.strerror or exc
-            raise OutputError(f"cannot read {exc.filename or each.path} ({reason})") from exc
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
-from nsqtools.archive.storage import failing
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -24,17 +24,16 @@ from nsqtools.spark.archives.archive_files import (
     Key,
     LineKind,
     ListedFile,
+    OnDamage,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.format_options import SLOTS
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
 """The most that a partition has. A row, or a file, weighs as this many bytes of members: rows that
 compress well are few bytes and much work, and a file that is opened is work by itself."""
-
-SLOTS = "NSQ_SPARK_SLOTS"
-"""The variable in which a session of ours says how many tasks run at a time."""
 
 Part = tuple[ListedFile, FileContent, list[Member]]
 """What is to be read of a file."""
@@ -196,8 +195,6 @@ Planned = TypeVar("Planned")
 
 TRIES = 5
 
-ReportDamage = Callable[[ArchiveDamage], None]
-
 
 def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     """Plan to read every file, those in progress up to their last durable member.
@@ -214,7 +211,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     return planned_again(plan)
 
 
-def damage_reporter(settings: ReadSettings) -> ReportDamage:
+def damage_reporter(settings: ReadSettings) -> OnDamage:
     """Return a function that reports damage found while planning."""
     damages = DamageReports(settings.damage_path, MOVE_AWAY)
     return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
@@ -232,7 +229,7 @@ def planned_again(plan: Callable[[], Planned]) -> Planned:
     raise AssertionError("unreachable")
 
 
-def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> bool:
+def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
     """Whether a file is to be read; one that should be and cannot is reported."""
     content = file.content(settings.delimiter)
     if problem := refusal(content, settings, has_index=file.has_index):
@@ -247,12 +244,13 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> boo
     return file.head is None or content.topic in ("", *topics)
 
 
-def _parts(
-    files: Iterable[ListedFile], settings: ReadSettings, tell: ReportDamage
-) -> Iterator[Part]:
-    for file in files:
-        if file.has_none_within(settings.within):
-            continue
+def _parts(files: Iterable[ListedFile], settings: ReadSettings, tell: OnDamage) -> Iterator[Part]:
+    def part_of(file: ListedFile) -> Part | None:
         if is_read(file, settings, tell):
-            yield file, file.content(settings.delimiter), file.readable()
-            file.forget_members()
+            return file, file.content(settings.delimiter), file.readable()
+        return None
+
+    wanted = (file for file in files if not file.has_none_within(settings.within))
+    for part in filter(None, side_by_side(part_of, wanted, is_remote=bool(settings.stored()))):
+        yield part
+        part[0].forget_members()

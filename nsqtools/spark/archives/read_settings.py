@@ -10,6 +10,7 @@ import glob
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -285,7 +286,9 @@ def batch_settings(options: Options, poll_s: float) -> StreamSettings:
 
 def _paths(options: Options) -> list[str]:
     """``load(path)``, ``load([path, ...])``, which Spark hands on as JSON, or ``paths``."""
-    given = options.text("paths") or ""
-    several = json.loads(given) if given.startswith("[") else options.list("paths")
-    one = options.text("path")
+    one, several = options.text("path"), options.list("paths")
+    with suppress(ValueError):
+        found = json.loads(options.text("paths") or "")
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            several = found  # else it is a pattern with a bracket
     return [*([one] if one else []), *several]

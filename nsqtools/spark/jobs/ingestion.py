@@ -45,12 +45,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.delta import LOG as DELTA_LOG
-from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.finding import SINK_LOG, committed
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, refuse_other_form
+from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, absolute, contains, spark_url
+from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
 from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
@@ -60,7 +59,6 @@ from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
-OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
 BEGUN = "offsets"  # Spark makes it with the first batch
@@ -97,7 +95,8 @@ def held_directories(
     """
     bodies = mark_directories(source, output, checkpoint, bodies)
     with held(checkpoint, LOCK) as place:
-        _refuse_other_format(output, is_delta=is_delta)
+        with failing("use", output):
+            refuse_other_form(open_storage(str(output)), "--format", is_delta=is_delta)
         if is_delta:  # its log says what counts, to every reader
             yield place, bodies
             return
@@ -117,18 +116,17 @@ def mark_directories(
     Raises `ConfigurationError` when they are another job's, and `OutputError`.
     """
     output, checkpoint = absolute(output), absolute(checkpoint)
-    if contains(output, checkpoint) or contains(checkpoint, output):
-        raise ConfigurationError("--output and --checkpoint must not contain each other")
+    refuse_nested("--output", output, checkpoint)
     at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
     with failing("use", output):
         of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
-        of_output = _read_mark(at_output, OUTPUT_MARK)
+        of_output = _read_mark(at_output, INGESTED)
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
             mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
             mark = replace(mark, body=bodies.kind.value, fields=bodies.fields)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
-            _write_mark(at_output, OUTPUT_MARK, mark)
+            _write_mark(at_output, INGESTED, mark)
             return bodies
         if of_checkpoint.source != source:
             raise ConfigurationError(
@@ -141,7 +139,7 @@ def mark_directories(
                 hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
         if of_output is None and not _is_used(at_output) and not _is_used(at_checkpoint, BEGUN):
-            _write_mark(at_output, OUTPUT_MARK, of_checkpoint)
+            _write_mark(at_output, INGESTED, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
@@ -215,19 +213,6 @@ def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
 
 def _encoded(mark: IngestMark) -> bytes:
     return (json.dumps(asdict(mark), indent=2) + "\n").encode()
-
-
-def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
-    """Refuse to go on in another format: what was written before would be missing there."""
-    place = open_storage(str(absolute(output)))
-    with failing("use", output):
-        if is_delta and _is_used(place, SINK_LOG):
-            raise ConfigurationError(
-                f"{output} holds Parquet that is not a Delta table",
-                hint="Go on without --format delta, or give a new output and a new checkpoint.",
-            )
-        if not is_delta and _is_used(place, DELTA_LOG):
-            raise ConfigurationError(f"{output} is a Delta table", hint="Add --format delta.")
 
 
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import reduce
 
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -21,8 +21,8 @@ from nsqtools.archive.catalog import DAY_NS, NEEDED, Inputs, begin_ns, table_fil
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.location import Location, contains, spark_url
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.archive.location import Location, spark_url
+from nsqtools.errors import NotFoundError
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
@@ -53,18 +53,6 @@ class Choice:
             return True
         begin = begin_ns(date.fromisoformat(day))
         return self.within.meets(begin, begin + DAY_NS - 1)
-
-
-def refuse_nested(option: str, folder: Location, archives: Location) -> None:
-    """Refuse an output in an archive, or the other way round: it would be read as one.
-
-    Raises `ConfigurationError`.
-    """
-    if contains(folder, archives) or contains(archives, folder):
-        raise ConfigurationError(
-            f"{option} {folder} and the archives in {archives} must not contain each other",
-            hint="Give a directory beside it.",
-        )
 
 
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
@@ -98,8 +86,8 @@ def _read_archives(
     reader = spark.read.format("nsq-archive").option("format", "raw")
     options = {
         "topics": ",".join(choice.topics),
-        "since": _moment(choice.within.since_ns),
-        "until": _moment(choice.within.until_ns, up=999),
+        "since": moment(choice.within.since_ns),
+        "until": moment(choice.within.until_ns, up=999),
         "delimiter": escaped(choice.delimiter),
         "minPartitions": str(choice.min_partitions or ""),
         **damage_options(choice.damage_path),
@@ -138,12 +126,15 @@ def escaped(delimiter: bytes | None) -> str:
     return "".join(f"\\x{byte:02x}" for byte in delimiter or b"")
 
 
-def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
-    """A time for the reader to skip by: to the microsecond, rounded so that nothing is missed."""
+def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
+    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds.
+
+    With ``up`` nanoseconds it is rounded up, so that a reader that skips by it misses nothing.
+    """
     if timestamp_ns is None:
-        return ""
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=(timestamp_ns + up) // 1000)
-    return moment.isoformat()
+        return None
+    at = datetime(1970, 1, 1) + timedelta(microseconds=(timestamp_ns + up) // 1000)
+    return f"{at.isoformat()}Z"
 
 
 def read_files(

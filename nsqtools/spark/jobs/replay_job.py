@@ -138,7 +138,9 @@ def size_of(path: str) -> int:
     """The size of a file. Raises `OutputError`."""
     place = parse_place(path)
     with failing("read", path):
-        return place.entry().size if isinstance(place, StoredPlace) else place.stat().st_size
+        if isinstance(place, StoredPlace):
+            return place.storage.stat(place.key).size
+        return place.stat().st_size
 
 
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")

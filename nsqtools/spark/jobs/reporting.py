@@ -14,7 +14,6 @@ enough.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -23,7 +22,7 @@ from pyspark.sql import functions as F
 from nsqtools.archive.catalog import Inputs
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.jobs.inputs import Choice, read_messages
+from nsqtools.spark.jobs.inputs import Choice, moment, read_messages
 
 MOST_ROWS = 100_000
 MOST_GAPS = 1000
@@ -145,11 +144,3 @@ def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Documen
         for row in sorted(longest, key=lambda row: (row["begin"], row["topic"]))
     ]
     return gaps, int(count.get["gaps"])
-
-
-def moment(timestamp_ns: int | None) -> str | None:
-    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds."""
-    if timestamp_ns is None:
-        return None
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_ns // 1000)
-    return at.replace(tzinfo=None).isoformat() + "Z"

@@ -69,7 +69,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.format_options import Options, producer_connection
+from nsqtools.spark.format_options import SLOTS, Options, producer_connection
 from nsqtools.spark.publishing.row_outcomes import (
     LOCK_WAIT_S,
     MAX_REASONS,
@@ -86,8 +86,6 @@ from nsqtools.spark.publishing.row_outcomes import (
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19
 MAX_OUTSTANDING = 8  # a kill duplicates at most this many batches, and two
-
-SLOTS = "NSQ_SPARK_SLOTS"
 
 TEXT = {"string"}
 NUMBER = {"tinyint", "smallint", "int", "bigint"}
@@ -423,7 +421,12 @@ class PublishTask:
                 self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.sync()
-        return self._made_report(time.monotonic() - began)
+        entry, report = self._prefix.entry, self._report
+        report.add(entry)
+        report.retried = self._publisher.retried
+        report.repeated = entry.repeated + self._publisher.repeated
+        report.seconds = time.monotonic() - began
+        return report
 
     # -- what an earlier attempt has done -------------------------------------------------------
 
@@ -594,14 +597,6 @@ class PublishTask:
         error = self._fatal
         kind = {"refused": RefusedError, "connect": ConnectionFailed}.get(error.category, NsqError)
         raise kind(f"partition {self._partition}: {error}", hint=error.hint) from error
-
-    def _made_report(self, seconds: float) -> PublishReport:
-        entry, report = self._prefix.entry, self._report
-        report.add(entry)
-        report.retried = self._publisher.retried
-        report.repeated = entry.repeated + self._publisher.repeated
-        report.seconds = seconds
-        return report
 
 
 def is_fault_of_row(error: NsqError | None) -> bool:

@@ -15,6 +15,7 @@ from plugins.archives import write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
+from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.layout import index_of
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -66,6 +67,24 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
 
 
+def test_what_cannot_be_read_is_said_and_the_others_are_verified_and_repaired(
+    archive: Path, run_nsq: RunNsq
+) -> None:
+    bad, damaged = archive.with_name("bad.log"), archive.with_name("damaged.log")
+    bad.symlink_to("/proc/self/mem")  # reading it fails as a bad block of a disk does
+    archive.with_name("loop").symlink_to("loop")
+    damaged.write_bytes(encode_many("clicks", "n:4150", messages(0, 2))[:-9])
+
+    verified = run_nsq(["archive", "verify", str(archive.parent)])
+    repaired = run_nsq(["archive", "repair", str(archive.parent)])
+
+    assert verified.status == 1
+    assert verified.out.startswith(b"%(path)s: cannot read %(path)s (In" % {b"path": bytes(bad)})
+    assert verified.err == "nsq: 3 files, 21 messages, 2 damaged\n"
+    assert (repaired.status, repaired.out) == (6, b"%s: repaired, 1 messages\n" % bytes(damaged))
+    assert repaired.err == f"nsq: cannot repair {bad} (Input/output error)\n"
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -91,6 +110,33 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
         return
     assert (cat.status, compacted.status) == (0 if 2**40 in values else 6, 1)
     assert f"cannot read {tmp_path / 'x.parquet'}: " in compacted.err
+
+
+@pytest.mark.parametrize(("first", "then"), [("parquet", "delta"), ("delta", "parquet")])
+def test_a_table_keeps_its_form(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path, first: str, then: str
+) -> None:
+    """Readers would see what came in one form, and the log of the other is gone."""
+    lake = str(tmp_path / "lake")
+    assert run_nsq(["archive", "convert", str(archive), "-o", lake, "--store", first]).status == 0
+
+    for other in (
+        ["archive", "convert", str(archive), "-o"],
+        ["to-file", "-t", "t", "--output-dir"],
+    ):
+        refused = run_nsq([*other, lake, "--store", then])
+        assert (refused.status, "Delta table\nhint: " in refused.err) == (2, True), refused.err
+
+
+def test_a_table_of_spark_ingest_takes_no_parquet_of_others(
+    archive: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / INGESTED).touch()
+
+    refused = run_nsq(["archive", "convert", str(archive), "-o", str(tmp_path / "lake")])
+
+    assert (refused.status, "belongs to nsq spark ingest" in refused.err) == (2, True)
 
 
 def test_parquet_among_archives_is_compacted_as_what_it_is(

@@ -146,15 +146,17 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     assert messages_at(str(blocked.parent)) == sent
 
 
-def test_a_bucket_that_is_not_there_is_named_before_a_message_is_taken(
+def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
     run_nsq: RunNsq, nsqd: GoNsqd, bucket: Bucket, tmp_path: Path
 ) -> None:
     nsqd.publish(TOPIC, b"one")
 
     result = run_nsq(to_file(nsqd, tmp_path / "out", "--upload", "s3://nope/nsq"))
+    within = run_nsq(to_file(nsqd, tmp_path / "out", "--upload", str(tmp_path / "out" / "lake")))
 
     error = "nsq: error: cannot use s3://nope/nsq (bucket nope does not exist)\n"
     assert (result.status, result.err) == (3, error)
+    assert (within.status, "must not contain each other" in within.err) == (2, True)
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     assert (stats["depth"], stats["requeue_count"]) == (1, 0)
 
