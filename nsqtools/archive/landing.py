@@ -100,6 +100,7 @@ class Lander:
             os.close(lock)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
+        self._plan.check()  # the place may have become that of another job
         state = self._state()
         landed = self._finish(state)
         self._clear()
