@@ -21,7 +21,7 @@ from typing import Self
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog
 from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering, Stopped
 from nsqtools.client.handling import Handling, OnHandled, check_count
-from nsqtools.client.message import Batch, Gathered, Message, give_back
+from nsqtools.client.message import Batch, Message, give_back
 
 
 class _LoopBacklog(Backlog):
@@ -187,8 +187,9 @@ class Consumer(CommonConsumer):
         """Iterate over batches of ``size`` messages until the consumer stops.
 
         A batch has fewer where no more came ``within_s`` seconds after the first, or in a quarter
-        of msg_timeout. Every message must be answered: `Batch.finish` finishes what is left of a
-        batch. Raises `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
+        of msg_timeout, or some of them were of another topic. Every message must be answered:
+        `Batch.finish` finishes what is left of a batch. Raises `ConfigurationError` for a ``size``
+        below 1 or above max_in_flight.
         """
         self._check_size(size, within_s)
         await self.start()
@@ -204,9 +205,9 @@ class Consumer(CommonConsumer):
                     for part in gathering.parts:
                         give_back(part)
                     raise
-                if not gathering.parts:
+                if (batch := gathering.batch()) is None:
                     return
-                if batch := Gathered(gathering.parts):
+                if batch:
                     yield batch
         finally:
             self.gather(who, 0)

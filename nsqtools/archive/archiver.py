@@ -42,7 +42,7 @@ from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
 from nsqtools.client.backlog import Backlog
-from nsqtools.client.consumer import Consumer
+from nsqtools.client.consumer import Consumer, start_all
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
@@ -258,6 +258,8 @@ class Archiver:
                 continue
             self._absent.discard(topic)
             self._troubles.over(topic)
+        if fail_fast:
+            start_all([self._archivers[topic].consumer for topic in fitting])
 
     def _fitting(self, topics: Iterable[str]) -> list[str]:
         """Return those that can begin of the topics that wait and of some more.

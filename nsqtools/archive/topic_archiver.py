@@ -109,8 +109,8 @@ class TopicArchiver:
         self._ended = threading.Event()
 
     def start(self, *, fail_fast: bool) -> None:
-        """Connect and begin. Raises the connection error with ``fail_fast``."""
-        self.consumer.start(fail_fast=fail_fast)
+        """Connect and begin; with ``fail_fast`` the first tries are waited for later."""
+        self.consumer.start(fail_fast=fail_fast, wait_s=0.0)
         self._turns.soon()
 
     def rotate(self) -> None:

@@ -208,7 +208,7 @@ class Dialer:
         self._subscribe = subscribe
         self._done = done
         self.look: Callable[[Address], None] | None = None  # before a SUB, where it is called
-        self._connecting = 0
+        self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
         self._is_stopped = False
         self._known = KnownNsqd(
@@ -220,11 +220,6 @@ class Dialer:
             max_discovered=options.max_discovered_nsqd,
         )
 
-    @property
-    def is_connecting(self) -> bool:
-        """Tell whether some attempt is under way."""
-        return self._connecting > 0
-
     def begin(self) -> None:
         """Connect to what is due, and come back when the next address is."""
         if self._is_stopped:
@@ -234,7 +229,7 @@ class Dialer:
             if self._known[address].is_looked_for:
                 self._open(address, None, self._looked)
             else:
-                self._connecting += 1
+                self.connecting += 1
                 self._open(address, self._subscribe, self._connected)
         if (next_due := self._known.next_due()) is not None:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
@@ -285,7 +280,7 @@ class Dialer:
             self._timer.cancel()
 
     def _connected(self, address: Address, result: Connection | NsqError) -> None:
-        self._connecting -= 1
+        self.connecting -= 1
         if not self._is_stopped:
             self._done(address, result)
         elif isinstance(result, Connection):

@@ -155,13 +155,14 @@ class CommonConsumer:
     def _begin(self, *, fail_fast: bool, wait_s: float = math.inf) -> None:
         self._check_process()
         with self._life:
-            if self._is_started or self._is_stopping:
+            if self._is_stopping:
                 return
-            self._io.start(quietly=fail_fast)
-            self._is_started = True
-            _started.add(self)
-            call_at_end_of_child(_stop_all)
-        if fail_fast:
+            if not self._is_started:
+                self._io.start(quietly=fail_fast)
+                self._is_started = True
+                _started.add(self)
+                call_at_end_of_child(_stop_all)
+        if fail_fast:  # of what was started without it, as by ``with``, too
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.begin_stop()
@@ -336,8 +337,8 @@ class CommonConsumer:
 
 
 class Gathering:
-    """A batch of messages of several nsqd and reads, from the first to come until it has ``size``,
-    no more can come, or the first has waited for ``within_s`` or a part of msg_timeout.
+    """A batch of messages of several nsqd and reads, from the first to come until there are
+    ``size``, no more can come, or the first has waited for ``within_s`` or a part of msg_timeout.
 
     Who gathers takes ``room`` messages at most, waits ``wait_s`` for them, and tells `add`.
     """
@@ -373,6 +374,16 @@ class Gathering:
         self._is_last = bool(self._is_full and self._is_full[0])  # read before the backlog
         self.wait_s = 0.0 if self._is_last else min(left_s, GATHER_LOOK_S)
         return self.room > 0 and left_s > 0
+
+    def batch(self) -> Gathered | None:
+        """Return what was gathered, of one topic; what is of others comes first in the next."""
+        parts: dict[str, list[Batch]] = {}
+        for part in self.parts:
+            parts.setdefault(part.topic, []).append(part)
+        first, *others = parts.values() or [[]]
+        if others:
+            self._consumer._put_back(list(chain(*others)))
+        return Gathered(first) if first else None
 
     def _ask_if_full(self) -> list[bool]:
         """Ask whether no more can come before an answer, but from nsqd that brought nothing in
@@ -469,8 +480,9 @@ class Consumer(CommonConsumer):
     ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 
-        A batch is what arrived together, or with ``size`` that many messages, of all nsqd: fewer
-        where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
+        A batch is what arrived together, or with ``size`` that many messages of a topic, of all
+        nsqd: fewer where no more came ``within_s`` seconds after the first, or in a quarter of
+        msg_timeout, or some of them were of another topic.
 
         Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
         `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
@@ -507,7 +519,7 @@ class Consumer(CommonConsumer):
         gathering = Gathering(self, size, within_s, timeout_s)
         while gathering.add(self._take(gathering.wait_s, gathering.room, several=True)):
             pass
-        return Gathered(gathering.parts) if gathering.parts else None
+        return gathering.batch()
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -590,8 +602,12 @@ class Consumer(CommonConsumer):
                 )
                 for n in range(workers - 1)
             ]
-            for thread in threads:
-                thread.start()
+            try:
+                for thread in threads:
+                    thread.start()
+            except RuntimeError:  # no more can be had
+                self.begin_stop()
+                raise
             self._work(handling)
             if not stop_signals.ends_now:
                 for thread in threads:
@@ -613,6 +629,14 @@ class Consumer(CommonConsumer):
         except BaseException as exc:
             handling.misuse = exc
         self.begin_stop()
+
+
+def start_all(consumers: Sequence[Consumer]) -> None:
+    """Start consumers with ``fail_fast``; wait for those that have no connection, together."""
+    for consumer in consumers:
+        consumer.start(fail_fast=True, wait_s=0.0)
+    for consumer in consumers:
+        consumer.start(fail_fast=True, wait_s=0.0 if consumer.connections else math.inf)
 
 
 # -- the process ----------------------------------------------------------------------------------

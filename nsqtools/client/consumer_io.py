@@ -408,7 +408,7 @@ class ConsumerIO:
         for topic, discovery in self._discoveries.items():
             discovery.begin(self.loop, partial(self._listed, topic))
         self.loop.call_each(LIVENESS_TICK_S, self._watch_liveness)
-        self._redistribute()
+        self._keep_pace()
         self._settle()
 
     # -- connecting -----------------------------------------------------------------------------
@@ -440,11 +440,12 @@ class ConsumerIO:
         connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
         self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
+        self._keep_pace()
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
-        if not self._expected and not any(each.is_connecting for each in self.dialers.values()):
+        if not self._expected and not any(each.connecting for each in self.dialers.values()):
             self.settled.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
@@ -538,10 +539,8 @@ class ConsumerIO:
 
     def _limit_changed(self, count: int) -> None:
         if count != self.rdy.max_in_flight:
-            was_scarce = self.rdy.is_scarce
             self.rdy.set_max_in_flight(count, self.loop.now())
-            if self.rdy.is_scarce != was_scarce and self._redistributes is not None:
-                self._redistribute()  # from here on at another interval
+            self._keep_pace()
             self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def is_full(self, idle_s: float) -> bool:
@@ -569,7 +568,7 @@ class ConsumerIO:
             return
         if self.rdy.test(self.loop.now()):
             self.backoff.expire()
-            self._redistribute()  # from here on at another interval
+            self._keep_pace()
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
@@ -616,6 +615,10 @@ class ConsumerIO:
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Call `_redistribute` from here on as often as is needed now."""
         interval_s = self._options.rdy_redistribute_interval_s
         if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)

@@ -16,13 +16,11 @@ from functools import partial
 from types import CoroutineType, FrameType
 from typing import Any, Self
 
-from nsqtools.client.message import Answered, Message
+from nsqtools.client.message import Answered, Message, touch_when_due
 from nsqtools.client.options import check_times
 from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
-
-TOUCH_SHARE = 0.5  # of msg_timeout
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -152,10 +150,7 @@ class Handling:
 
     def touch(self, now: float) -> None:
         """Touch what has been handled for a while (on the I/O thread)."""
-        for message in list(self._at_work):  # which other threads change
-            left_s = message.deadline - now
-            if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
-                message.touch()
+        touch_when_due(list(self._at_work), now)  # which other threads change
 
 
 def check_count(name: str, count: int) -> None:

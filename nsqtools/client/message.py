@@ -20,6 +20,8 @@ from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
 
+TOUCH_SHARE = 0.5  # of msg_timeout
+
 
 class Answers(Protocol):
     """Where a message was delivered, and where its answer goes (a consumer's connection)."""
@@ -210,6 +212,14 @@ class Gathered(Batch):
     def finish(self) -> Answered:
         """Finish every message not answered yet; return how many those were."""
         return Answered(sum(part.finish() for part in self._parts))
+
+
+def touch_when_due(messages: Iterable[Message], now: float) -> None:
+    """Restart the timeouts of messages, each before it has passed."""
+    for message in messages:
+        left_s = message.deadline - now
+        if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
+            message.touch()
 
 
 def most_attempts(messages: list[Message]) -> int:

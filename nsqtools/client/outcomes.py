@@ -14,6 +14,7 @@ nothing about the earlier one, so its error must pass through `kept_unknown`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from nsqtools.errors import (
@@ -138,9 +139,9 @@ def of_parts(counts: Sequence[int], errors: Sequence[PublishError | None]) -> Pu
     error = first
     if len(kinds) > 1:
         may_be_stored = not kinds.isdisjoint({type(None), PublishUnknown})
-        numbers = ", ".join(
-            f"{number} {words}" for words, number in _numbers(outcomes).items() if number
-        )
+        number = Counter(_WORDS.get(type(outcome), "not sent") for outcome in outcomes)
+        words = (*_WORDS.values(), "not sent")
+        numbers = ", ".join(f"{number[each]} {each}" for each in words if number[each])
         kind = PublishUnknown if may_be_stored else PublishNotSent
         error = kind(f"of {counted(len(outcomes), 'message')} {numbers}: {first}", hint=_PARTS_HINT)
         error.__cause__ = first
@@ -148,13 +149,6 @@ def of_parts(counts: Sequence[int], errors: Sequence[PublishError | None]) -> Pu
     return error
 
 
-def _numbers(outcomes: Sequence[PublishError | None]) -> dict[str, int]:
-    words = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
-    numbers = dict.fromkeys([*words.values(), "not sent"], 0)
-    for outcome in outcomes:
-        numbers[words.get(type(outcome), "not sent")] += 1
-    return numbers
-
-
+_WORDS = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
 _UNKNOWN_HINT = "nsqd may have the messages; publishing them again may double them."
 _PARTS_HINT = "The outcomes of this error say what became of each message."

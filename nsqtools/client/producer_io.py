@@ -423,10 +423,6 @@ class ProducerLinks:
 
     # -- all of them ----------------------------------------------------------------------------
 
-    @property
-    def has_outstanding(self) -> bool:
-        return any(link.outstanding for link in self._links)
-
     def check(self, now: float) -> None:
         """Give up the connections that are dead."""
         for link in self:
@@ -544,7 +540,9 @@ class ProducerIO:
         if self._queue:
             self._dispatch()
         self._report_settled()
-        if self._is_stopping and not (self._queue or self._inbox or self.links.has_outstanding):
+        if self._is_stopping and not (
+            self._queue or self._inbox or any(link.outstanding for link in self.links)
+        ):
             self.loop.stop()
 
     def _dispatch(self) -> None:

@@ -16,6 +16,10 @@ Two invariants hold whatever happens, in whatever order:
 What could not be granted is remembered in `_wanting` and retried when room appears. The sums are
 running totals, so that an answer costs the same with one connection as with a thousand.
 
+Shares are even, but for a *quiet* connection: one without messages for a moment while another had
+all that it may have. It keeps RDY 1, until its first message, and the quiet ones together at most
+half of what is allowed: of ten slow workers two would work where one of five nsqd has the backlog.
+
 With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then).
 A connection without messages passes it on after a moment, to who has waited longest. While all that
 have it are busy, one at a time lends it to a connection that waits, which keeps it if it has
@@ -43,6 +47,7 @@ RESEND_AT = 0.25
 STARVED_AT = 0.85
 PROBE_S = 0.1  # how long a connection has RDY before it counts as one without messages
 PROBED_S = 0.9 * PROBE_S  # ticks are not exact
+QUIET_S = 2 * PROBE_S
 ROUND_S = 2.0  # for idle connections to have their turns, where there are few
 LENT_SHARE = 0.08  # of the time of busy connections
 
@@ -64,12 +69,11 @@ class ReadyState:
     left: int = 0  # of rdy, as the old credit reading counts it
     in_flight: int = 0
     closing: bool = False
+    was_full: bool = False  # since the last tick
+    full_ticks: int = 0
+    is_quiet: bool = False
     is_probed: bool = False  # has RDY on loan
     has_lent: bool = False  # was busy when its RDY was lent to another
-
-    @property
-    def use(self) -> int:
-        return self.rdy if self.rdy > self.in_flight else self.in_flight
 
 
 class ReadyControl(Generic[K]):
@@ -91,33 +95,33 @@ class ReadyControl(Generic[K]):
         self._idle_timeout_s = idle_timeout_s
         self._hold_timeout_s = hold_timeout_s
         self._rng = rng or random.Random()
-        self._states: dict[K, ReadyState] = {}
+        self.states: dict[K, ReadyState] = {}
         self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
         self._changes: list[tuple[K, int]] = []
         self._use = 0  # of all connections
         self._rdy = 0
         self.in_flight = 0
         self._sharers = 0  # connections that are not closing
-        self._even_share = 0  # what each of them gets, but for its cap
+        self._quiet_share = 0  # what those that are quiet get together
+        self._even_share = 0  # what each of the others gets, but for its cap
         self.is_scarce = False  # some connections must wait for RDY
         self._mode = NORMAL
         self._tester: K | None = None
         self._next_loan = 0.0
 
-    def __getitem__(self, key: K) -> ReadyState:
-        return self._states[key]
-
     @property
     def rotates(self) -> bool:
         """Tell whether connections without messages pass RDY on."""
-        return self.is_scarce or (self._mode == TEST and self._sharers > 1)
+        has_quiet = self._quiet_share > 0
+        return self.is_scarce or has_quiet or (self._mode == TEST and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
-        """Tell whether some connection is within 15 % of its RDY: finish what is held back."""
+        """Tell whether some connection is within 15 % of its RDY: finish what is held back. One
+        message on a quiet one is no reason, or each would be flushed alone."""
         return any(
-            not s.closing and s.in_flight > 0 and s.in_flight >= s.rdy * STARVED_AT
-            for s in list(self._states.values())  # other threads ask, too
+            not (s.closing or s.is_quiet) and 0 < s.in_flight >= s.rdy * STARVED_AT
+            for s in list(self.states.values())  # other threads ask, too
         )
 
     def is_full(self, now: float, idle_s: float) -> bool:
@@ -125,7 +129,7 @@ class ReadyControl(Generic[K]):
         that have brought none in ``idle_s``."""
         return all(
             s.in_flight >= s.rdy or (not s.in_flight and now - s.last_message >= idle_s)
-            for s in self._states.values()
+            for s in self.states.values()
         )
 
     def had_turns(self, since: float, now: float) -> bool:
@@ -135,7 +139,7 @@ class ReadyControl(Generic[K]):
             s.closing
             or (s.rdy > s.in_flight and now - s.last_change >= PROBED_S)
             or s.last_room > since
-            for s in list(self._states.values())  # other threads ask, too
+            for s in list(self.states.values())  # other threads ask, too
         )
 
     def take_changes(self) -> list[tuple[K, int]]:
@@ -147,8 +151,8 @@ class ReadyControl(Generic[K]):
 
     def add(self, key: K, cap: int, now: float) -> None:
         """A connection has subscribed."""
-        self._states[key] = ReadyState(cap, last_message=now, last_change=now)
-        self._count_sharers(1)
+        self.states[key] = ReadyState(cap, last_message=now, last_change=now)
+        self._count_sharers()
         if self._mode == NORMAL:
             self._lower_to_share(now)
             self._set(key, 1, now)
@@ -156,10 +160,10 @@ class ReadyControl(Generic[K]):
 
     def remove(self, key: K, now: float) -> None:
         """A connection is gone; its messages come again from nsqd."""
-        state = self._states[key]
+        state = self.states[key]
         self._update(state, 0, 0)
-        self._count_sharers(-1 if not state.closing else 0)
-        del self._states[key]
+        del self.states[key]
+        self._count_sharers()
         self._wanting.pop(key, None)
         self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
@@ -170,9 +174,9 @@ class ReadyControl(Generic[K]):
 
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
-        state = self._states[key]
-        self._count_sharers(-1 if not state.closing else 0)
+        state = self.states[key]
         state.closing = True
+        self._count_sharers()
         state.left = 0
         self._update(state, 0, state.in_flight)
         self._wanting.pop(key, None)
@@ -184,7 +188,7 @@ class ReadyControl(Generic[K]):
 
     def received(self, key: K, count: int, now: float) -> bool:
         """Messages arrived on a connection; return whether it has all that it may have."""
-        state = self._states[key]
+        state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was + count
         self.in_flight += count
@@ -196,18 +200,20 @@ class ReadyControl(Generic[K]):
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
-        return in_flight >= state.rdy
+        is_full = in_flight >= state.rdy
+        state.was_full |= is_full
+        return is_full
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
-        state = self._states[key]
+        state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was - count
         self.in_flight -= count
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
         if self._mode == NORMAL:
-            if not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
+            if rdy > self.is_scarce and state.left <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
                 self._retry_wanting(now)
@@ -219,7 +225,7 @@ class ReadyControl(Generic[K]):
     def set_max_in_flight(self, max_in_flight: int, now: float) -> None:
         """Change the total; 0 pauses, in backoff too."""
         self.max_in_flight = max_in_flight
-        self._count_sharers(0)
+        self._count_sharers()
         self._wanting.clear()
         if self._mode == NORMAL:
             self._lower_to_share(now)
@@ -233,7 +239,7 @@ class ReadyControl(Generic[K]):
         self._mode = WAIT
         self._tester = None
         self._wanting.clear()
-        for key in self._states:
+        for key in self.states:
             self._set(key, 0, now)
 
     def test(self, now: float) -> bool:
@@ -254,25 +260,49 @@ class ReadyControl(Generic[K]):
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode == WAIT or not self._states:
+        if self._mode == WAIT or not self.states:
             return
         if self._mode == TEST:
             self._move_idle_tester(now)
-        elif self.is_scarce:
+            return
+        self._find_quiet(now)
+        if self.is_scarce:
             self._rotate(now)
         else:
             self._raise_to_share(now)
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _count_sharers(self, more: int) -> None:
-        self._sharers += more
-        even = max(1, self.max_in_flight // max(1, self._sharers))
-        self._even_share = even if self.max_in_flight else 0
-        self.is_scarce = self._sharers > self.max_in_flight > 0
+    def _count_sharers(self) -> None:
+        sharers = [state for state in self.states.values() if not state.closing]
+        quiet = sum([state.is_quiet for state in sharers])
+        most = self.max_in_flight
+        self._sharers = len(sharers)
+        self._quiet_share = min(quiet, (most + 1) // 2)
+        even = max(1, (most - self._quiet_share) // max(1, len(sharers) - quiet))
+        self._even_share = even if most else 0
+        self.is_scarce = most > 0 and (len(sharers) > most or quiet > self._quiet_share)
 
     def _share(self, state: ReadyState) -> int:
-        return self._even_share if self._even_share < state.cap else state.cap
+        share = min(1, self._even_share) if state.is_quiet else self._even_share
+        return share if share < state.cap else state.cap
+
+    def _find_quiet(self, now: float) -> None:
+        """Decide again which connections are quiet."""
+        live = [state for state in self.states.values() if not state.closing]
+        before = [state.is_quiet for state in live]
+        for state in live:
+            is_full = state.was_full or state.in_flight >= state.rdy > 0
+            state.full_ticks = state.full_ticks + 1 if is_full else 0
+            state.was_full = False
+        is_short = any(state.full_ticks >= 2 for state in live)  # one message fills RDY 1
+        for state in live:
+            is_silent = not state.in_flight and now - state.last_message >= QUIET_S
+            state.is_quiet = is_short and state.full_ticks < 2 and (state.is_quiet or is_silent)
+        if before != [state.is_quiet for state in live]:
+            self._count_sharers()
+            self._lower_to_share(now)
+            self._raise_to_share(now)
 
     def _update(self, state: ReadyState, rdy: int, in_flight: int) -> None:
         """Change a connection, and the totals with it."""
@@ -284,35 +314,39 @@ class ReadyControl(Generic[K]):
         self._use -= was_rdy if was_rdy > was_in_flight else was_in_flight
 
     def _lower_to_share(self, now: float) -> None:
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             if state.rdy > (share := self._share(state)):
                 self._set(key, share, now)
-        over = self._rdy - self.max_in_flight
-        for key, state in self._states.items():  # more connections than messages allowed
+        quiet = sum([state.rdy for state in self.states.values() if state.is_quiet])
+        over = max(self._rdy - self.max_in_flight, quiet - self._quiet_share)
+        for key, state in self._quiet_last()[::-1]:  # more connections than messages allowed
             if over > 0 and state.rdy > 0:
                 over -= state.rdy
                 self._set(key, 0, now)
 
+    def _quiet_last(self) -> list[tuple[K, ReadyState]]:
+        return sorted(self.states.items(), key=lambda each: each[1].is_quiet)
+
     def _raise_to_share(self, now: float) -> None:
-        for key, state in self._states.items():
+        for key, state in self._quiet_last():
             if not state.closing and state.rdy < (share := self._share(state)):
                 self._set(key, share, now)
 
     def _retry_wanting(self, now: float) -> None:
         while self._wanting and self._use < self.max_in_flight:
             key = next(iter(self._wanting))
-            self._set(key, self._share(self._states[key]), now)
+            self._set(key, self._share(self.states[key]), now)
             if key in self._wanting:
                 return  # there was room for a part of its share
 
     def _set(self, key: K, wish: int, now: float) -> None:
         """Bring a connection to the wished RDY, as far as the invariants allow."""
-        state = self._states[key]
+        state = self.states[key]
         if state.closing:
             return
         count = min(wish, state.cap)
         if count > state.rdy:
-            others = self._use - state.use
+            others = self._use - max(state.rdy, state.in_flight)
             granted = min(count, self.max_in_flight - others)
             if granted < count:
                 self._wanting[key] = None
@@ -343,16 +377,16 @@ class ReadyControl(Generic[K]):
         """
         if self._mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
-        keys = [key for key, state in self._states.items() if not state.closing]
-        idle = [key for key in keys if not self._states[key].in_flight]
-        busy = [key for key in keys if self._states[key].in_flight]
+        keys = [key for key, state in self.states.items() if not state.closing]
+        idle = [key for key in keys if not self.states[key].in_flight]
+        busy = [key for key in keys if self.states[key].in_flight]
         if idle and self.in_flight < self.max_in_flight:
             self._rng.shuffle(idle)
-            self._tester = min(idle, key=lambda key: self._states[key].last_change)
+            self._tester = min(idle, key=lambda key: self.states[key].last_change)
         elif busy:
-            self._tester = max(busy, key=lambda key: self._states[key].in_flight)
+            self._tester = max(busy, key=lambda key: self.states[key].in_flight)
         if self._tester is not None:
-            state = self._states[self._tester]
+            state = self.states[self._tester]
             state.last_change = now
             self._send(self._tester, state, 1)
 
@@ -364,7 +398,7 @@ class ReadyControl(Generic[K]):
     def _move_idle_tester(self, now: float) -> None:
         if self._tester is None or self._sharers < 2:
             return
-        state = self._states[self._tester]
+        state = self.states[self._tester]
         if not state.in_flight and now - state.last_change >= self._dwell_s(1, self._sharers - 1):
             self._release_tester(now)
             self._find_tester(now)
@@ -376,11 +410,13 @@ class ReadyControl(Generic[K]):
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and give what is free to those that wait."""
-        live = [(key, state) for key, state in self._states.items() if not state.closing]
+        live = [(key, state) for key, state in self.states.items() if not state.closing]
         # who has lent its RDY comes first, as it has messages; then who has waited longest
         waiting = [(not s.has_lent, s.last_change, n) for n, (_, s) in enumerate(live) if not s.rdy]
         turns = [live[n] for _, _, n in sorted(waiting)]
-        dwell_s = self._dwell_s(self.max_in_flight, len(turns))
+        dwell_s = self._dwell_s(len(live) - len(turns), len(turns))
+        if self._quiet_share:
+            dwell_s = min(dwell_s, ROUND_S)
         self._wanting.clear()
         busy: list[tuple[K, ReadyState]] = []
         taken = 0
@@ -391,7 +427,8 @@ class ReadyControl(Generic[K]):
                     PROBED_S if state.is_probed else dwell_s
                 )
                 held_s = now - state.last_change
-                if taken < len(turns) and (is_idle or held_s > self._hold_timeout_s):
+                is_due = state.rdy == 1 and held_s > self._hold_timeout_s
+                if taken < len(turns) and (is_idle or is_due):
                     taken += 1
                     self._take_back(key, state, now, lends=not is_idle)
                 elif state.in_flight or idle_s < PROBED_S:

@@ -173,14 +173,15 @@ class Drain:
 
     def _empty(self, move: Move, channel: str, producer: Producer) -> None:
         address, planned = tcp_address(self._source), self.moved + move.messages
-        with Consumer(
-            move.topic, channel, nsqd_tcp_addresses=address, options=self._options
-        ) as consumer:
-            consumer.start(fail_fast=True)
+        consumer = Consumer(move.topic, channel, nsqd_tcp_addresses=address, options=self._options)
+        consumer.start(fail_fast=True)
+        with consumer:
             while not self._stopped.is_set():
                 batch = consumer.next_batch(IDLE_S if self.moved < planned else IDLE_S / 10)
                 if batch is None:
-                    return
+                    if not (consumer.connections and self._waits(move.topic, channel)):
+                        return
+                    continue
                 try:
                     producer.publish_many(move.topic, [message.body for message in batch])
                 except BaseException:
@@ -188,6 +189,14 @@ class Drain:
                     raise
                 self.moved += len(batch)
                 batch.finish()
+
+    def _waits(self, topic: str, channel: str) -> bool:
+        """Tell whether there is something to deliver: a busy nsqd is silent, too."""
+        topics = read_stats(self._source.stats(topic, channel)).topics or ()
+        return any(
+            not each.paused and (each.depth or any(c.depth and not c.paused for c in each.channels))
+            for each in topics
+        )
 
 
 def tcp_address(nsqd: NsqdHTTPClient) -> str:

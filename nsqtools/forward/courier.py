@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nsqtools.client.giving_up import DeadLetters
-from nsqtools.client.message import Batch
+from nsqtools.client.message import touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
@@ -49,7 +49,6 @@ from nsqtools.records.envelope import encode_dead_letter
 log = logging.getLogger("nsqtools")
 
 WINDOW_BYTES = 3 << 20  # below the producer's, which would block
-TOUCH_SHARE = 0.5  # of msg_timeout
 HOLD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
 RETRY_BASE_S, RETRY_MAX_S = 0.1, 10.0
 REQUEUE_BASE_S, REQUEUE_MAX_S = 1.0, 900.0
@@ -314,14 +313,6 @@ class Courier:
             parcel = parcels.popleft()
             count = parcel.messages.requeue(0, backoff=False)
             self._counters.add(parcel.messages.topic, requeued=count)
-
-
-def touch_when_due(messages: Batch, now: float) -> None:
-    """Restart the timeout of messages, before it has passed."""
-    first = messages[0]
-    if first.deadline - now < (1 - TOUCH_SHARE) * (first.deadline - first.received_at):
-        for message in messages:
-            message.touch()
 
 
 # -- where dead letters are kept -------------------------------------------------------------------

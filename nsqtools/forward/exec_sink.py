@@ -37,7 +37,7 @@ from nsqtools.errors import OutputError
 from nsqtools.forward.command_starter import EndedCommand, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.text import escape_line
-from nsqtools.records.envelope import Envelope, encode_many
+from nsqtools.records.envelope import encode_many
 from nsqtools.records.units import parse_span
 
 log = logging.getLogger("nsqtools")
@@ -462,7 +462,8 @@ class _Kept(_Worker):
             self.since = now
         self.work.append(work)
         self.watch()
-        self._unwritten += _line(work[0])
+        messages = work[0].messages
+        self._unwritten += encode_many(messages.topic, messages.nsqd, [work[0].first_as_sent()])
 
     def write_on(self) -> None:
         """Write what it is given, as far as its pipe takes it."""
@@ -544,16 +545,6 @@ def _held(data: bytes) -> IO[bytes]:
     file.write(data)
     file.seek(0)
     return file
-
-
-def _line(parcel: Parcel) -> bytes:
-    messages, [body] = parcel.messages, parcel.bodies
-    [message] = messages
-    if body is not message.body:
-        where = messages.topic, messages.nsqd
-        changed = Envelope(*where, message.id, message.timestamp_ns, message.attempts, body)
-        return encode_many(*where, (changed,))
-    return encode_many(messages.topic, messages.nsqd, messages)
 
 
 def _outcome(line: bytes) -> Outcome | None:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped
-from nsqtools.client.message import Batch
+from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped, start_all
+from nsqtools.client.message import Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile, touch_when_due
+from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile
 from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit
@@ -94,11 +94,11 @@ class TopicSources:
         self._deletions = Deletions(settings.connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
-        self._unlisted = UnlistedTopics(settings.connection)
+        self.unlisted = UnlistedTopics(settings.connection)
         self._troubles = Troubles()
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
-        self._is_stopping = False
+        self.is_stopping = False
 
     def start(self, now: float) -> None:
         """Subscribe.
@@ -107,15 +107,14 @@ class TopicSources:
         which topics a pattern matches; `ConfigurationError` for a topic given that must not be
         forwarded.
         """
-        for topic in self._settings.topics:
-            self._begin(topic).start(fail_fast=True)
+        start_all([self._begin(topic) for topic in self._settings.topics])
         self._refresh_at = now + self._settings.refresh_s
         if self._discovery is not None:
             self._begin_found(self._discovery.ask())
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
-        self._is_stopping = True
+        self.is_stopping = True
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
@@ -135,25 +134,17 @@ class TopicSources:
         """A consumer has delivered its last message. Raises ``RuntimeError`` for a defect."""
         consumer.raise_failure()
         [topic] = consumer.topics
-        if self._consumers.get(topic) is consumer and not self._is_stopping:
+        if self._consumers.get(topic) is consumer and not self.is_stopping:
             del self._consumers[topic]
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
 
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
         cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
-        return cut_off <= self._unlisted.among(cut_off)
+        return cut_off <= self.unlisted.among(cut_off)
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""
         return all(each.had_turns(since) for each in self._consumers.values())
-
-    def refuse_unlisted(self) -> None:
-        """Raise `NotFoundError` for a topic given that no nsqd had when it was asked last."""
-        self._unlisted.refuse(self._settings.topics)
 
     def look(self, now: float) -> None:
         """Look for new topics of the pattern and for deleted ones, where it is time to."""
@@ -257,6 +248,8 @@ class Forwarder:
         self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
         self._next_tick = 0.0
         self._is_late = False  # the time was over before what was counted had arrived
+        self._came_again = 0
+        self.left = 0  # messages that went back to their queue, where a limit ended the run
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -284,10 +277,12 @@ class Forwarder:
         try:
             self._sources.start(now)
             end = self._pump()
+            if end in (End.COUNT, End.IDLE):
+                self.left = max(0, self.counters.totals.requeued - self._came_again)
         finally:
             self._end()
         if end is End.IDLE:
-            self._sources.refuse_unlisted()
+            self._sources.unlisted.refuse(self._settings.topics)
         return end
 
     @property
@@ -340,8 +335,10 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        if self._is_busy or (self._limits.idle_s is not None and not self._sources.is_connected()):
-            self._watch.saw_message(now)  # not idle: what is being delivered may come back
+        may_come_back = self._is_busy or self.courier.is_open
+        has_limit = self._limits.idle_s is not None
+        if may_come_back or (has_limit and not self._sources.is_connected()):
+            self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
         self.courier.tick(now)
@@ -353,6 +350,7 @@ class Forwarder:
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
+        self._came_again += sum([message.attempts > 1 for message in batch])
         if self._settings.keep is not None:
             batch = self._selected(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))

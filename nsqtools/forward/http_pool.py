@@ -67,16 +67,12 @@ class HttpTls:
             str(ca_file or ""), str(cert or ""), str(key or ""), insecure_skip_verify=is_insecure
         )
         self._files = (self._options.ca_file, self._options.cert_file, self._options.key_file)
-        self._given = Renewed(self._files, self._read)
+        self.given = Renewed(self._files, self._read)  # CA file, certificate and key
         self._system = ssl.get_default_verify_paths()
 
     def _read(self) -> list[bytes | None]:
         make_context(self._options)  # it says what is wrong with a file
         return [Path(path).read_bytes() if path else None for path in self._files]
-
-    def given(self) -> list[bytes | None]:
-        """Return CA file, certificate and key as they are now."""
-        return self._given.get()
 
     def prepare(self, curl: pycurl.Curl) -> None:
         """Set what stays."""
@@ -131,7 +127,7 @@ class _Transfer:
         if request.body is not None:
             curl.setopt(pycurl.POSTFIELDS, request.body)
         curl.setopt(pycurl.HTTPHEADER, request.headers)
-        if self._pool.tls is not None and (given := self._pool.tls.given()) is not self._given:
+        if self._pool.tls is not None and (given := self._pool.tls.given.get()) is not self._given:
             self._given = given
             names = (pycurl.CAINFO_BLOB, pycurl.SSLCERT_BLOB, pycurl.SSLKEY_BLOB)
             for name, data in zip(names, given, strict=True):

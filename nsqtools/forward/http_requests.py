@@ -25,7 +25,6 @@ from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel
 from nsqtools.protocol.names import Address
-from nsqtools.records.envelope import Envelope
 from nsqtools.records.template import compile_template
 
 Encoder = Callable[..., bytes]
@@ -206,17 +205,8 @@ class RequestBuilder:
     def _target(self, endpoint: Endpoint, parcel: Parcel) -> str:
         if endpoint.template is None:
             return endpoint.target
-        messages = parcel.messages
-        message = messages[0]
-        sent = Envelope(
-            messages.topic,
-            messages.nsqd,
-            message.id,
-            message.timestamp_ns,
-            message.attempts,
-            parcel.bodies[0],
-        )
-        return _encoded(endpoint.template(messages.topic, messages.nsqd, [sent]))
+        where = parcel.messages.topic, parcel.messages.nsqd
+        return _encoded(endpoint.template(*where, [parcel.first_as_sent()]))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:

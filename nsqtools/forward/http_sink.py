@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
+from http.client import responses
 from urllib.parse import urljoin
 from zlib import crc32
 
@@ -105,10 +105,7 @@ def action_for(policy: Mapping[str, StatusAction], status: int) -> StatusAction:
 
 def describe(status: int) -> str:
     """``HTTP 404 Not Found``."""
-    try:
-        return f"HTTP {status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return f"HTTP {status}"
+    return f"HTTP {status} {responses.get(status, '')}".rstrip()
 
 
 def retry_after_s(text: str, now_s: float) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.envelope import Envelope, MessageLike
 from nsqtools.records.prometheus import Metric
 
 
@@ -89,6 +90,14 @@ class Parcel:
         messages = Batch(self.messages.source, [self.messages[place] for place in places])
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
+
+    def first_as_sent(self) -> MessageLike:
+        """Return the first message with the body that is sent for it."""
+        messages, message, body = self.messages, self.messages[0], self.bodies[0]
+        if body is message.body:
+            return message
+        what = message.id, message.timestamp_ns, message.attempts, body
+        return Envelope(messages.topic, messages.nsqd, *what)
 
     def unanswered(self) -> Parcel | None:
         """Return what is still ours to deliver: nsqd may have taken messages back meanwhile."""

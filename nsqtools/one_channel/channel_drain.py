@@ -21,12 +21,11 @@ from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.inventory import messages_of
-from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.errors import NotFoundError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
-from nsqtools.protocol.text import format_duration
 
 _IDLE_S = 0.5
 
@@ -36,33 +35,31 @@ Queue = tuple[str, str]
 
 
 class ChannelMove(NamedTuple):
-    """What a channel has, before it is moved; ``longest`` is how long it may be deferred."""
+    """What a channel has, before it is moved."""
 
     topic: str
     channel: str
     waiting: int
     in_flight: int
     deferred: int
-    longest: str = "1h"
 
     @property
     def messages(self) -> int:
         return self.waiting + self.in_flight + self.deferred
 
     def line(self) -> str:
-        """Describe it, and how long it may take."""
+        """Describe it."""
         text = f"move {self.topic}/{self.channel}: {self.waiting} waiting"
         if self.in_flight:
             text += f", {self.in_flight} in flight (moved if they come back)"
         if self.deferred:
-            text += f", {self.deferred} deferred (moved when due, in {self.longest} at most)"
+            text += f", {self.deferred} deferred (moved when due)"
         return text
 
 
 def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMove], list[str]]:
     """Return what is moved, and a line for each queue that stays, with the reason."""
     moves, stays = [], []
-    longest = _longest_delay(nsqd)
     topics = _topics(nsqd)
     names = {channel.channel_name for topic in topics for channel in topic.channels}
     if only and (only not in names or is_ephemeral(only)):
@@ -77,7 +74,7 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
                 continue
             if not channel.paused:
                 counts = channel.depth, channel.in_flight_count, channel.deferred_count
-                moves.append(ChannelMove(name, channel.channel_name, *counts, longest))
+                moves.append(ChannelMove(name, channel.channel_name, *counts))
             elif messages := messages_of(channel):
                 stays.append(f"channel {name}/{channel.channel_name} is paused, with {messages}")
     return moves, stays
@@ -149,13 +146,6 @@ class ChannelDrain:
             for channel in topic.channels
             if (topic.topic_name, channel.channel_name) in keys
         )
-
-
-def _longest_delay(nsqd: NsqdHTTPClient) -> str:
-    try:
-        return format_duration(int(nsqd.config("max_req_timeout")) / 1e9)
-    except (NsqError, TypeError, ValueError):
-        return "1h"  # of an nsqd before 1.0, by default
 
 
 def _topics(nsqd: NsqdHTTPClient) -> tuple[TopicStats, ...]:

@@ -131,7 +131,8 @@ class RecordSource:
     def _read(self, descriptor: int, path: str) -> Iterator[InputBatch[bytes]]:
         splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
         while not self._is_stopped():
-            if not _is_ready(descriptor, LINGER_S if self._pending else STOP_CHECK_S):
+            wait_s = LINGER_S if self._pending else STOP_CHECK_S
+            if not select.select([descriptor], [], [], wait_s)[0]:  # a regular file is ready
                 if self._pending:
                     yield self._take()
                 continue
@@ -180,11 +181,6 @@ def _widen_pipe(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     except (OSError, AttributeError):
         pass  # no pipe, or not on Linux
-
-
-def _is_ready(descriptor: int, timeout_s: float) -> bool:
-    # a regular file is always ready
-    return bool(select.select([descriptor], [], [], timeout_s)[0])
 
 
 def _read_chunk(descriptor: int, path: str) -> bytes:

@@ -22,7 +22,6 @@ from typing import Any, Generic, NamedTuple, Self
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
-from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.input import InputBatch, Record
 from nsqtools.publish.publisher import PublishBatch, PublishCounts, Publisher, PublishOutcome
@@ -99,17 +98,6 @@ class PublishJob(Generic[Record]):
         publisher = self._publisher
         publisher.poll()
         return publisher.is_stopped or (publisher.has_given_up and self._unsent is None)
-
-    @property
-    def options_for_larger(self) -> list[str]:
-        """The client options with which no record would have been above the limit."""
-        if not self.largest_rejected:
-            return []
-        options = [f"publish_max_msg_size={self.largest_rejected}"]
-        size = mpub_size([self.largest_rejected])
-        if size > self._publisher.client_options.publish_max_body_size:
-            options.append(f"publish_max_body_size={size}")
-        return options
 
     def _take(self, batch: InputBatch[Record]) -> None:
         publisher = self._publisher

@@ -19,15 +19,16 @@ import enum
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication
+from nsqtools.client.publication import Publication, in_groups
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
+from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import parse_address
 from nsqtools.records.envelope import MessageLike
 
@@ -254,10 +255,19 @@ class Publisher:
         # NSQ has no deferred MPUB; and a few batches would leave some of many nsqd without any
         size = max(1, -(-len(bodies) // self._shares)) if defer_s is None else 1
         for producer in self._producers:
-            for start in range(0, len(bodies), size):
+            start = 0
+            for group in self._groups(bodies, size):
                 while not producer.has_room:
                     self._wait()
-                self._send(producer, batch, start, bodies[start : start + size], defer_s)
+                self._send(producer, batch, start, group, defer_s)
+                start += len(group)
+
+    def _groups(self, bodies: Sequence[bytes], most: int) -> Iterable[Sequence[bytes]]:
+        """Cut a batch into what nsqd takes as one MPUB."""
+        limit = self.client_options.publish_max_body_size
+        if mpub_size(list(map(len, bodies))) > limit:
+            return in_groups(bodies, len, limit, most)
+        return [bodies[start : start + most] for start in range(0, len(bodies), most)]
 
     def _send(
         self,

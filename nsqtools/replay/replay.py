@@ -177,11 +177,7 @@ class Replay:
             warn=warn,
             show=show,
         )
-
-    @property
-    def planned(self) -> Mapping[str, int]:
-        """The messages that are published, or would be, by target topic."""
-        return self._job.planned
+        self.planned = self._job.planned  # by target topic, also what only would be published
 
     @property
     def total(self) -> int | None:

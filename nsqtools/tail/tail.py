@@ -149,17 +149,7 @@ class Tail:
             options=options,
             address_map=connection.address_map,
         )
-        self._watch = LimitWatch(self._limits, 0.0)
-
-    @property
-    def count(self) -> int:
-        """Messages written."""
-        return self._watch.count
-
-    @property
-    def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached."""
-        return self._watch.falls_short
+        self.watch = LimitWatch(self._limits, 0.0)
 
     @property
     def connections(self) -> dict[str, list[str]]:
@@ -176,9 +166,9 @@ class Tail:
         Raises the connection error when no nsqd can be reached at the start, and what ``write``
         raises; the messages not written are requeued then.
         """
-        self._watch = LimitWatch(self._limits, time.monotonic())
+        self.watch = LimitWatch(self._limits, time.monotonic())
         try:
-            wait_s = self._watch.left_s(time.monotonic())
+            wait_s = self.watch.left_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=wait_s)
             if self._look is not None:
                 self._look_at_newcomers(self._look)
@@ -208,22 +198,22 @@ class Tail:
     def _pump(self) -> End:
         while True:
             now = time.monotonic()
-            end = self._watch.end(now)
+            end = self.watch.end(now)
             if end is not None and end is not End.IDLE:
                 return end
             # one more look: a process that stood still has not heard that nothing came
-            wait_s = self._watch.wait_s(now) if end is None else TICK_S
+            wait_s = self.watch.wait_s(now) if end is None else TICK_S
             entry = self._consumer.backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
                 entry.consumer.raise_failure()
                 return End.STOPPED
             if isinstance(entry, Batch):
                 self._pass_on(entry)  # which may take as long as its reader likes
-                self._watch.saw_message(time.monotonic())
+                self.watch.saw_message(time.monotonic())
             elif end is End.IDLE:
                 if self._is_connecting():
-                    self._watch.saw_message(now)
-                elif self._consumer.had_turns(self._watch.idle_since):
+                    self.watch.saw_message(now)
+                elif self._consumer.had_turns(self.watch.idle_since):
                     return end
 
     def _is_connecting(self) -> bool:
@@ -244,7 +234,7 @@ class Tail:
     def _pass_on(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
-            room = self._watch.room_for(len(kept), batch.topic)
+            room = self.watch.room_for(len(kept), batch.topic)
             if room < len(kept):
                 beyond = kept[room]
                 kept = kept[:room]
@@ -259,7 +249,7 @@ class Tail:
 
 
 LEAST_IN_FLIGHT = 8
-"""With fewer in flight than there are nsqd, only some of them would deliver at a time."""
+"""With fewer in flight than there are nsqd, they deliver in turn."""
 HOLD_SHARE = 0.5
 """Of msg_timeout: how long messages are held while others are looked at."""
 GROWS_S = 1.5
@@ -319,21 +309,27 @@ def peek(
         held.append(batch)
         kept.extend(each for each in batch if keep is None or keep(each))
 
+    consumer.gather(0, most)
+    consumer.start(fail_fast=True)
     with consumer:
-        consumer.gather(0, most)
-        consumer.start(fail_fast=True)
         try:
-            ends_at = float("inf")
+            ends_at = math.inf
+            silent_since = time.monotonic()
             is_whole = False
             while len(kept) < count and sum(map(len, held)) < least:
                 wait_s = min(idle_s, ends_at - time.monotonic())
                 batch = consumer.next_batch(wait_s) if wait_s > 0 else None
-                if batch is None and wait_s == idle_s and consumer.is_starved:
-                    batch = consumer.next_batch(min(GROWS_S, max(0.0, ends_at - time.monotonic())))
+                if batch is None and wait_s == idle_s:
+                    if consumer.is_starved:
+                        left_s = max(0.0, ends_at - time.monotonic())
+                        batch = consumer.next_batch(min(GROWS_S, left_s))
+                    elif not consumer.had_turns(silent_since):
+                        continue
                 if batch is None:
                     is_whole = wait_s == idle_s and not consumer.is_starved
                     break
                 hold(batch)
+                silent_since = time.monotonic()
                 first = held[0][0]
                 ends_at = first.received_at + HOLD_SHARE * (first.deadline - first.received_at)
             consumer.begin_stop(drain=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from nsqtools import aio
 from nsqtools.client.message import Batch, Message
@@ -181,8 +181,3 @@ class FakeProducer(_Fake, Producer):
 
 class AsyncFakeProducer(_Fake, aio.Producer):
     """The same for asyncio, with the parameters of `nsqtools.aio.Producer`."""
-
-    @property
-    def fake(self) -> Self:
-        """What has ``published`` and ``error``: this producer."""
-        return self

@@ -192,10 +192,6 @@ class Deadline:
         """Return the seconds left, never below 0."""
         return max(0.0, self._at - time.monotonic())
 
-    @property
-    def has_passed(self) -> bool:
-        return time.monotonic() >= self._at
-
 
 class Stream:
     """A connected stream. Made by `connect`; close it with `close`."""
@@ -406,8 +402,8 @@ def _connect_first(
     next_try = Deadline(0)
     try:
         with selectors.DefaultSelector() as selector:
-            while (untried or pending) and not deadline.has_passed:
-                if untried and (not pending or next_try.has_passed):
+            while (untried or pending) and deadline.remaining_s():
+                if untried and not (pending and next_try.remaining_s()):
                     next_try = Deadline(STAGGER_S)
                     try:
                         sock = _begin_connecting(untried.popleft(), source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from plugins.http_api import Nsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer
+from nsqtools import ClientOptions, Consumer, aio
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
+from nsqtools.client.message import Batch
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
 
@@ -118,3 +121,30 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
             consumer.begin_stop(drain=True)
     assert sizes == [500, 200]
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@pytest.mark.parametrize("is_aio", [False, True])
+def test_a_batch_is_of_one_topic(nsqd: GoNsqd, is_aio: bool) -> None:
+    for topic in ("clicks", "orders"):
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, *[topic.encode()] * 5)
+    where: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": LIMIT}
+    counts = Counter[str]()
+
+    def note(batch: Batch) -> bool:
+        assert [message.body for message in batch] == [batch.topic.encode()] * len(batch)
+        counts[batch.topic] += batch.finish()
+        return counts.total() == 10
+
+    async def consume() -> None:
+        async with aio.Consumer(["clicks", "orders"], CHANNEL, **where) as consumer:
+            async for batch in consumer.batches(10, patience_s(0.2)):
+                if note(batch):
+                    return
+
+    if is_aio:
+        asyncio.run(consume())
+    else:
+        with Consumer(["clicks", "orders"], CHANNEL, **where) as consumer:
+            any(map(note, consumer.batches(size=10, within_s=patience_s(0.2))))
+    assert counts == {"clicks": 5, "orders": 5}

@@ -10,7 +10,9 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
+from nsqtools.client.io_loop import Timer
 from nsqtools.client.message import Message
+from nsqtools.client.rdy import PROBE_S
 
 QUICK = {"backoff_multiplier_s": 0.02}  # first delays: 40, 80, 160 ms
 
@@ -116,3 +118,20 @@ def test_a_new_connection_waits_until_the_others_were_lowered(
         late.close()
         conn.expect("RDY 10")
         assert consumer.connections == [scripted_nsqd.address]
+
+
+def test_rdy_rotates_as_soon_as_there_are_more_nsqd_than_messages_allowed(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    """It began with the next tick, up to 5 s later."""
+    with ScriptedNsqd() as second:
+        addresses = [scripted_nsqd.address, second.address]
+        consumer = consume(addresses, max_in_flight=1, rdy_redistribute_interval_s=5)
+        for each in (scripted_nsqd, second):
+            each.subscribed()
+        wait_until(lambda: len(consumer.connections) == 2, what="two connections")
+        ticks: queue.SimpleQueue[Timer | None] = queue.SimpleQueue()
+        consumer._io.loop.call_soon(lambda: ticks.put(consumer._io._redistributes))
+        tick = ticks.get(timeout=patience_s(5))
+        assert tick is not None
+        assert tick.interval_s == PROBE_S

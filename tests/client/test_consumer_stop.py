@@ -13,6 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.consumer import start_all
 from nsqtools.client.consumer_io import Stopping
 from nsqtools.client.message import Message
 from nsqtools.errors import ConnectionFailed
@@ -137,10 +138,15 @@ def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume:
         scripted_nsqd.accept(timeout_s=0.4)
 
 
+@pytest.mark.parametrize("is_started", [False, True])
 def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
-    dead_address: str, nsqd: GoNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
+    dead_address: str,
+    nsqd: GoNsqd,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+    is_started: bool,
 ) -> None:
-    consumer = consume(dead_address, started=False)
+    consumer = consume(dead_address, started=is_started)  # as by ``with``
     with pytest.raises(ConnectionFailed, match=f"cannot connect to {dead_address}") as caught:
         consumer.start(fail_fast=True)
     assert caught.value.hint
@@ -151,6 +157,15 @@ def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
     consumer = consume([dead_address, nsqd.tcp_address], fail_fast=True)
     assert consumer.connections == [nsqd.tcp_address]
     assert f"cannot connect to {dead_address}" in caplog.text
+
+
+def test_several_start_at_once(unreachable_address: str, nsqd: GoNsqd, consume: Consume) -> None:
+    """Five seconds for each of twenty topics were a hundred, where one nsqd dropped packets."""
+    first = consume(unreachable_address, started=False, dial_timeout_s=0.5)
+    second = consume(nsqd.tcp_address, started=False)
+    with pytest.raises(ConnectionFailed, match="timed out"):
+        start_all([first, second])
+    wait_until(lambda: second.connections == [nsqd.tcp_address], what="the other")
 
 
 @pytest.mark.parametrize("is_worker", [False, True])

@@ -108,6 +108,24 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
+def test_where_no_thread_can_be_had_those_that_began_end_too(
+    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    start = threading.Thread.start
+
+    def start_few(thread: threading.Thread) -> None:
+        if thread.name == "nsq-worker-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    consumer = consume(nsqd.tcp_address)
+    with pytest.raises(RuntimeError, match="new thread"):
+        consumer.run(lambda message: None, workers=3)
+    assert consumer.wait_for_end(patience_s(10))
+
+
 def test_nobody_wakes_while_handlers_are_at_work(
     nsqd: GoNsqd, consume: Consume, handle: Handle
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,16 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
     return job.run(RecordSource([str(path)], b"\n", job.is_over).batches())
 
 
+@pytest.mark.parametrize("at_once", [5 << 20, 30], ids=["by default", "30 bytes"])
 def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
-    go_nsqd: MakeNsqd, tmp_path: Path
+    go_nsqd: MakeNsqd, tmp_path: Path, at_once: int
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
     text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
 
-    counts = run_job(text, publisher_to(nsqd.tcp_address), tmp_path)
+    options = replace(FAST, publish_max_body_size=at_once)
+    counts = run_job(text, publisher_to(nsqd.tcp_address, client_options=options), tmp_path)
 
     assert counts == PublishCounts(confirmed=6, rejected=1)
     assert bodies_in(nsqd, "events", 6) == sorted(records)

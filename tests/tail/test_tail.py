@@ -92,9 +92,9 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     tail = make_tail(("clicks", "views"), limits=RunLimits(count=123))
 
     assert tail.run() is End.COUNT
-    assert tail.count == len(b"".join(written).splitlines()) == 123
+    assert tail.watch.count == len(b"".join(written).splitlines()) == 123
     assert set(b"".join(written).splitlines()) <= set(lines)  # none is torn
-    assert not tail.falls_short
+    assert not tail.watch.falls_short
 
     def waiting() -> int:
         return nsqd.depth("clicks", "c") + nsqd.depth("views", "c")

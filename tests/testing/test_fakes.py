@@ -119,10 +119,10 @@ def test_it_is_the_same_with_asyncio() -> None:
     async def publish() -> AsyncFakeProducer:
         async with AsyncFakeProducer() as producer:
             await asyncio.gather(*(producer.publish("orders", b"%d" % n) for n in range(3)))
-            producer.fake.error = PublishNotSent("nsqd is away")
+            producer.error = PublishNotSent("nsqd is away")
             with pytest.raises(PublishNotSent):
                 await producer.publish_many("orders", [b"x", b"y"])
         return producer
 
-    published = asyncio.run(publish()).fake.published
+    published = asyncio.run(publish()).published
     assert published == [Published("orders", b"%d" % n) for n in range(3)]

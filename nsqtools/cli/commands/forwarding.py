@@ -139,10 +139,11 @@ def run_forwarder(
             totals = counters.totals
             if options.json:
                 write_json(runtime, asdict(totals), indent=2)
-            runtime.tell(f"nsq: {summary(totals)}")
+            left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
+            runtime.tell(f"nsq: {summary(totals)}{left}")
     if forwarder.falls_short:
         return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
-    is_whole = not totals.dead_lettered and not totals.dropped
+    is_whole = not (totals.dead_lettered or totals.dropped or forwarder.left)
     status = status_of_work(is_whole=is_whole, is_anything_done=True)
     return watched.signals.status(otherwise=status)
 
@@ -219,7 +220,8 @@ def to_nsq(
     forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
     breaks before the answer, messages are sent again and may be there twice; how many is counted.
 
-    The exit status is 6 when there are dead letters.
+    The exit status is 6 when there are dead letters, and when a limit ended it while messages that
+    failed were back in their queue.
 
     Examples:
         nsq to-nsq -t clicks --destination-nsqd-tcp-address mirror:4150
@@ -399,7 +401,8 @@ def to_http(
     Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
     queue grows. A message can arrive twice: its Idempotency-Key is the same then.
 
-    The exit status is 6 when there are dead letters or dropped messages.
+    The exit status is 6 when there are dead letters or dropped messages, and when a limit ended it
+    while messages that failed were back in their queue.
 
     Examples:
         nsq to-http -t clicks --post http://127.0.0.1:8080/hook

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +24,7 @@ from nsqtools.cli.options.publishing import (
 )
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import Progress, report_counts
-from nsqtools.cli.running.runtime import Runtime, Session, stopping
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records import filters
@@ -159,8 +158,9 @@ def pub(
     status = report_counts(runtime, publisher, json=json)
     if noted is not None and (signals.received or counts.unknown or counts.unsent):
         runtime.tell(f"nsq: {noted.place.records:,} records are done; run it again to go on")
-    if job.options_for_larger:
-        tell_limits(runtime, job.options_for_larger, publishing.connection)
+    if job.largest_rejected:
+        larger = f"-X publish_max_msg_size={job.largest_rejected}"
+        runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))
 
 
@@ -173,25 +173,3 @@ def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
             "--checkpoint and --unsent-file exclude each other",
             hint="With a checkpoint, the next run publishes what was not sent.",
         )
-
-
-def tell_limits(runtime: Runtime, options: Sequence[str], connection: ConnectionSettings) -> None:
-    """Say which options raise our limit, and what the limit of nsqd is if that can be asked."""
-    words = " ".join(f"-X {option}" for option in options)
-    runtime.tell(f"hint: Where nsqd takes larger messages: {words}")
-    for line in limits_of_nsqd(connection):
-        runtime.tell(f"hint: {line}")
-
-
-def limits_of_nsqd(connection: ConnectionSettings) -> list[str]:
-    """The largest message that each nsqd takes, where it tells."""
-    from nsqtools.cluster.admin import get_option
-    from nsqtools.cluster.directory import open_cluster
-    from nsqtools.errors import NsqError
-
-    try:
-        with open_cluster(connection) as cluster:
-            found, _ = get_option(cluster, "max_msg_size")
-    except NsqError:
-        return []
-    return [f"nsqd {node} takes messages of at most {size} bytes." for node, size in found.items()]

@@ -105,15 +105,15 @@ def tail(
     with (
         stopping(service.stop) as signals,
         watch if limits.until_empty else nullcontext(),
-        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.count),
+        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.watch.count),
     ):
         end = service.run()
     if notice is not None:
-        notice.sum_up(service.count)
+        notice.sum_up(service.watch.count)
     if end is End.IDLE:
         unlisted.refuse(topics)
-    if service.falls_short and not signals.received:
-        runtime.tell(f"nsq: {service.count} of {limits.count} messages arrived")
+    if service.watch.falls_short and not signals.received:
+        runtime.tell(f"nsq: {service.watch.count} of {limits.count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
     return signals.status()
 

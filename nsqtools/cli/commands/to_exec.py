@@ -103,7 +103,8 @@ def to_exec(
     halves are run until the message to blame is alone. A message is touched while its command runs,
     and a command does not outlive this program. What a filter leaves out is finished.
 
-    The exit status is 6 when there are dead letters.
+    The exit status is 6 when there are dead letters, and when a limit ended it while messages that
+    failed were back in their queue.
 
     Examples:
         nsq to-exec -t clicks -c import --workers 4 -- /usr/local/bin/import-click

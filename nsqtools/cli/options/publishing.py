@@ -244,7 +244,10 @@ def read_input(
 def selection(
     where: Filter | None, pick: Callable[[bytes], bytes | None] | None
 ) -> Callable[[bytes], bytes | None] | None:
-    """What ``--where`` and ``--pick`` make of a body; None when all are published as they are."""
+    """What ``--where`` and ``--pick`` make of a body; None when all are published as they are.
+
+    It raises ``ValueError`` for a body that ``--pick`` cannot be applied to.
+    """
     if where is None and pick is None:
         return None
     from nsqtools.protocol.frames import WireMessage
@@ -252,10 +255,7 @@ def selection(
     def select(body: bytes) -> bytes | None:
         if where is not None and not where(WireMessage(0, 0, b"", body)):
             return None
-        try:
-            return body if pick is None else pick(body)
-        except ValueError:
-            return None
+        return body if pick is None else pick(body)
 
     return select
 

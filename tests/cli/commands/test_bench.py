@@ -156,7 +156,8 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     error, *hint = lines[len(left) :]
     assert process.returncode == 4, err.decode()
     assert error.startswith("nsq: error: not "), err.decode()
-    assert [line.startswith("hint: ") for line in hint] == [True], err.decode()
+    # none where all were answered, and the next one was certainly not sent
+    assert [line.startswith("hint: ") for line in hint] in ([True], []), err.decode()
     assert bool(left) is (mode == "sub")  # that of pub was in memory only
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster, ValidJson
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
 
 
 def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
@@ -26,3 +30,24 @@ def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
     )
     [hidden] = [node for node in nodes if node["tombstoned"]]
     assert (hidden["node"], hidden["tombstoned"]) == (first.http_address, ["clicks"])
+
+
+def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
+    run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy one says nothing for a while, too."""
+    silences = iter([True])
+    next_batch = Consumer.next_batch
+
+    def silent_first(consumer: Consumer, timeout_s: float) -> Batch | None:
+        return None if next(silences, False) else next_batch(consumer, timeout_s)
+
+    monkeypatch.setattr(Consumer, "next_batch", silent_first)
+    source, target = cluster.nsqds
+    source.create_channel("clicks", "archive")
+    source.publish("clicks", b"one", b"two")  # the first is in flight alone
+
+    result = run_nsq(["drain", source.http_address, "--to", target.http_address, "--yes"])
+
+    assert result.status == 0, result.err
+    assert "2 messages moved, 0 left" in result.err

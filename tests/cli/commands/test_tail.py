@@ -12,11 +12,13 @@ import time
 
 import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
+from nsqtools.tail import tail
 
 
 @pytest.fixture
@@ -198,6 +200,22 @@ def test_an_empty_channel_is_looked_at_without_a_subscription(
     assert (result.status, result.out) == (0, b"")
     assert result.err == "nsq: channel orders/a is empty\n"
     assert "CLIENT" not in nsqd.log
+
+
+def test_a_look_lasts_until_every_nsqd_could_send(
+    run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer messages in flight than nsqd they deliver in turn."""
+    monkeypatch.setattr(tail, "LEAST_IN_FLIGHT", 1)
+    for nsqd in cluster.nsqds:
+        nsqd.create_channel("orders", "a")
+    cluster.wait_for_topic("orders", 2)
+    look = ["peek", "-t", "orders", "-c", "a", "-n", "1", "--exit-idle", "50ms"]
+    for nsqd in cluster.nsqds:
+        nsqd.publish("orders", b"one")
+        result = run_nsq([*look, *cluster.lookupd_options])
+        assert (result.status, result.out) == (0, b"one\n")
+        nsqd.post("/channel/empty", topic="orders", channel="a")
 
 
 def test_it_ends_when_the_channel_is_empty_although_messages_keep_coming(
