@@ -55,7 +55,7 @@ from nsqtools.archive.upload import (
 )
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import locked, open_to_write
+from nsqtools.files.opening import locked, open_own, open_to_write, refuse_planted
 from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
@@ -91,6 +91,7 @@ class Lander:
         Raises ``OSError`` and `NsqError` when it does not work now: try again later.
         """
         self._drafts.mkdir(0o750, exist_ok=True)
+        refuse_planted(self._drafts, self._drafts.lstat())
         lock = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
         try:
             with locked(lock):  # the child of a killed archiver ends its batch
@@ -99,6 +100,7 @@ class Lander:
             os.close(lock)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
+        self._plan.check()  # the place may have become that of another job
         state = self._state()
         landed = self._finish(state)
         self._clear()
@@ -308,7 +310,8 @@ def _written_down(directory: Path) -> dict[str, Any] | None:
     """Return what is to be done, and with which columns; None at first. Raises `OutputError`."""
     path = directory / DRAFTS / STATE
     try:
-        return dict(json.loads(path.read_bytes()))
+        with open_own(path) as file:
+            return dict(json.load(file))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as exc:

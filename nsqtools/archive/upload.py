@@ -69,7 +69,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import NotRegularError, lock_file, open_to_read
+from nsqtools.files.opening import NotOursError, NotRegularError, lock_file, open_own
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
@@ -193,9 +193,9 @@ def upload(path: Path, plan: UploadPlan) -> int:
 def _is_uploaded(path: Path) -> bool:
     """Whether a whole record says so of this file: it may be removed then."""
     try:
-        with open_to_read(uploaded_of(path)) as file:
+        with open_own(uploaded_of(path)) as file:
             record = decode_record(file.read(1 << 16))
-    except (FileNotFoundError, NotRegularError):
+    except (FileNotFoundError, NotRegularError, NotOursError):
         return False
     index = load_index(index_of(path))
     identity = f"-{_identity_in(index.head)}." if index and index.head else ""

@@ -89,11 +89,25 @@ def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
     A new file has ``mode``, less the umask. Raises `NotRegularError`, `NotOursError`, ``OSError``.
     """
     descriptor = _open(path, flags | os.O_NOFOLLOW, mode)
-    owner = os.fstat(descriptor).st_uid
-    if owner not in (os.geteuid(), 0, path.parent.stat().st_uid):
+    try:
+        refuse_planted(path, os.fstat(descriptor))
+    except OSError:
         os.close(descriptor)
-        raise NotOursError(errno.EPERM, f"it belongs to another user, {_name_of(owner)}", str(path))
+        raise
     return descriptor
+
+
+def refuse_planted(path: Path, status: os.stat_result) -> None:
+    """Raise `NotOursError` for what another user put there."""
+    if status.st_uid not in (os.geteuid(), 0, path.parent.stat().st_uid):
+        whose = _name_of(status.st_uid)
+        raise NotOursError(errno.EPERM, f"it belongs to another user, {whose}", str(path))
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Open a file to read that only we write, and that says what may be removed. Raises as
+    `open_to_write`."""
+    return os.fdopen(open_to_write(path, os.O_RDONLY), "rb")
 
 
 def _name_of(user: int) -> str:

@@ -350,7 +350,8 @@ class Forwarder:
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
-        self._came_again += sum([message.attempts > 1 for message in batch])
+        if again := sum([message.attempts > 1 for message in batch]):  # or failed in another run
+            self._came_again = min(self._came_again + again, self.counters.totals.requeued)
         if self._settings.keep is not None:
             batch = self._selected(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))

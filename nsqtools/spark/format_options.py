@@ -279,7 +279,8 @@ def _addresses(
             hint=f"Set {', '.join(VARIABLE[kind] for kind in kinds if given[kind])} instead.",
         )
     if not any(given.values()):
-        given = {kind: tuple(environ.get(VARIABLE[kind], "").split()) for kind in kinds}
+        said = {kind: environ.get(VARIABLE[kind], "") for kind in kinds}
+        given = {kind: tuple(text.replace(",", " ").split()) for kind, text in said.items()}
     return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.archives import journal_in
+from plugins.archives import journal_in, write_archive
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.journal import TopicLock
+from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import LOCKS
 from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.table import TablePlan
+from nsqtools.archive.upload import UploadPlan, UploadRecord, upload, uploaded_of
 from nsqtools.files.opening import FolderLocks
+from nsqtools.protocol.frames import WireMessage
 
 
 @pytest.fixture
@@ -107,6 +114,39 @@ def test_recovery_takes_no_file_of_another_user(
 
     assert f"cannot recover {path} (it belongs to another user, {SOMEBODY})" in caplog.text
     assert part.read_text() == "line\n"
+
+
+@as_root
+@pytest.mark.parametrize("name", [".nsq-landing", ".nsq-landing/state.json"])
+def test_what_others_wrote_down_does_not_land(output: Path, tmp_path: Path, name: str) -> None:
+    """It names files to take to the table, and files to remove."""
+    plan, secret = TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path / "secret"
+    secret.write_text("precious")
+    (output / ".nsq-landing").mkdir()
+    table = {"path": "topic=t/date=2026-01-01/x.parquet", "bytes": 8, "rows": 1}
+    intent = {"drafts": [{"path": str(secret), "file": table}], "logs": [str(secret)]}
+    state = {"url": plan.url, "fields": None, "app": "x", "number": 1, "intent": intent}
+    (output / ".nsq-landing/state.json").write_text(json.dumps(state))
+    os.chown(output / name, SOMEBODY, SOMEBODY)
+
+    with pytest.raises(OSError, match="belongs to another user"):
+        Lander(plan, output).land([])
+
+    assert secret.read_text() == "precious"
+    assert not (tmp_path / "lake").exists()
+
+
+@as_root
+def test_a_record_of_others_does_not_say_that_a_file_is_uploaded(
+    output: Path, tmp_path: Path
+) -> None:
+    path = write_archive(output / "a.log", [WireMessage(1, 1, b"0" * 16, b"x")])
+    planted(uploaded_of(path), UploadRecord("/x", "a.log").encode().decode())
+    plan = UploadPlan(output, open_storage(str(tmp_path / "lake")), "web1", deletes=True)
+
+    upload(path, plan)
+
+    assert len(find_archives([tmp_path / "lake"])) == 1
 
 
 @as_root

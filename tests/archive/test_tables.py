@@ -25,9 +25,9 @@ from nsqtools.archive.columns import (
     message_schema,
     read_batches,
 )
-from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.landing import Landings
+from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
@@ -328,6 +328,18 @@ def test_a_landing_process_whose_answers_are_none_is_ended(
     landings = Landings(plan, tmp_path, None)
     with pytest.raises(ChildProcessError, match="the landing process ended with"):
         landings._ask([])
+
+
+def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) -> None:
+    log = write_archive(tmp_path / "a.log", MESSAGES, head=Head("a" * 32, 1))
+    lander = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path)
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / INGESTED).touch()
+
+    with pytest.raises(ConfigurationError, match="belongs to nsq spark ingest"):
+        lander.land([log])
+
+    assert log.exists()
 
 
 def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) -> None:

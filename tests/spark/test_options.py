@@ -85,10 +85,10 @@ def consumer(environ: Mapping[str, str] | None = None, **given: str) -> Connecti
 
 
 def test_addresses_are_those_of_options_else_of_the_environment_else_of_this_machine() -> None:
-    environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1 env:2"}
+    environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1,env:2 env:3"}
 
     assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
-    assert consumer(environ).nsqd_tcp_addresses == ("env:1", "env:2")
+    assert consumer(environ).nsqd_tcp_addresses == ("env:1", "env:2", "env:3")
     assert consumer(environ, nsqdTcpAddress="a:1, b:2").nsqd_tcp_addresses == ("a:1", "b:2")
     assert consumer(environ, lookupdHttpAddress="l:1") == ConnectionSettings((), ("l:1",))
     assert consumer(environ, nsqdHttpAddress="d:1") == ConnectionSettings((), (), ("d:1",))

@@ -217,6 +217,17 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     assert process.wait(patience_s(30)) == 0
 
 
+def test_what_a_limit_leaves_in_its_queue_is_no_success_in_any_run(
+    run: Run, source: EmbeddedServer
+) -> None:
+    """Its later attempts tell that it came again, and not that it did in this run."""
+    source.publish(TOPIC, b"one")
+    for _ in range(2):
+        result = run("-n", "1", "--persistent", shell="while read line; do echo requeue 0s; done")
+        assert result.status == 6
+        assert "1 requeued; 1 of them did not come again" in result.err
+
+
 @pytest.mark.parametrize("command", ["to-exec", "to-file"])
 def test_silence_is_no_end_before_every_nsqd_could_send(
     run_nsq: RunNsq, serve: Serve, data_path: DataPath, tmp_path: Path, command: str
