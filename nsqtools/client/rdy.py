@@ -17,8 +17,9 @@ What could not be granted is remembered in `_wanting` and retried when room appe
 running totals, so that an answer costs the same with one connection as with a thousand.
 
 Shares are even, but for a *quiet* connection: one without messages for a moment while another had
-all that it may have. It keeps RDY 1, until its first message, and the quiet ones together at most
-half of what is allowed: of ten slow workers two would work where one of five nsqd has the backlog.
+all that it may have. It keeps RDY 1 until it is full from tick to tick, and the quiet ones together
+have half of what is allowed at most. Of ten slow workers two would work without that, where one of
+five nsqd has the backlog. What an even division leaves over goes to the first ones.
 
 With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then).
 A connection without messages passes it on after a moment, to who has waited longest. While all that
@@ -65,6 +66,7 @@ class ReadyState:
     last_message: float
     last_change: float
     rdy: int = 0
+    share: int = 0  # of max_in_flight
     last_room: float = -math.inf  # when it lost RDY that had brought nothing for a moment
     left: int = 0  # of rdy, as the old credit reading counts it
     in_flight: int = 0
@@ -103,7 +105,6 @@ class ReadyControl(Generic[K]):
         self.in_flight = 0
         self._sharers = 0  # connections that are not closing
         self._quiet_share = 0  # what those that are quiet get together
-        self._even_share = 0  # what each of the others gets, but for its cap
         self.is_scarce = False  # some connections must wait for RDY
         self._mode = NORMAL
         self._tester: K | None = None
@@ -196,10 +197,8 @@ class ReadyControl(Generic[K]):
             self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
-        if rdy < self._even_share and self._mode == NORMAL and not state.closing:
-            share = self._share(state)
-            if state.rdy < share and (state.rdy or not self.is_scarce):
-                self._set(key, share, now)  # unless RDY was taken from it for those that wait
+        if rdy < state.share and self._mode == NORMAL and (rdy or not self.is_scarce):
+            self._set(key, state.share, now)  # unless it was taken from it for those that wait
         is_full = in_flight >= state.rdy
         state.was_full |= is_full
         return is_full
@@ -279,13 +278,12 @@ class ReadyControl(Generic[K]):
         most = self.max_in_flight
         self._sharers = len(sharers)
         self._quiet_share = min(quiet, (most + 1) // 2)
-        even = max(1, (most - self._quiet_share) // max(1, len(sharers) - quiet))
-        self._even_share = even if most else 0
+        even, rest = divmod(most - self._quiet_share, max(1, len(sharers) - quiet))
+        for state in sharers:
+            share = 1 if state.is_quiet else even + (rest > 0)
+            rest -= not state.is_quiet
+            state.share = min(max(share, 1), most, state.cap)
         self.is_scarce = most > 0 and (len(sharers) > most or quiet > self._quiet_share)
-
-    def _share(self, state: ReadyState) -> int:
-        share = min(1, self._even_share) if state.is_quiet else self._even_share
-        return share if share < state.cap else state.cap
 
     def _find_quiet(self, now: float) -> None:
         """Decide again which connections are quiet."""
@@ -315,8 +313,8 @@ class ReadyControl(Generic[K]):
 
     def _lower_to_share(self, now: float) -> None:
         for key, state in self.states.items():
-            if state.rdy > (share := self._share(state)):
-                self._set(key, share, now)
+            if state.rdy > state.share:
+                self._set(key, state.share, now)
         quiet = sum([state.rdy for state in self.states.values() if state.is_quiet])
         over = max(self._rdy - self.max_in_flight, quiet - self._quiet_share)
         for key, state in self._quiet_last()[::-1]:  # more connections than messages allowed
@@ -329,13 +327,13 @@ class ReadyControl(Generic[K]):
 
     def _raise_to_share(self, now: float) -> None:
         for key, state in self._quiet_last():
-            if not state.closing and state.rdy < (share := self._share(state)):
-                self._set(key, share, now)
+            if not state.closing and state.rdy < state.share:
+                self._set(key, state.share, now)
 
     def _retry_wanting(self, now: float) -> None:
         while self._wanting and self._use < self.max_in_flight:
             key = next(iter(self._wanting))
-            self._set(key, self._share(self.states[key]), now)
+            self._set(key, self.states[key].share, now)
             if key in self._wanting:
                 return  # there was room for a part of its share
 

@@ -450,7 +450,10 @@ class ReadyMachine(RuleBasedStateMachine):
         live = set(self.caps) - self.closing
         if live and self.max_in_flight >= len(live):
             share = self.max_in_flight // len(live)
-            assert all(self.at_nsqd[n] == min(share, self.caps[n]) for n in live)
+            for n in live:
+                assert min(share, self.caps[n]) <= self.at_nsqd[n] <= min(share + 1, self.caps[n])
+            if all(self.caps[n] > share for n in live):
+                assert sum(self.at_nsqd[n] for n in live) == self.max_in_flight
         elif live:
             assert sum(self.at_nsqd.values()) == self.max_in_flight
         self.everybody_has_a_turn(live)

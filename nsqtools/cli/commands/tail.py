@@ -197,6 +197,9 @@ def peek(
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
+    if not look.looked_at:
+        runtime.tell(f"nsq: no message came: {state_of_queue(report, channel)}")
+        return ExitStatus.DONE
     if keep is None:
         what = f"{counted(look.shown, 'message')} shown and given back"
     else:
