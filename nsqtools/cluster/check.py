@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any
 
-from nsqtools.cluster.admin import Action
+from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
@@ -154,7 +154,8 @@ def _counts(
     now_s = sample.time_ns / 1e9
     started = {report.address: report.stats.start_time for report in sample.reports}
     has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
-    before = [] if has_restarted else [*memory.counts]  # nsqd counts from 0 again
+    # nsqd counts from 0 again, and a clock was set back
+    before = [] if has_restarted else [each for each in memory.counts if each[0] <= now_s]
     if not before or now_s - before[-1][0] >= max_age_s / 10:
         waiting = {f"{r.topic}/{r.channel}": r.messages for r in sample.totals if r.depth}
         before.append((now_s, waiting))
@@ -181,18 +182,21 @@ def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[P
     """Yield what is not as a topology has it."""
     where: dict[tuple[str, str, Action], list[str]] = {}
     try:
-        steps = plan_topology(cluster, expected).steps
+        plan = plan_topology(cluster, expected)
     except NsqError:  # no daemon answers, which the sample says too
-        steps = ()
-    for step in steps:
+        plan = AdminPlan(())
+    told = {failure.address for failure in sample.failures}
+    for address, error in plan.failures:
+        if address not in told:
+            yield Problem(Kind.NO_ANSWER, str(error), node=address)
+    for step in plan.steps:
         places = where.setdefault((step.topic, step.channel, step.action), [])
         places.append(f"{step.daemon.value} {step.address}")
     words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
     for (topic, channel, action), places in where.items():
         yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
     for address in sorted(expected.nsqds - _known(sample)):
-        text = "no nsqlookupd announces it"
-        yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
+        yield Problem(Kind.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
 
 
 def _known(sample: Sample) -> set[str]:
@@ -234,13 +238,7 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
     for problem in found:
         since_s = memory.problems.get(problem.key, now_s)
         if problem.what is Kind.PAUSED and now_s - since_s >= PAUSED_LONG_S:
-            yield Problem(
-                Kind.PAUSED_LONG,
-                problem.text,
-                problem.topic,
-                problem.channel,
-                weight=problem.weight,
-            )
+            yield replace(problem, what=Kind.PAUSED_LONG)
 
 
 def _not_judged(

@@ -3,8 +3,7 @@
 A pattern is a glob as in a shell (``clicks``, ``web*``), or a regular expression between slashes
 that is searched for (``/^(web|app)_/``). It is one language in every command. No name of NSQ has
 ``*``, ``?``, ``[`` or ``/``, so a text with one of them is always a pattern. Names are asked for as
-cheaply as possible: nsqlookupd keeps them ready; nsqd is asked only where there is no nsqlookupd,
-or none that answers.
+cheaply as possible: nsqlookupd keeps them ready; an nsqd is asked only where it was given.
 
 A SUB creates topic and channel, so a misspelt topic would leave debris on nsqd and wait for ever.
 And nsqd hands the backlog of a topic without channels to its first channel: if that is an ephemeral
@@ -199,14 +198,6 @@ def _suggestion(report: TopicReport) -> str:
     near = difflib.get_close_matches(report.topic, sorted(report.known_topics), n=3)
     go_on = "Use --create to subscribe all the same."
     return f"Did you mean {' or '.join(near)}? {go_on}" if near else go_on
-
-
-def topic_names(cluster: Cluster) -> list[str]:
-    """Return all topics. Raises the first failure when no daemon answers."""
-    answers, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-    if not answers:
-        answers, _ = cluster.ask_nsqds(_topics_on)
-    return sorted(all_of(answers))
 
 
 def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:

@@ -38,7 +38,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import topic_names
+from nsqtools.cluster.topics import named_topics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.names import is_valid_name, shown_url
@@ -113,9 +113,17 @@ class NodeAnswers(NamedTuple):
 
 
 def gather(
-    cluster: Cluster, topic: str = "", channel: str = "", *, clients: bool = False
+    cluster: Cluster,
+    topic: str = "",
+    channel: str = "",
+    *,
+    clients: bool = False,
+    silent: bool = False,
 ) -> NodeAnswers:
-    """Ask every nsqd for its statistics. Raises ``HTTPException``."""
+    """Ask every nsqd for its statistics. Raises ``HTTPException``.
+
+    With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
+    """
     known, failures = cluster.known_nodes()
     entries: dict[str, dict[str, KnownNode]] = {}
     for lookupd, nodes in known.items():
@@ -128,20 +136,28 @@ def gather(
 
     answers, failed = cluster.ask(nsqds, ask)
     failures = [*failures, *impostors, *failed]
-    if failures and not answers:
-        raise failed_upstream(cluster, failures)
     found = []
     for address, (info, stats) in answers.items():
         name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
         registered = entries.get(name, {})
         hosts = [*(entry.hostname for entry in registered.values()), str(info.get("hostname", ""))]
         found.append(Nsqd(name, hosts[0], stats, registered, info))
+    names = {nsqd.name for nsqd in found}
+    for name, registered in entries.items() if silent else ():
+        entry = next(iter(registered.values()))
+        if name not in names and entry.node.http is not None:
+            version = {"version": entry.version}
+            found.append(Nsqd(name, entry.hostname, read_stats(version), registered, {}))
+    if failures and not found:
+        raise not_found(cluster, failures)
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
     return NodeAnswers(found, failures)
 
 
-def failed_upstream(cluster: Cluster, failures: Sequence[DaemonFailure]) -> HTTPException:
-    """Return the error for the case that no daemon answered."""
+def not_found(cluster: Cluster, failures: Sequence[DaemonFailure], code: str = "") -> HTTPException:
+    """Return the error for what no daemon has, or none that answers."""
+    if not failures:
+        return HTTPException(404, code)
     silent = [failure for failure in failures if failure.address in cluster.lookupds]
     kind = "nsqlookupd" if silent and len(silent) == len(cluster.lookupds) else "nsqd"
     return upstream_error(kind, [failure.error for failure in failures])
@@ -357,19 +373,22 @@ def newest_version(versions: Iterable[str]) -> str:
 def list_topics(context: WebContext, request: Request) -> object:
     cluster, query = context.cluster, _query(request)
     try:
-        names = topic_names(cluster)
+        names, failures = named_topics(cluster)
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if query.get("inactive") != "true":
-        return {"topics": names, "message": ""}
+        return {"topics": sorted(names), "message": warning(each.error for each in failures)}
     stats = cluster.stats(required=False)
-    active = {each.topic_name for node in stats.nodes for each in node.stats.topics or ()}
-    idle = [name for name in names if name not in active]
-    answers, failures = registered_channels(cluster, cluster.lookupds, idle)
+    known, _ = cluster.known_nodes()  # who is silent has topics, too
+    idle = names.difference(
+        (each.topic_name for node in stats.nodes for each in node.stats.topics or ()),
+        (topic for nodes in known.values() for each in nodes for topic in each.topics),
+    )
+    answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found: dict[str, list[str]] = {topic: [] for topic in sorted(idle)}
     for topic, channel in sorted(set().union(*answers.values())):
         found[topic].append(channel)
-    message = warning(failure.error for failure in failures)
+    message = warning(failure.error for failure in (*stats.failures, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
@@ -382,24 +401,15 @@ def show_queue(context: WebContext, request: Request) -> object:
         each for topic in topics for each in topic["channels"] if each["channel_name"] == channel
     ]
     if not (channels if channel else topics):
-        _check_topic(context.cluster, name, gathered)
-        if channel:
-            raise HTTPException(404, "CHANNEL_NOT_FOUND")
+        kind = "CHANNEL" if name in named_topics(context.cluster)[0] else "TOPIC"
+        if channel or kind == "TOPIC":
+            raise not_found(context.cluster, gathered.failures, f"{kind}_NOT_FOUND")
     document = channels_together(channels) if channel else topics_together(name, topics)
     return {**document, "message": gathered.message}
 
 
-def _check_topic(cluster: Cluster, name: str, gathered: NodeAnswers) -> None:
-    """Refuse a topic that no daemon knows."""
-    answers, _ = cluster.ask(cluster.lookupds, lambda client: name in client.topics())
-    if not any(answers.values()):
-        if gathered.failures:
-            raise failed_upstream(cluster, gathered.failures)
-        raise HTTPException(404, "TOPIC_NOT_FOUND")
-
-
 def list_nodes(context: WebContext, _: Request) -> object:
-    gathered = gather(context.cluster)
+    gathered = gather(context.cluster, silent=True)
     newest = newest_version(nsqd.stats.version for nsqd in gathered.nsqds)
     nodes = [node_of(nsqd, newest) for nsqd in gathered.nsqds]
     return {"nodes": nodes, "message": gathered.message}
@@ -410,7 +420,7 @@ def show_node(context: WebContext, request: Request) -> object:
     wanted = request.path_params["node"]
     nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
     if nsqd is None:
-        raise HTTPException(404, "NODE_NOT_FOUND")
+        raise not_found(context.cluster, gathered.failures, "NODE_NOT_FOUND")
     topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
     channels = [channel for topic in topics for channel in topic["channels"]]
     return {

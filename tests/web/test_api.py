@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 from plugins.console import Answer, Console, MakeConsole, ask
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedLookupServer
 from plugins.http_server import MakeServer
+from plugins.raw_peer import RawPeer
 from plugins.servers import AnyNsqd, DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 from starlette.exceptions import HTTPException
@@ -327,6 +329,24 @@ def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: MakeConsole) -> 
     }
 
 
+def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
+    serve: Serve, console: MakeConsole
+) -> None:
+    lookupd = serve(EmbeddedLookupServer())
+    with RawPeer(lookupd.tcp_address) as nsqd:
+        nsqd.identify(broadcast_address="127.0.0.1", http_port=1)
+        nsqd.ask(b"REGISTER orders\n")
+        lookupd.post("/topic/create", topic="old")
+        running = console(f"--lookupd-http-address={lookupd.http_address}")
+        found = running.get("/api/topics?inactive=true").json()
+        [node] = running.get("/api/nodes").json()["nodes"]
+
+    assert (node["hostname"], node["http_port"], node["version"]) == ("nsqd", 1, "1.3.0")
+    assert node["topics"] == [{"topic": "orders", "tombstoned": False}]
+    assert found["topics"] == {"old": None}
+    assert found["message"].startswith("WARNING: cannot connect to ")
+
+
 def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     any_nsqd: AnyNsqd, console: MakeConsole
 ) -> None:
@@ -334,11 +354,15 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     nsqd.create_topic("orders")
     here, dead = f"--nsqd-http-address={nsqd.http_address}", "--nsqd-http-address=127.0.0.1:1"
 
-    partly = console(here, dead).get("/api/topics/orders")
+    running = console(here, dead)
     nobody = console(dead).get("/api/topics/orders")
 
-    assert partly.status == 200
-    assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
+    for path in ("/api/topics", "/api/topics/orders"):
+        partly = running.get(path)
+        assert partly.status == 200
+        assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
+    for path in ("/api/nodes/127.0.0.1:1", "/api/topics/orders/c"):
+        assert running.get(path).status == 502
     assert nobody.status == 502
     assert nobody.json()["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: cannot")
 

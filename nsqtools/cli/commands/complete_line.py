@@ -288,7 +288,7 @@ def names_of(
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
-    from nsqtools.cluster.topics import channel_names, topic_names
+    from nsqtools.cluster.topics import channel_names, named_topics
     from nsqtools.protocol.names import is_valid_name
 
     limit = Timer(LIMIT_S, os._exit, (0,))
@@ -300,12 +300,12 @@ def names_of(
                 nsqds, _ = opened.nsqds()
                 return list(filter(is_address, nsqds))
             is_topics = kind is NameKind.topics
-            names = topic_names(opened) if is_topics else channel_names(opened, topic or "")
+            names = named_topics(opened)[0] if is_topics else channel_names(opened, topic or "")
     except NsqError:
         return []
     finally:
         limit.cancel()
-    return list(filter(is_valid_name, names))
+    return sorted(filter(is_valid_name, names))
 
 
 def is_address(text: str) -> bool:

@@ -178,7 +178,7 @@ class QueueFiles:
             except FileNotFoundError:
                 continue
             except OSError as exc:
-                self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {exc}")
+                self._removed(exc)
             else:
                 condemned.append(str(beside))
 

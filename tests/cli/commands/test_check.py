@@ -20,6 +20,8 @@ from plugins.raw_client import RawClient
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.errors import DeadlineExceeded
+from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.server import http_server as server
 
 CRITICAL = 2
@@ -226,7 +228,8 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
         quick_nsqd.create_channel("clicks", channel)
     quick_nsqd.publish("clicks", b"1", b"2")
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
-    at += ["--max-age", "1s", f"--state={tmp_path / 'state'}"]
+    state = tmp_path / "state"
+    at += ["--max-age", "1s", f"--state={state}"]
 
     first = json.loads(run_nsq(at).out)
     began_s = time.time()
@@ -242,6 +245,12 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
     assert "how old messages are" not in " ".join(second["not_judged"])
     old = [each for each in second["problems"] if each["kind"] == "old"]
     assert [(each["severity"], each["channel"]) for each in old] == [("critical", "left")]
+
+    memory = json.loads(state.read_text())
+    memory["counts"] = [(time_s + 3600, counts) for time_s, counts in memory["counts"]]
+    state.write_text(json.dumps(memory))
+    run_nsq(at)  # the clock was set back meanwhile
+    assert all(time_s < time.time() for time_s, _ in json.loads(state.read_text())["counts"])
 
 
 def test_a_clock_that_is_wrong_is_named(
@@ -265,6 +274,22 @@ def test_a_cluster_without_any_nsqd_cannot_be_judged(run_nsq: RunNsq, serve: Ser
     assert result.status == 3
     assert result.out.startswith(b"not judged: anything: no nsqlookupd announces an nsqd\n")
     assert b"UNKNOWN: no problems; 0 nsqd" in result.out
+
+
+def test_an_nsqlookupd_that_does_not_say_what_it_lacks_is_named(
+    run_nsq: RunNsq, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def channels(*_: object) -> list[str]:
+        raise DeadlineExceeded("no answer in time")
+
+    monkeypatch.setattr(NsqlookupdHTTPClient, "channels", channels)
+    lookupd = serve(EmbeddedLookupServer())
+    lookupd.post("/topic/create", topic="clicks")
+    (tmp_path / "wanted").write_text('topics."clicks".channels = ["archive"]\n')
+    at = ["check", "--window", "0", f"--lookupd-http-address={lookupd.http_address}"]
+    result = run_nsq([*at, f"--expect={tmp_path / 'wanted'}"])
+
+    assert f"no answer {lookupd.http_address}: no answer in time".encode() in result.out
 
 
 def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
