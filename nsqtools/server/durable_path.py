@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import replace_file, sync_folder
+from nsqtools.files.durable import copy_file, replace_file, sync_folder
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
@@ -235,7 +234,7 @@ class DurablePath:
         )
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
-                shutil.copy2(f"{path}{suffix}", f"{kept}{suffix}")
+                copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
         return kept
 
     def _remove(self, path: Path) -> None:
@@ -349,7 +348,7 @@ class DurablePath:
                         f"DISKQUEUE({name}) reading {path} - bytes {found.at} to {found.end} are "
                         f"no messages; {path}.bad is a copy of it"
                     )
-                    shutil.copy2(path, f"{path}.bad")
+                    copy_file(path, Path(f"{path}.bad"))
 
     def _disk(self, name: str, max_bytes_per_file: int) -> DiskQueue:
         return DiskQueue(

@@ -137,13 +137,16 @@ def test_messages_around_a_damaged_one_come_from_files_into_the_database(
     file = tmp_path / "t.diskqueue.000000.dat"
     content = file.read_bytes()
     file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second
+    copy = file.with_name(f"{file.name}.bad")
+    copy.symlink_to(tmp_path / "elsewhere")  # which is not followed
 
     recover(tmp_path, "-durable")
     archive = tmp_path.parent / f"{tmp_path.name}.log"
     recovered = run_nsq(["queue", "recover", tmp_path, "-o", archive])
 
     assert serve(EmbeddedServer(tmp_path, "-durable")).depth("t") == 8
-    assert file.with_name(f"{file.name}.bad").read_bytes()[31] == 255
+    assert copy.read_bytes()[31] == 255
+    assert not copy.is_symlink()
     assert "nsq: 0 messages" in recovered.err  # all that is in the copy is in the database
 
 
