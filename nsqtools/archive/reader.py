@@ -45,7 +45,7 @@ from nsqtools.archive.members import (
 )
 from nsqtools.archive.storage import ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
-from nsqtools.files.durable import NEW, copy_of, place, replace_file, sync_folder
+from nsqtools.files.durable import NEW, copy_of, make_alike, place, replace_file, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import Codec, with_rev
@@ -388,11 +388,11 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
     with failing("repair", path):
         with open_to_read(path) as file:
-            begin_member = members_of(codec_at(file))
+            begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         count = 0
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
-            os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
+            make_alike(copy.fileno(), status)
             for text in _readable(_whole_lines(archive, delimiter), delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())
@@ -403,7 +403,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, members).encode())
+        replace_file(index_of(path), Index(archive.head, members).encode(), like=status)
     return count
 
 

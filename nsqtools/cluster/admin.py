@@ -324,17 +324,11 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
 
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Sort steps: nsqlookupd first, a topic before its channels; of one queue as they come."""
-    return tuple(
-        sorted(
-            steps,
-            key=lambda step: (
-                step.daemon is DaemonKind.NSQD,
-                step.topic,
-                step.channel,
-                step.address,
-            ),
-        )
-    )
+
+    def place(step: Step) -> tuple[bool, str, str, str]:
+        return step.daemon is DaemonKind.NSQD, step.topic, step.channel, step.address
+
+    return tuple(sorted(steps, key=place))
 
 
 ADDRESSES = "nsqlookupd_tcp_addresses"

@@ -82,10 +82,7 @@ def registered_channels(
     for start in range(0, len(names), AT_ONCE):
         alive = {address: cluster.lookupds[address] for address in found}
         answers, failed = cluster.ask(alive, partial(_pairs, names[start : start + AT_ONCE]))
-        for address, pairs in answers.items():
-            found[address] |= pairs
-        for failure in failed:
-            del found[failure.address]
+        found = {address: found[address] | pairs for address, pairs in answers.items()}
         failures += failed
     return found, failures
 

@@ -55,14 +55,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: bool = True) -> None:
+def replace_file(
+    path: Path,
+    content: bytes,
+    mode: int = 0o640,
+    *,
+    is_durable: bool = True,
+    like: os.stat_result | None = None,
+) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
-    ``mode`` is that of the new file, less the umask. A link at ``path`` is replaced, not followed.
+    ``mode`` is that of the new file, less the umask; with ``like``, the new file is as `make_alike`
+    makes it instead. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
     written often and can be lost. Raises ``OSError``; then the old file is still there.
     """
-    with written_beside(path, content, mode, is_durable=is_durable) as beside:
+    with written_beside(path, content, mode, is_durable=is_durable, like=like) as beside:
         beside.replace(path)
     if is_durable:
         sync_folder(path.parent)
@@ -75,7 +83,12 @@ def temporary_beside(path: Path) -> Path:
 
 @contextmanager
 def written_beside(
-    path: Path, content: bytes, mode: int, *, is_durable: bool = True
+    path: Path,
+    content: bytes,
+    mode: int,
+    *,
+    is_durable: bool = True,
+    like: os.stat_result | None = None,
 ) -> Iterator[Path]:
     """Write a file that is to get the name ``path``; one that did not is removed.
 
@@ -85,6 +98,8 @@ def written_beside(
     try:
         descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
         try:
+            if like is not None:
+                make_alike(descriptor, like)
             write_all(descriptor, content)
             if is_durable:
                 os.fsync(descriptor)
@@ -221,17 +236,28 @@ def _copy(source: Path, target: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
+def make_alike(descriptor: int, status: os.stat_result) -> None:
+    """Give a new file the permissions of another, and its owner where we may.
+
+    What root puts in the place of a user's file stays that user's to read. The set-user-ID bit is
+    left out: on a file of root it would make root of whoever wrote the content.
+    """
+    with suppress(OSError):
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, status.st_mode & 0o777)
+
+
 def copy_file(source: Path, target: Path, mode: int | None = None) -> None:
     """Make ``target`` a copy whose content is durable.
 
-    ``mode``, less the umask, is that of the copy; None is exactly that of the source.
+    ``mode``, less the umask, is that of the copy; None makes it like the source.
     """
     with open_to_read(source) as original:
         target.unlink(missing_ok=True)
         made = os.open(target, NEW | os.O_WRONLY, 0o600 if mode is None else mode)
         with os.fdopen(made, "wb") as copy:
             if mode is None:
-                os.fchmod(made, os.fstat(original.fileno()).st_mode & 0o7777)
+                make_alike(made, os.fstat(original.fileno()))
             shutil.copyfileobj(original, copy, 1 << 20)
             copy.flush()
             os.fsync(made)

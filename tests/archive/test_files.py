@@ -223,7 +223,7 @@ def test_a_repair_that_was_killed_is_done_again(
     damaged = path.read_bytes()
     with monkeypatch.context() as patch:
         where = Path if step == "rename" else reader
-        patch.setattr(where, step, lambda *args: pytest.fail("killed"))
+        patch.setattr(where, step, lambda *args, **kwargs: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             repair(find_archives([path])[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from plugins.daemons import GoNsqd
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.landing import Lander
-from nsqtools.archive.layout import LOCKS
+from nsqtools.archive.layout import LOCKS, index_of
 from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
+from nsqtools.archive.reader import repair
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import TablePlan
 from nsqtools.archive.upload import UploadPlan, UploadRecord, upload, uploaded_of
@@ -156,6 +158,22 @@ def test_what_belongs_to_the_owner_of_the_directory_is_taken(output: Path) -> No
     os.chown(output, SOMEBODY, SOMEBODY)
 
     assert recover(Directories(output, output)) == [output / "clicks.log"]
+
+
+@as_root
+def test_a_file_that_root_repairs_stays_its_owners_and_makes_nobody_root(output: Path) -> None:
+    path = write_archive(output / "a.log", [WireMessage(1, 1, b"0" * 16, b"x")])
+    path.write_bytes(path.read_bytes() + b"{rubbish}\n")
+    os.chown(path, SOMEBODY, SOMEBODY)
+    path.chmod(0o4755)  # it could be a program: what is no record of messages is kept as it is
+
+    (archive,) = find_archives([path])
+    assert repair(archive) == 1
+
+    for made in (path, index_of(path)):
+        status = made.stat()
+        assert (status.st_uid, status.st_gid) == (SOMEBODY, SOMEBODY)
+        assert stat.S_IMODE(status.st_mode) == 0o755
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
