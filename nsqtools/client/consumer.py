@@ -377,13 +377,12 @@ class Gathering:
 
     def batch(self) -> Gathered | None:
         """Return what was gathered, of one topic; what is of others comes first in the next."""
-        parts: dict[str, list[Batch]] = {}
-        for part in self.parts:
-            parts.setdefault(part.topic, []).append(part)
-        first, *others = parts.values() or [[]]
-        if others:
-            self._consumer._put_back(list(chain(*others)))
-        return Gathered(first) if first else None
+        if not self.parts:
+            return None
+        topic = self.parts[0].topic
+        if others := [part for part in self.parts if part.topic != topic]:
+            self._consumer._put_back(others)
+        return Gathered([part for part in self.parts if part.topic == topic])
 
     def _ask_if_full(self) -> list[bool]:
         """Ask whether no more can come before an answer, but from nsqd that brought nothing in

@@ -188,7 +188,7 @@ def _listen(
         held: list[Batch] = []  # a batch that is dropped may be answered
         with consumer:  # which gives back what is unanswered
             consumer.gather(0, count)
-            consumer.start(fail_fast=True)
+            consumer.start(fail_fast=True, wait_s=for_s)
             ends_s = time.monotonic() + for_s
             while len(taken) < count and (left_s := ends_s - time.monotonic()) > 0:
                 batch = consumer.next_batch(left_s)
