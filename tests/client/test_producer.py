@@ -383,10 +383,11 @@ def test_leaving_the_block_keeps_the_time_for_retries(
     nsqd: GoNsqd, in_background: InBackground
 ) -> None:
     nsqd.stop()
-    options = ClientOptions(publish_timeout_s=0.1)
+    timeout_s = patience_s(0.1)  # for the answer of nsqd, too
+    options = ClientOptions(publish_timeout_s=timeout_s)
     with Producer(nsqd.tcp_address, options, retry_timeout_s=patience_s(20)) as producer:
         publication = producer.submit(TOPIC, [b"x"])
-        started = in_background(lambda: (time.sleep(0.5), nsqd.start()))
+        started = in_background(lambda: (time.sleep(5 * timeout_s), nsqd.start()))
     started.result()
     assert publication.error is None
     assert nsqd.depth(TOPIC) == 1

@@ -64,10 +64,14 @@ class RawClient:
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(TIMEOUT_S)
-        self.socket.connect((host, int(port)))
         self._buffer = b""
         self._codec: Codec | None = None
-        self.send(magic)
+        try:
+            self.socket.connect((host, int(port)))
+            self.send(magic)
+        except OSError:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
