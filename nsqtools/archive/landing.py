@@ -250,7 +250,7 @@ class Landings(Uploads):
         try:
             self._tell(paths)
             answer: Landed | Exception = pickle.load(process.stdout)
-        except Exception:  # what is no pickle may raise any
+        except Exception:  # bytes that are not a pickle may raise anything
             self._process = None
             process.kill()  # one that still runs said what is no answer, and waits for more
             process.communicate()

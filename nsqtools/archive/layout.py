@@ -53,7 +53,7 @@ def partition_of(name: str) -> dict[str, str | None]:
 
 
 def folder_of(values: Mapping[str, str | None]) -> str:
-    """Return the path that `partition_of` reads; empty text is no value, as in Delta."""
+    """Return the path that `partition_of` reads; empty text counts as NULL, as in Delta."""
     shown = ((k, quote(v, safe=" ") if v else NULL_PARTITION) for k, v in values.items())
     return "/".join(f"{key}={value}" for key, value in shown)
 

@@ -118,8 +118,8 @@ class ReadyControl(Generic[K]):
 
     @property
     def is_starved(self) -> bool:
-        """Tell whether some connection is within 15 % of its RDY: finish what is held back. One
-        message on a quiet one is no reason, or each would be flushed alone."""
+        """Tell whether some connection is within 15 % of its RDY: finish what is held back. The
+        message of a quiet one does not count, or each would be flushed alone."""
         return any(
             not (s.closing or s.is_quiet) and 0 < s.in_flight >= s.rdy * STARVED_AT
             for s in list(self.states.values())  # other threads ask, too

@@ -240,7 +240,7 @@ def make_alike(descriptor: int, status: os.stat_result) -> None:
     """Give a new file the permissions of another, and its owner where we may.
 
     What root puts in the place of a user's file stays that user's to read. The set-user-ID bit is
-    left out: on a file of root it would make root of whoever wrote the content.
+    left out: on a file of root it would give root's rights to whoever wrote the content.
     """
     with suppress(OSError):
         os.fchown(descriptor, status.st_uid, status.st_gid)

@@ -64,7 +64,7 @@ def state_of(path: str | Path) -> tuple[int, ...] | None:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """Look at a file, through links. Of one that leads to itself there is no file, either."""
+    """Return the status of a file, through links. A link that leads to itself counts as missing."""
     try:
         return path.stat()
     except OSError as exc:

@@ -194,6 +194,11 @@ class Counters:
         with self._lock:
             self._topics.setdefault(topic, Counter()).update(counts)
 
+    def requeued(self, topic: str) -> int:
+        """How many messages of a topic went back to their queue."""
+        with self._lock:
+            return self._topics.get(topic, Counter())["requeued"]
+
     @property
     def totals(self) -> ForwardTotals:
         """All topics together."""

@@ -9,7 +9,7 @@ What differs from nsqadmin 1.3.0, on purpose:
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
 - A change needs ``--allow-changes``. ``/config`` can be read and not written.
 - The texts of errors of daemons and of broken JSON are ours.
-- There is no graphite, and no ``/api/graphite``.
+- Graphite is not supported, so ``/api/graphite`` answers 404.
 
 Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed

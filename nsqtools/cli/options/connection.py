@@ -314,11 +314,9 @@ def flag_statements(
     for name, value in flags.items():
         if value in (None, [], ()):
             continue
-        origin, setting = (
-            origin_of(context, prefix + name),
-            setting_in_force(context, prefix + name),
-        )
-        speaker = "--" + (prefix + name).replace("_", "-")
+        flag = prefix + name
+        origin, setting = origin_of(context, flag), setting_in_force(context, flag)
+        speaker = "--" + flag.replace("_", "-")
         if name == "auth_secret_file":
             secret, file = read_secret(value), str(value.absolute())
             yield GivenOption("auth_secret", secret, origin, speaker, file)

@@ -112,7 +112,7 @@ def parse_interval(text: str) -> float:
     """Read a duration that is not 0. Raises ``ValueError``."""
     if seconds := parse_span(text):
         return seconds
-    raise ValueError(f"{text!r} is no time between two samples")
+    raise ValueError(f"{text!r} must be > 0")
 
 
 Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
