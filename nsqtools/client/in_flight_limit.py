@@ -148,6 +148,8 @@ class InFlightLimit:
 
         ``ages_s`` returns how long what is in flight has been, in sum.
         """
+        if not self.maximum:  # paused, which must not lower what holds afterwards
+            return
         timeout_s = self.msg_timeout_s
         if self._silent_s > PATIENCE_SHARE * timeout_s:
             self._is_measured = True  # the first may hang, and must not hold up the others

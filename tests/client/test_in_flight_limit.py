@@ -227,6 +227,23 @@ def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> No
     assert limit.current == 25  # not the many did that
 
 
+def test_a_pause_leaves_the_limit_as_it_was() -> None:
+    """It became 0, and with the next look the I/O thread ended."""
+    limit = InFlightLimit(200)
+    limit.is_busy = limit.is_used = True
+    limit.adapted = 8
+    limit.maximum = 0
+    for now in range(1, 20):
+        limit.passed(now, 8)
+        limit.look(8, is_asked=True)
+        if now == 10:
+            limit.answered(8)
+        limit.adapt(8, lambda: 0.0, waits=False)
+        assert limit.current == 0
+    limit.maximum = 200
+    assert limit.current == 8
+
+
 def test_what_is_answered_together_is_in_flight_together() -> None:
     limit = InFlightLimit(200)
     limit.gathered = 150
