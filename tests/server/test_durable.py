@@ -159,16 +159,17 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
     nsqd.publish("waits", b"\0", bytes(range(256)) * 9)
     bodies = [b"%d" % number for number in range(50)]
     with RawClient(nsqd.tcp_address) as client:
-        client.publish("t", b"held", *bodies)
+        client.publish("t", b"given back", b"held", *bodies)
         client.publish_deferred("t", 3_600_000, b"deferred")
         client.subscribe("t", "ch", ready=1)
+        client.send(b"REQ %b 3600000\n" % client.read_message().id)
         assert client.read_message().body == b"held"
         client.publish("t", b"last")
     nsqd.kill()
     recover(nsqd.data_path)
     plain = serve(EmbeddedServer(nsqd.data_path, "-mem-queue-size=0"))
     assert plain.channel_stats("t", "paused")["paused"]
-    assert (plain.depth("t", "ch"), plain.depth("waits")) == (53, 2)
+    assert (plain.depth("t", "ch"), plain.depth("waits")) == (54, 2)
     plain.stop()
     recover(nsqd.data_path, "-durable")
     nsqd.start()
@@ -177,7 +178,7 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
         found = client.read_messages(52)
     assert [each.body for each in found] == [b"held", *bodies, b"last"]
     assert [each.attempts for each in found] == [2, *[1] * 51]
-    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 2
     assert nsqd.channel_stats("t", "paused")["paused"]
     assert consumed(nsqd, "waits", 2) == [b"\0", bytes(range(256)) * 9]
 
