@@ -22,6 +22,7 @@ from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
@@ -184,6 +185,7 @@ def _with_unit(nanoseconds: float) -> str:
 
 
 Consumers = dict[Channel, list[ClientStats]]
+_by_name = attrgetter("name")
 
 
 async def gather_stats(
@@ -197,10 +199,16 @@ async def gather_stats(
 ) -> NsqdStats:
     """Return the stats, of one topic or channel if they are named."""
     topics: tuple[TopicStats, ...] | None = None
-    producers: tuple[ClientStats, ...] | None = None
+    producers: list[ClientStats] = []
     if not topic or topic in nsqd.topics:
         found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
-        consumers = await _consumers(clients, topic, nsqd.loop) if with_clients else None
+        consumers: Consumers | None = defaultdict(list) if with_clients else None
+        async for client in in_steps(list(clients) if with_clients else (), nsqd.loop):
+            described = client_stats(client, topic)
+            if consumers is not None and client.subscription is not None:
+                consumers[client.subscription.channel].append(described)
+            if client.publishing.counts:
+                producers.append(described)
         topics = tuple(
             [
                 await _topic_stats(each, channel, consumers, nsqd.loop)
@@ -208,36 +216,14 @@ async def gather_stats(
                 if not channel or channel in each.channels
             ]
         )
-        if with_clients:
-            producers = tuple(
-                [
-                    client_stats(each, topic)
-                    async for each in in_steps(list(clients), nsqd.loop)
-                    if each.publishing.counts
-                ]
-            )
     return NsqdStats(
         version=NSQ_VERSION,
         health=nsqd.health.text,
         start_time=int(nsqd.start_time_s),
         topics=topics,
         memory=memory_stats() if with_memory else None,
-        producers=producers or None,
+        producers=tuple(producers) or None,
     )
-
-
-def _by_name(named: Topic | Channel) -> str:
-    return named.name
-
-
-async def _consumers(
-    clients: Collection[ProtocolV2], topic: str, loop: AbstractEventLoop
-) -> Consumers:
-    consumers: Consumers = defaultdict(list)
-    async for client in in_steps(list(clients), loop):
-        if client.subscription is not None:
-            consumers[client.subscription.channel].append(client_stats(client, topic))
-    return consumers
 
 
 async def _topic_stats(
