@@ -133,14 +133,8 @@ class Changes:
 
     def has_any(self) -> bool:
         """Whether there is anything to write."""
-        return bool(
-            self.queues
-            or self.publishes
-            or self.moved
-            or self.delivered
-            or self.finished
-            or self.come_due
-        )
+        some = (self.queues, self.publishes, self.moved, self.delivered, self.finished)
+        return any((*some, self.come_due))
 
 
 class Database:

@@ -286,7 +286,15 @@ class DurablePath:
                     due.setdefault(names[number], {})[message_id] = due_ns
             for number, found in records.items():
                 if number not in files:
-                    files[number] = self._disk(names[number], max_bytes_per_file)
+                    files[number] = DiskQueue(
+                        names[number],
+                        self._path,
+                        max_bytes_per_file=max_bytes_per_file,
+                        max_msg_size=_MESSAGE_LIMIT,
+                        sync_every=1 << 62,
+                        log=self._log,
+                        may_have_files=False,
+                    )
                 files[number].put(found)
             written += len(some)
         for disk in files.values():
@@ -351,17 +359,6 @@ class DurablePath:
                         f"no messages; {path}.bad is a copy of it"
                     )
                     copy_file(path, Path(f"{path}.bad"))
-
-    def _disk(self, name: str, max_bytes_per_file: int) -> DiskQueue:
-        return DiskQueue(
-            name,
-            self._path,
-            max_bytes_per_file=max_bytes_per_file,
-            max_msg_size=_MESSAGE_LIMIT,
-            sync_every=1 << 62,
-            log=self._log,
-            may_have_files=False,
-        )
 
     def _remove_queue_files(self) -> None:
         for name in queues_with_files(self._path, with_meta=True):

@@ -19,6 +19,9 @@ from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 D = TypeVar("D", bound=NsqdDaemon | NsqlookupdDaemon)
 R = TypeVar("R")
 
+_HERE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
+_HERE["broadcast_address"] = "127.0.0.1"
+
 
 class DaemonThread(Generic[D]):
     """Runs what ``make`` returns, from `start` to `stop`; may be started again after that."""
@@ -112,13 +115,7 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        defaults = {
-            "tcp_address": "127.0.0.1:0",
-            "http_address": "127.0.0.1:0",
-            "https_address": "127.0.0.1:0",
-            "broadcast_address": "127.0.0.1",
-        }
-        self._options = NsqdOptions(**{**defaults, **options})
+        self._options = NsqdOptions(**{**_HERE, "https_address": "127.0.0.1:0", **options})
         self._keeps_data = "data_path" in options
         self._directory: TemporaryDirectory[str] | None = None
         lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
@@ -173,11 +170,6 @@ class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        defaults = {
-            "tcp_address": "127.0.0.1:0",
-            "http_address": "127.0.0.1:0",
-            "broadcast_address": "127.0.0.1",
-        }
-        given = NsqlookupdOptions(**{**defaults, **options})
+        given = NsqlookupdOptions(**{**_HERE, **options})
         lines = DaemonLog(log, given.log_prefix, given.log_level)
         super().__init__("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import (
-    FlagError,
-    HelpAsked,
-    flags_of,
-    parse_flags,
-    read_config,
-    usage,
-)
+from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, read_config, usage
 from nsqtools.server.options import NsqdOptions
 
 if TYPE_CHECKING:

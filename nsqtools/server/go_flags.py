@@ -59,23 +59,10 @@ def coerce(kind: FlagKind, value: Any) -> Any:
         if not all(isinstance(item, (wanted, int)) for item in value):
             raise TypeError("an item has the wrong type")
         return tuple(wanted(item) for item in value)
-    if kind is STRINGS:
-        return tuple(_text(value).split(","))
     if kind is BOOL and type(value) is int:
         return value != 0
-    if kind is INT and type(value) is int:
-        return value
-    if kind is STRING:
-        return str(value)
-    if isinstance(value, bool):
-        return kind.parse("true" if value else "false")
-    return kind.parse(_text(value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"invalid value type {type(value).__name__}")
-    return value
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return tuple(text.split(",")) if kind is STRINGS else kind.parse(text)
 
 
 _BOOLS = {

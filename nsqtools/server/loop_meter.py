@@ -51,10 +51,8 @@ class LoopMeter(selectors.DefaultSelector):
         took_s = time.monotonic() - self._began_s
         cpu_s = time.thread_time()
         self.turns += 1
-        if took_s > self.longest_s:
-            self.longest_s = took_s
-        if cpu_s - self._began_cpu_s > self.longest_cpu_s:
-            self.longest_cpu_s = cpu_s - self._began_cpu_s
+        self.longest_s = max(self.longest_s, took_s)
+        self.longest_cpu_s = max(self.longest_cpu_s, cpu_s - self._began_cpu_s)
         self._began_cpu_s = cpu_s
         wanted = max(1, self._shares + len(self._waiting))
         self._share_s = max(_MIN_SHARE_S, min(_MAX_SHARE_S, _TURN_S / wanted))

@@ -110,14 +110,9 @@ class StoredRows:
         try:
             for _, due_ns, _, made, frame in all_rows(self.copy, self.number):
                 found += 1
-                yield StoredMessage(
-                    frame[ID_AT:BODY_AT],
-                    timestamp_ns(frame),
-                    made,
-                    frame[BODY_AT:],
-                    len(frame),
-                    due_ns,
-                )
+                message_id, body = frame[ID_AT:BODY_AT], frame[BODY_AT:]
+                sent_ns, size = timestamp_ns(frame), len(frame)
+                yield StoredMessage(message_id, sent_ns, made, body, size, due_ns)
         except sqlite3.Error as exc:
             raise _unreadable(self.path, exc) from exc
         if found < self.expected:

@@ -137,10 +137,7 @@ def test_a_broken_or_exploding_compressed_stream_ends_the_connection(
 
 @pytest.mark.parametrize(
     ("codec", "line", "count"),
-    [
-        ("snappy", b"NOP\n", 8_000_000),
-        ("deflate", b"PUB bomb#ephemeral\n\0\0\0\x01x", 300_000),
-    ],
+    [("snappy", b"NOP\n", 8_000_000), ("deflate", b"PUB bomb#ephemeral\n\0\0\0\x01x", 300_000)],
 )
 def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
     process: Start, codec: str, line: bytes, count: int

@@ -265,7 +265,7 @@ def test_producers_that_find_it_are_refused(orders: Consumed, tmp_path: Path) ->
             ):
                 with pytest.raises(PublishError, match="takes none"):
                     publish()
-        api.http_address = temporary.http_address
+        api.http_address = temporary._thread.http_address
         for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
             assert api.request("POST", target, b"a")[0] == 403
         assert temporary.states() == []
@@ -341,8 +341,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"),
-    [(4_000, 2), pytest.param(200_000, 20, marks=pytest.mark.slow)],
+    ("count", "kills"), [(4_000, 2), pytest.param(200_000, 20, marks=pytest.mark.slow)]
 )
 def test_kills_lose_nothing_and_double_only_what_was_in_flight(
     orders: Consumed, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
@@ -402,11 +401,7 @@ def left(source: Nsqd) -> int:
     indirect=["source"],
 )
 def test_each_channel_gets_what_it_had_and_no_other_gets_it(
-    source: Nsqd,
-    consumed: Consumed,
-    spawn_nsq: SpawnNsq,
-    valid_json: ValidJson,
-    count: int,
+    source: Nsqd, consumed: Consumed, spawn_nsq: SpawnNsq, valid_json: ValidJson, count: int
 ) -> None:
     expected: dict[tuple[str, str], list[bytes]] = {}
     with Producer(source.tcp_address) as producer:
