@@ -188,20 +188,17 @@ class DurablePath:
             else:
                 database = Database(path)
         except sqlite3.Error as exc:
-            database = self._rescue(path, exc)
+            try:
+                database = self._write_anew(path, f"cannot be opened ({exc})")
+            except sqlite3.Error:
+                raise ConfigurationError(
+                    f"{path} is damaged: {exc}. "
+                    f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
+                    f"{FILE_NAME} away to begin without them.",
+                ) from exc
         self._remove_others(database.path)
         database.defer_until(latest_ns)
         return database
-
-    def _rescue(self, path: Path, error: sqlite3.Error) -> Database:
-        try:
-            return self._write_anew(path, f"cannot be opened ({error})")
-        except sqlite3.Error:
-            raise ConfigurationError(
-                f"{path} is damaged: {error}. "
-                f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
-                f"{FILE_NAME} away to begin without them.",
-            ) from error
 
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""

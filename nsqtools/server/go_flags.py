@@ -110,10 +110,9 @@ def parse_tls_required(text: str) -> int:
     """Read true, false or tcp-https as 2, 0 or 1."""
     if text.lower() == "tcp-https":
         return 1
-    try:
-        return 2 if _BOOLS[text.lower()] else 0
-    except KeyError:
-        raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax') from None
+    if text.lower() not in _BOOLS:
+        raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax')
+    return 2 if _BOOLS[text.lower()] else 0
 
 
 def parse_tls_version(text: str) -> int:

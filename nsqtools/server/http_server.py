@@ -61,12 +61,7 @@ _NOT_LOGGED = ("/pub", "/mpub")
 
 
 class HTTPRefusal(Exception):
-    """Answer with an error status and ``{"message": code}``."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(status, code)
-        self.status = status
-        self.code = code
+    """Answer with an error status and ``{"message": code}``: these are its arguments."""
 
 
 class Reply(NamedTuple):
@@ -256,7 +251,7 @@ class HTTPApi:
 
     def _failure(self, exc: Exception) -> Reply:
         if isinstance(exc, HTTPRefusal):
-            return _refuse(exc.status, exc.code)
+            return _refuse(*exc.args)
         self._log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
 

@@ -8,7 +8,6 @@ have every length, quoting and encoding that logs have. By default a few megabyt
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -59,11 +58,8 @@ def real_log(tmp_path: Path) -> Callable[[int], Path]:
     return make
 
 
-def sorted_digest(path: Path) -> tuple[int, str]:
-    """The number of lines of a file, and a digest of them in order."""
-    *lines, rest = path.read_bytes().split(b"\n")  # splitlines() would also split at a lone \r
-    assert rest == b"", "the file ends inside a line"
-    return len(lines), hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
+def sorted_lines(path: Path) -> list[bytes]:
+    return sorted(path.read_bytes().split(b"\n"))  # splitlines() would also split at a lone \r
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -95,11 +91,12 @@ def test_a_log_goes_through_unchanged(
         nsq_env["NSQ_AUTH_SECRET"] = SECRET
     nsqd = go_nsqd(*nsqd_flags)
     nsqd.create_channel("log", "c")
-    lines, digest = sorted_digest(log)
+    lines = sorted_lines(log)
+    count = len(lines) - 1  # the last one ends with the file
     place = ["-t", "log", "--nsqd-tcp-address", nsqd.tcp_address, *flags]
 
     with out.open("wb") as sink, log.open("rb") as source:
-        limits = ["-n", str(lines), "--exit-idle", "60s"]
+        limits = ["-n", str(count), "--exit-idle", "60s"]
         tail = Popen(
             [*NSQ, "tail", *place, "-c", "c", *limits], stdout=sink, stderr=PIPE, env=nsq_env
         )
@@ -107,6 +104,7 @@ def test_a_log_goes_through_unchanged(
         _, tail_said = tail.communicate(timeout=patience_s(100))
 
     assert pub.returncode == 0, pub.stderr.decode()
-    assert pub.stderr.decode().startswith(f"nsq: {lines} confirmed, 0 rejected")
+    assert pub.stderr.decode().startswith(f"nsq: {count} confirmed, 0 rejected")
     assert tail.returncode == 0, tail_said.decode()
-    assert sorted_digest(out) == (lines, digest)
+    is_same = sorted_lines(out) == lines
+    assert is_same  # the difference of such lists takes an hour to print
