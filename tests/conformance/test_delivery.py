@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from plugins.http_api import Nsqd
-from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized
+from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized, subscribed
 from plugins.servers import NSQD_KINDS, AnyNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import ERROR, MESSAGE, RESPONSE
@@ -95,23 +95,20 @@ def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
 
 def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("gone", "ch", ready=1)
+    with subscribed(nsqd.tcp_address, "gone", "ch", ready=1) as client:
         nsqd.publish("gone", b"body")
         held = client.read_message()
     wait_until(lambda: not nsqd.channel_stats("gone", "ch")["client_count"], what="it is gone")
     stats = nsqd.channel_stats("gone", "ch")
     assert stats["in_flight_count"] + stats["timeout_count"] == 1
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("gone", "ch", ready=1)
+    with subscribed(nsqd.tcp_address, "gone", "ch", ready=1) as client:
         assert client.read_message().attempts == held.attempts + 1
 
 
 def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
     nsqd.create_channel("touch", "ch")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("touch", "ch", ready=100)
+    with subscribed(nsqd.tcp_address, "touch", "ch", ready=100) as client:
         for number in range(20):
             began_s = time.monotonic()
             nsqd.publish("touch", b"%d" % number)
@@ -168,9 +165,9 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
 
 def test_an_ephemeral_channel_goes_with_its_last_consumer(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as a, RawClient(nsqd.tcp_address) as b:
-        a.subscribe("t#ephemeral", "ch#ephemeral")
-        b.subscribe("t#ephemeral", "ch#ephemeral")
+    what = (nsqd.tcp_address, "t#ephemeral", "ch#ephemeral")
+    with subscribed(*what), subscribed(*what):
+        pass
     wait_until(lambda: not nsqd.stats()["topics"], what="channel and topic are gone")
 
 
@@ -260,8 +257,7 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
 
 def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-e2e-processing-latency-percentile=0.5,0.99")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=102)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=102) as client:
         started_s = time.monotonic()
         nsqd.publish("t", *[b"x"] * 102)
         requeued, _, *messages = client.read_messages(102)  # one is held; neither is a sample

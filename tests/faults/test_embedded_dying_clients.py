@@ -22,7 +22,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, mpub, sized
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
@@ -41,8 +41,7 @@ LAYERS = ("", "tls_v1", "snappy", "deflate")
 def quiet_consumer(address: str) -> Iterator[Callable[[], None]]:
     """What to call for one message that comes to a consumer."""
     numbers = itertools.count()
-    with RawClient(address) as consumer, RawClient(address) as publisher:
-        consumer.subscribe("quiet", "ch", ready=1)
+    with subscribed(address, "quiet", "ch", ready=1) as consumer, RawClient(address) as publisher:
 
         def get_a_message() -> None:
             body = b"%d" % next(numbers)
@@ -260,8 +259,7 @@ def test_what_raises_once_stops_nobody_else(
         wait_until(be_busy, what=f"{name} raises")
         for _ in range(3):
             get_a_message()
-        with RawClient(nsqd.tcp_address) as client:
-            client.subscribe("busy", "ch", ready=5)
+        with subscribed(nsqd.tcp_address, "busy", "ch", ready=5) as client:
             while published:
                 message = client.read_message()
                 published.discard(message.body)

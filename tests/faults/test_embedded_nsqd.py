@@ -18,7 +18,7 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized
+from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -72,8 +72,7 @@ def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
 
     found = serve(successor(nsqd.data_path, *flags))
     # the Go nsqd delivers more than its depth, which counts only what the positions name
-    with RawClient(found.tcp_address) as client:
-        client.subscribe("t", "ch", ready=100)
+    with subscribed(found.tcp_address, "t", "ch", ready=100) as client:
         received: set[bytes] = set()
         while not received >= set(confirmed):
             message = client.read_message()
@@ -335,8 +334,10 @@ def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer
 
 
 def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
-    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
-        client.subscribe("t", "ch", ready=8)
+    with (
+        subscribed(nsqd.tcp_address, "t", "ch", ready=8) as client,
+        RawClient(nsqd.tcp_address) as producer,
+    ):
         client.settle()
         producer.publish("t", *[b"%d" % number for number in range(8)])
         held = client.read_messages(8)

@@ -9,7 +9,7 @@ import pytest
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.raw_client import RawClient
+from plugins.raw_client import subscribed
 from plugins.servers import DataPath, Serve
 
 pytestmark = pytest.mark.real_nsqd
@@ -47,17 +47,15 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
     flags = ("-mem-queue-size=10", SMALL_FILES)
     first = serve(kinds[0](data_path(), *flags))
     bodies = {b"%03d" % number for number in range(100)}
-    with RawClient(first.tcp_address) as client, RawClient(first.tcp_address) as producer:
-        client.subscribe("t", "ch", ready=5)
-        producer.publish("t", *bodies)
+    with subscribed(first.tcp_address, "t", "ch", ready=5) as client:
+        first.publish("t", *bodies)
         held = client.read_messages(5)
         client.send(b"REQ %b 3600000\n" % held[0].id)
-        producer.publish_deferred("t", 3_600_000, b"deferred")
+        first.post("/pub", b"deferred", topic="t", defer=3_600_000)
         client.read_message()  # in the place of the one that was given back
         last = hand_on(first, kinds[1:], *flags)
 
-    with RawClient(last.tcp_address) as client:
-        client.subscribe("t", "ch", ready=200)
+    with subscribed(last.tcp_address, "t", "ch", ready=200) as client:
         received = client.read_messages(101)
 
     assert {message.body for message in received} == bodies | {b"deferred"}
@@ -97,8 +95,7 @@ def test_partly_read_files_are_read_on(
 ) -> None:
     first = serve(kinds[0](data_path(), "-mem-queue-size=0", SMALL_FILES))
     bodies = [b"%03d" % number for number in range(120)]
-    with RawClient(first.tcp_address) as client:
-        client.subscribe("t", "ch")
+    with subscribed(first.tcp_address, "t", "ch") as client:
         client.publish("t", *bodies)
         client.send(b"RDY 1\n")
         for _ in range(50):
@@ -108,8 +105,7 @@ def test_partly_read_files_are_read_on(
         client.settle()
         last = hand_on(first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
 
-    with RawClient(last.tcp_address) as client:
-        client.subscribe("t", "ch", ready=100)
+    with subscribed(last.tcp_address, "t", "ch", ready=100) as client:
         assert [message.body for message in client.read_messages(69)] == bodies[51:]
 
 
@@ -122,10 +118,9 @@ def test_the_files_of_a_drained_queue_have_the_same_content(
     for kind in kinds:
         server = kind(data_path(), "-mem-queue-size=0", "-max-bytes-per-file=200")
         serve(server)
-        with RawClient(server.tcp_address) as client, RawClient(server.tcp_address) as producer:
-            client.subscribe("t", "ch", ready=1)
+        with subscribed(server.tcp_address, "t", "ch", ready=1) as client:
             for number in range(20):
-                producer.publish("t", b"%04d" % number)
+                server.publish("t", b"%04d" % number)
                 client.finish([client.read_message()])
             client.settle()
         server.stop()
