@@ -203,7 +203,8 @@ class PublishCommands:
         if len(reader.bodies) > _STEP_COUNT:
             # not given up with the client: what was sent whole is published whole, as in nsqd
             putting = self._nsqd.loop.create_task(self._put_in_steps(topic, reader.bodies))
-            putting.add_done_callback(_retrieve)
+            # looked at, or asyncio would log an error that no caller waits for any more
+            putting.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Pause(position, partial(asyncio.shield, putting))
         self._check_exists(topic)
         self._put("MPUB", topic, topic.new_messages(reader.bodies))
@@ -280,12 +281,6 @@ class PublishCommands:
         if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
             half = _MAX_UNCONFIRMED_BYTES // 2
             raise Pause(position, partial(self.fewer_unconfirmed, half))
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Look at an error that no caller waits for any more, or asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 # -- the conversation ------------------------------------------------------------------------------
