@@ -30,8 +30,6 @@ class DaemonThread(Generic[D]):
         self._name = name
         self._make = make
         self._daemon: D | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -88,7 +86,7 @@ class DaemonThread(Generic[D]):
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, None]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
-        if self._daemon is None or self._loop is None or self._thread is None:
+        if self._daemon is None:
             return
         try:
             self.do(how)
@@ -99,7 +97,6 @@ class DaemonThread(Generic[D]):
 
     def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
         """Await ``what`` in the daemon's loop; return and raise as it does."""
-        assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(what(self.daemon), self._loop).result()
 
 

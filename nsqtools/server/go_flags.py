@@ -69,7 +69,7 @@ _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
     **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
 }
-TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304, "": 0x0301}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,6 @@ def parse_tls_required(text: str) -> int:
 
 def parse_tls_version(text: str) -> int:
     """Read tls1.0 to tls1.3 as the number of the version."""
-    if text == "":
-        return 0x0301
     if text.lower() not in TLS_VERSIONS:
         raise ValueError(f'unknown tlsVersionOption "{text}"')
     return TLS_VERSIONS[text.lower()]

@@ -152,20 +152,16 @@ class NsqdDaemon:
             self._connections,
             (real_port(self._tcp), real_port(self._http)),
             resolved,
-            self.nsqd.registry.set_addresses,
         )
         handlers = nsqd.handlers()
         if self._refusal:
             handlers = {
                 key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()
             }
-        required_port: int | None = None
-        if self._options.tls_required == REQUIRED:
-            required_port = max(0, real_port(self._https))
-        for name, listener, context in (
-            ("HTTP", self._http, None),
-            ("HTTPS", self._https, self._tls_context),
-        ):
+        https_port = max(0, real_port(self._https))
+        needs_tls = self._options.tls_required == REQUIRED
+        https = ("HTTPS", self._https, self._tls_context)
+        for name, listener, context in (("HTTP", self._http, None), https):
             if listener is not None:
                 server = await serve_api(
                     name,
@@ -175,7 +171,7 @@ class NsqdDaemon:
                     info.broadcast_address,
                     tls_context=context,
                     body_limits=nsqd.body_limits(),
-                    tls_required_port=required_port if context is None else None,
+                    tls_required_port=https_port if needs_tls and context is None else None,
                 )
                 self._http_servers.append(server)
 

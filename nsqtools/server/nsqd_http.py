@@ -11,7 +11,8 @@ import re
 import socket
 import time
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 
@@ -55,8 +56,7 @@ class NsqdHTTP:
     """The handlers; each method is one endpoint.
 
     ``ports`` are the real ones of TCP and HTTP, -1 for unix sockets. ``resolved`` are option values
-    that differ from what was given (``statsd_prefix`` expanded, real ports); ``set_lookupds``
-    connects to another list of nsqlookupd.
+    that differ from what was given (``statsd_prefix`` expanded, real ports).
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class NsqdHTTP:
         connections: Collection[ClientConnection],
         ports: tuple[int, int],
         resolved: dict[str, object],
-        set_lookupds: Callable[[list[str]], None],
     ) -> None:
         self._nsqd = nsqd
         self._options = nsqd.options
@@ -74,7 +73,6 @@ class NsqdHTTP:
         self._connections = connections
         self._ports = ports
         self._resolved = resolved
-        self._set_lookupds = set_lookupds
 
     def body_limits(self) -> dict[Handler, int]:
         """Return how much the handlers that read a body read of it."""
@@ -171,7 +169,7 @@ class NsqdHTTP:
         if call.option == "nsqlookupd_tcp_addresses":
             addresses = _string_list(body)
             self._resolved[call.option] = addresses
-            self._set_lookupds(addresses or [])
+            self._nsqd.registry.set_addresses(addresses or [])
         elif call.option == "log_level":
             try:
                 self._nsqd.log.level = LOG_LEVEL.parse(body.decode("latin-1"))
@@ -332,15 +330,11 @@ class NsqdHTTP:
 
 
 def _string_list(body: bytes) -> list[str] | None:
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise HTTPRefusal(400, "INVALID_VALUE") from None
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(map(_is_address, value)):
-        raise HTTPRefusal(400, "INVALID_VALUE")
-    return value
+        if value is None or (isinstance(value, list) and all(map(_is_address, value))):
+            return value
+    raise HTTPRefusal(400, "INVALID_VALUE")
 
 
 def _is_address(item: object) -> bool:

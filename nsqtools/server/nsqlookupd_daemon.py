@@ -353,7 +353,8 @@ class NsqlookupdDaemon:
 
     async def start(self) -> None:
         """Serve from now on."""
-        protocols = {MAGIC_V1: self._speak}
+        known = (self._registrations, self._own_info, self._log)
+        protocols = {MAGIC_V1: lambda connection: LookupProtocolV1(connection, *known)}
         report_errors(asyncio.get_running_loop(), self._log.error)
         self._tcp_server = await accept(
             self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
@@ -367,9 +368,6 @@ class NsqlookupdDaemon:
     def owns_process(self) -> None:
         """Leave what is loaded out of garbage collections."""
         gc.freeze()
-
-    def _speak(self, connection: ClientConnection) -> LookupProtocolV1:
-        return LookupProtocolV1(connection, self._registrations, self._own_info, self._log)
 
     async def stop(self) -> None:
         """Close all connections. Nothing is kept: every nsqd registers again with the next one."""

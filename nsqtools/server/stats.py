@@ -78,11 +78,6 @@ def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
     yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
     refused = nsqd.health.refused_count
     yield single("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)
-    yield from _disk_metrics(nsqd)
-    yield from loop_metrics("nsqd", meter_of(nsqd.loop))
-
-
-def _disk_metrics(nsqd: NsqdQueues) -> Families:
     try:
         found = os.statvfs(nsqd.options.data_path or ".")
         yield single("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
@@ -95,6 +90,7 @@ def _disk_metrics(nsqd: NsqdQueues) -> Families:
     if nsqd.durable is not None:
         made = nsqd.durable.database.transactions
         yield single("nsqd_durable_transactions_total", "Committed.", made)
+    yield from loop_metrics("nsqd", meter_of(nsqd.loop))
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:
@@ -328,14 +324,10 @@ def resident_bytes() -> int:
 # -- statsd ----------------------------------------------------------------------------------------
 
 _MEMORY_COUNTER = "gc_total_runs"  # pushed as gc_runs, and the only counter of /stats' memory
-_TOPIC_FIGURES = {"message_count": "c", "message_bytes": "c", "depth": "g", "backend_depth": "g"}
-_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
-_CHANNEL_FIGURES = {
-    "message_count": "c",
-    **dict.fromkeys(_GAUGES, "g"),
-    **dict.fromkeys(("requeue_count", "timeout_count"), "c"),
-    "client_count": "g",
-}
+_COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count")
+_OF_TOPIC = ("message_count", "message_bytes", "depth", "backend_depth")
+_OF_CHANNEL: tuple[str, ...] = ("message_count", "depth", "backend_depth", "in_flight_count")
+_OF_CHANNEL += ("deferred_count", "requeue_count", "timeout_count", "client_count")
 _TAIL_S = 1.0  # nothing is sent in the last second of an interval
 _STATSD_PORT = 8125
 
@@ -374,8 +366,9 @@ def statsd_lines(
             if exclude_ephemeral and is_ephemeral(part.removesuffix(".")):
                 continue
             key = f"topic.{topic.topic_name}.{part}"
-            for name, kind in (_TOPIC_FIGURES if queue is topic else _CHANNEL_FIGURES).items():
+            for name in _OF_TOPIC if queue is topic else _OF_CHANNEL:
                 shown = "clients" if name == "client_count" else name
+                kind = "c" if name in _COUNTERS else "g"
                 yield line(f"{key}{shown}", getattr(queue, name), kind)
             for quantile, value in queue.e2e_processing_latency.percentiles or ():
                 yield line(f"{key}e2e_processing_latency_{quantile * 100:.0f}", int(value), "g")

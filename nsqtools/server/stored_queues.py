@@ -259,9 +259,7 @@ class StoredQueues:
             there = {number for number, is_bad in files if not is_bad}
             first = next(each for each in count(positions.read_file) if each not in there)
             missing = self._path / f"{name}.diskqueue.{first:06d}.dat"
-            is_wanted = first < positions.write_file or (
-                first == positions.write_file and positions.write_position > 0
-            )
+            is_wanted = (first, 0) < positions[3:]
             with suppress(OSError, ValueError):  # unless nsqd has gone on
                 if is_wanted and not missing.exists() and Positions.read(meta) == positions:
                     problems.append((str(missing), "is not there, and in the metadata"))
