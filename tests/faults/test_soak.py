@@ -1,13 +1,11 @@
 """Everything at once for a long time: every message accounted for, nothing grows.
 
-A Go and a durable embedded nsqd announce themselves at a nsqlookupd; numbered messages are
-published to both, by ``nsq pub`` and a Producer. Archivers into files and into a table, a tail, a
-forwarder, a command, a Consumer of threads and one of asyncio, whose handler publishes, take them,
-each from a channel of its own; ten viewers look at the console; now and then an archive is
-published again to one channel. Meanwhile daemons are restarted, paused and (the durable one)
-killed, commands that consume are killed, and topics come and go. At the end every number must have
-come through each of them. Memory, descriptors and threads of each process are read now and then;
-those of the last quarter must not exceed those of the second, when all had come up.
+Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer.
+Archivers, a tail, a forwarder, a command, a Consumer of threads and one of asyncio, whose handler
+publishes, take them, each from a channel of its own; ten viewers look at the console; now and then
+an archive is published again to one channel. Meanwhile daemons are restarted, paused and (the
+durable one) killed, commands are killed, and topics come and go. At the end every number must have
+come through each of them, and no process may have grown since the second quarter of the time.
 
 ``-m slow`` runs it for two hours, or ``NSQTOOLS_SOAK_S`` seconds. The Go nsqd ends by SIGTERM: it
 promises nothing for kill -9.

@@ -1,9 +1,8 @@
 """The main job on real input: log lines through ``nsq pub``, a real nsqd, and ``nsq tail``.
 
-Every way to connect, with AUTH, which comes on top; what comes out is compared, sorted, with what
-went in. Lines are what this machine has logged, repeated: made-up ones are all alike, real ones
-have every length, quoting and encoding that logs have. By default a few megabytes each;
-``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB, and does without AUTH, too.
+Every way to connect, with AUTH on top; what comes out is compared, sorted, with what went in. Lines
+are what this machine has logged, repeated: made-up ones are all alike, real ones have every length,
+quoting and encoding that logs have. ``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from plugins.waiting import patience_s
 
 LOGS = Path("/var/log")
 NSQ = [sys.executable, "-m", "nsqtools"]
-SECRET = "open sesame"
 
 TRANSPORTS = {
     "plain": [],
@@ -63,14 +61,9 @@ def sorted_lines(path: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    "needs_auth",
-    [pytest.param(False, id="open", marks=pytest.mark.slow), pytest.param(True, id="auth")],
-)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_log_goes_through_unchanged(
     transport: str,
-    needs_auth: bool,
     size: int,
     go_nsqd: MakeNsqd,
     auth_server: AuthServer,
@@ -81,14 +74,12 @@ def test_a_log_goes_through_unchanged(
 ) -> None:
     log, out = real_log(size), tmp_path / "out.log"
     flags = list(TRANSPORTS[transport])
-    nsqd_flags: list[str] = []
+    nsqd_flags = [f"-auth-http-address={auth_server.address}"]
     if "--tls" in flags:
         flags += ["--tls-ca-file", str(certificates.ca)]
         nsqd_flags += certificates.server.nsqd_flags
-    if needs_auth:
-        auth_server.allow(SECRET)
-        nsqd_flags.append(f"-auth-http-address={auth_server.address}")
-        nsq_env["NSQ_AUTH_SECRET"] = SECRET
+    auth_server.allow("open sesame")
+    nsq_env["NSQ_AUTH_SECRET"] = "open sesame"
     nsqd = go_nsqd(*nsqd_flags)
     nsqd.create_channel("log", "c")
     lines = sorted_lines(log)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import threading
@@ -301,12 +299,8 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 ) -> None:
     auth = auth_server.address
     auth_server.allow("s3cret", topic="orders")
-    nsqd = go_nsqd(
-        f"-lookupd-tcp-address={lookupd.tcp_address}",
-        f"-auth-http-address={auth}",
-        "-tls-required=tcp-https",
-        *certificates.server.nsqd_flags,
-    )
+    place = (f"-lookupd-tcp-address={lookupd.tcp_address}", f"-auth-http-address={auth}")
+    nsqd = go_nsqd(*place, "-tls-required=tcp-https", *certificates.server.nsqd_flags)
     nsqd.create_channel("orders", "billing")
     wait_until(lambda: lookupd.json("/channels?topic=orders")["channels"], what="it is registered")
     config = tmp_path / "nsqd.cfg"
@@ -343,7 +337,7 @@ def test_kills_lose_nothing_and_double_only_what_was_in_flight(
             what=f"part {number} came",
             timeout_s=60,
         )
-        os.kill(job.pid, signal.SIGKILL)
+        job.kill()
         job.wait()
     job = spawn_nsq(command)
     _, said = job.communicate(timeout=patience_s(120))
@@ -368,17 +362,14 @@ def source(
 ) -> Nsqd:
     kind = getattr(request, "param", GoNsqd)
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    return serve(
-        kind(data_path(), f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h", register)
-    )
+    timeouts = (f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h")
+    return serve(kind(data_path(), *timeouts, register))
 
 
 def left(source: Nsqd) -> int:
-    return sum(
-        each["depth"] + each["in_flight_count"] + each["deferred_count"]
-        for topic in source.stats()["topics"]
-        for each in topic["channels"]
-    )
+    figures = ("depth", "in_flight_count", "deferred_count")
+    channels = [each for topic in source.stats()["topics"] for each in topic["channels"]]
+    return sum(channel[figure] for channel in channels for figure in figures)
 
 
 @pytest.mark.parametrize(
