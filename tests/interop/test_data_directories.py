@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from plugins.daemons import GoNsqd
@@ -24,25 +23,17 @@ Kinds = tuple[type[GoNsqd] | type[EmbeddedServer], ...]
 SMALL_FILES = "-max-bytes-per-file=1000"
 
 
-HandOn = Callable[..., Nsqd]
-
-
-@pytest.fixture
-def hand_on(serve: Serve) -> HandOn:
+def hand_on(serve: Serve, server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
     """Stop a server, and let others open its directory one after the other: the last runs."""
-
-    def hand_on(server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
-        for kind in kinds:
-            server.stop()
-            server = serve(kind(server.data_path, *flags))
-        return server
-
-    return hand_on
+    for kind in kinds:
+        server.stop()
+        server = serve(kind(server.data_path, *flags))
+    return server
 
 
 @pytest.mark.parametrize("kinds", ORDERS)
 def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     flags = ("-mem-queue-size=10", SMALL_FILES)
     first = serve(kinds[0](data_path(), *flags))
@@ -53,7 +44,7 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
         client.send(b"REQ %b 3600000\n" % held[0].id)
         first.post("/pub", b"deferred", topic="t", defer=3_600_000)
         client.read_message()  # in the place of the one that was given back
-        last = hand_on(first, kinds[1:], *flags)
+        last = hand_on(serve, first, kinds[1:], *flags)
 
     with subscribed(last.tcp_address, "t", "ch", ready=200) as client:
         received = client.read_messages(101)
@@ -69,7 +60,7 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
 def test_topics_channels_and_pauses_are_kept(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     first = serve(kinds[0](data_path()))
     first.create_channel("t", "paused")
@@ -80,7 +71,7 @@ def test_topics_channels_and_pauses_are_kept(
     first.post("/topic/pause", topic="bare")
     first.post("/channel/pause", topic="t", channel="paused")
     first.publish("bare", b"waiting in the topic")
-    last = hand_on(first, kinds[1:])
+    last = hand_on(serve, first, kinds[1:])
 
     topics = {topic["topic_name"]: topic for topic in last.stats()["topics"]}
     assert topics.keys() == {"bare", "t"}
@@ -90,9 +81,7 @@ def test_topics_channels_and_pauses_are_kept(
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_partly_read_files_are_read_on(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
-) -> None:
+def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     first = serve(kinds[0](data_path(), "-mem-queue-size=0", SMALL_FILES))
     bodies = [b"%03d" % number for number in range(120)]
     with subscribed(first.tcp_address, "t", "ch") as client:
@@ -103,7 +92,7 @@ def test_partly_read_files_are_read_on(
         client.send(b"RDY 0\n")
         client.finish([client.read_message()])
         client.settle()
-        last = hand_on(first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
+        last = hand_on(serve, first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
 
     with subscribed(last.tcp_address, "t", "ch", ready=100) as client:
         assert [message.body for message in client.read_messages(69)] == bodies[51:]

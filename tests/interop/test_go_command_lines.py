@@ -113,9 +113,6 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-# -- all flags ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", UTILITIES)
 def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(name: str) -> None:
     help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
@@ -149,9 +146,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             theirs = subprocess.check_output([GO_PROGRAMS / name, "-version"], text=True)
             assert go_main(name, ["--version=true"]) == 0
             assert capsys.readouterr().out.startswith(theirs.rsplit(" (")[0].strip())
-
-
-# -- nsq_tail, to_nsq, nsq_stat -----------------------------------------------------------------
 
 
 def test_tail(world: World) -> None:
@@ -233,9 +227,6 @@ def test_stat(world: World) -> None:
 
         assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
         assert ours.out.count(b"\n") == 4
-
-
-# -- nsq_to_file --------------------------------------------------------------------------------
 
 
 def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
@@ -335,9 +326,6 @@ def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) 
 
         ended = run(command, until=has_consumed_for_a_while)
         assert (ended.status, files_below(skipping)) == (0, {}), ended.err
-
-
-# -- nsq_to_nsq, nsq_to_http --------------------------------------------------------------------
 
 
 def test_mirror(world: World) -> None:

@@ -7,11 +7,9 @@
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
 
-Whatever they start is killed when the test ends, and its log is part of the report of a failure.
-
-A test that uses one of the first, directly or through another fixture, is marked ``real_nsqd`` and
-needs what ``tests/go/build`` builds. Without that it is skipped; with ``CI=true`` it fails, so that
-a green run proves what it seems to prove.
+Whatever they start is killed when the test ends, and its log is part of the report of a failure. A
+test that uses a Go program is marked ``real_nsqd`` and needs what ``tests/go/build`` builds: else
+it is skipped, and with ``CI=true`` it fails.
 """
 
 from __future__ import annotations
