@@ -41,7 +41,7 @@ from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, a
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
-from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import counted, escape_line, go_json
@@ -188,7 +188,8 @@ class Notifier:
         import ssl
 
         tls = ssl.create_default_context() if self._endpoint.startswith("https:") else None
-        with HTTPAPI(self._endpoint, max_body_bytes=MAX_ANSWER_BYTES, tls=tls) as api:
+        access = HTTPAccess(max_body_bytes=MAX_ANSWER_BYTES, tls=tls)
+        with HTTPAPI(self._endpoint, access) as api:
             while (body := self._waiting.get()) is not None:
                 try:
                     api.send(body)
