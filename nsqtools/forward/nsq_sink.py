@@ -140,15 +140,14 @@ class NsqSink:
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""
 
+        def ended(error: PublishError | None) -> None:
+            report([parcel], outcome_of(error))
+
         producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
-            producer.submit(
-                parcel.topic,
-                parcel.bodies,
-                on_settled=lambda p: report(parcel, outcome_of(p.error)),
-            )
+            producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishError as exc:
-            report(parcel, outcome_of(exc))
+            ended(exc)
 
     def check(self) -> None:
         """Nothing of its own can fail."""
