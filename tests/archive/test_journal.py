@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import journal_in
+from plugins.disks import full
 
 from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock
 from nsqtools.archive.layout import LOCKS, Head, Member
@@ -132,13 +133,6 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
     assert known(journal_of(), 1) == [True]
 
 
-def test_after_several_crashes_the_first_is_not_forgotten(journal_of: Open) -> None:
-    for number in range(5):
-        write(journal_of(), 0, number)
-
-    assert known(journal_of(), 0, 4) == [True, True]
-
-
 def test_files_are_removed_after_a_week(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
@@ -170,54 +164,43 @@ def test_damaged_lines_are_passed_over(journal_of: Open, tmp_path: Path) -> None
 NAME = ".clicks@archive.lock"
 
 
-def lock_of(folder: Path, topic: str, channel: str) -> TopicLock:
+def lock_of(folder: Path) -> TopicLock:
     """As another process would."""
-    return TopicLock(FolderLocks(folder / LOCKS), folder, topic, channel)
+    return TopicLock(FolderLocks(folder / LOCKS), folder, "clicks", "archive")
 
 
-@pytest.mark.parametrize("content", ["kept", None, b"", b"4711", b"4711 writer ab 7\n"])
+@pytest.mark.parametrize("content", [None, b"", b"4711", b"4711 writer ab 7\n"])
 def test_numbers_go_on_where_the_last_run_ended_and_without_a_count_there_is_a_new_writer(
-    tmp_path: Path, content: bytes | str | None
+    tmp_path: Path, content: bytes | None
 ) -> None:
-    first = lock_of(tmp_path, "clicks", "archive")
-    heads = [first.next_head(), first.next_head()]
-    first.release()
-    if content is None:
-        (tmp_path / NAME).unlink()
-    elif isinstance(content, bytes):
+    heads = []
+    for _ in range(2):
+        lock = lock_of(tmp_path)
+        heads += [lock.next_head(), lock.next_head()]
+        lock.release()
+    (tmp_path / NAME).unlink()
+    if content is not None:
         (tmp_path / NAME).write_bytes(content)
-    second = lock_of(tmp_path, "clicks", "archive")
-    heads.append(second.next_head())
-    second.release()
+    lock = lock_of(tmp_path)
+    other = lock.next_head()
+    lock.release()
 
-    goes_on = content == "kept"
-    assert [head.number for head in heads] == [1, 2, 3 if goes_on else 1]
-    assert len({head.writer for head in heads}) == (1 if goes_on else 2)
+    assert heads == [Head(heads[0].writer, number) for number in (1, 2, 3, 4)]
+    assert (other.number, other.writer == heads[0].writer) == (1, False)
 
 
-def test_a_number_that_could_not_be_kept_names_no_file(
+def test_a_number_that_could_not_be_kept_names_no_file_and_who_holds_the_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    lock = lock_of(tmp_path, "clicks", "archive")
+    lock = lock_of(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", full)
         with pytest.raises(OSError, match="No space left") as caught:
             lock.next_head()
     head = lock.next_head()
+    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} archives channel archive"):
+        lock_of(tmp_path)
     lock.release()
 
     assert caught.value.filename == str(tmp_path / NAME)
     assert head.number == 2  # one may be left out, none may be given twice
-
-
-def test_who_holds_it_is_named(tmp_path: Path) -> None:
-    lock = lock_of(tmp_path, "clicks", "archive")
-    lock.next_head()
-
-    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} archives channel archive"):
-        lock_of(tmp_path, "clicks", "archive")
-
-    lock.release()
