@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -39,17 +40,10 @@ messages = st.builds(
 
 def test_the_line_is_what_json_dumps_of_the_fields_would_be() -> None:
     body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
-    fields = {
-        "topic": "t",
-        "nsqd": "[::1]:4150",
-        "id": "0f1e2d3c4b5a6978",
-        "ts": 5,
-        "attempts": 65535,
-        "body": body,
-    }
-    message = WireMessage(5, 65535, b"0f1e2d3c4b5a6978", body.encode())
+    fields = json.loads(LINE) | {"body": body, "attempts": 65535}
+    message = MESSAGE._replace(body=body.encode(), attempts=65535)
 
-    line = encode_many("t", "[::1]:4150", [message])
+    line = encode_many("clicks", "127.0.0.1:4150", [message])
 
     assert line == json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
@@ -184,34 +178,22 @@ def split(chunks: list[bytes], delimiter: bytes = b"\n") -> list[bytes]:
 @pytest.mark.parametrize("delimiter", [b"\n", b"\0", b"\r\n", b"--", b"abab"])
 @given(data=st.data())
 def test_the_cuts_between_chunks_do_not_matter(delimiter: bytes, data: st.DataObject) -> None:
-    piece = st.one_of(
-        st.just(delimiter), st.sampled_from([b"a", b"\xff", b"-", b"\r", b"\n", b"\0"])
-    )
-    text = b"".join(data.draw(st.lists(piece, max_size=30)))
-    chunks, rest = [], text
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        chunks.append(rest[:size])
-        rest = rest[size:]
+    pieces = st.sampled_from([delimiter, b"a", b"\xff", b"-", b"\r", b"\n", b"\0"])
+    text = b"".join(data.draw(st.lists(pieces, max_size=30)))
+    places = st.lists(st.integers(0, len(text)), max_size=30)
+    cuts = [0, *sorted(data.draw(places)), len(text)]
+    chunks = [text[begin:end] for begin, end in itertools.pairwise(cuts)]
 
     *records, last = text.split(delimiter)
     assert split(chunks, delimiter) == records + ([last] if last else [])
 
 
-def test_each_chunk_gives_its_records_at_once() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Splitter(b"", limit=LIMIT)
-    splitter = Splitter(limit=LIMIT)
-
-    assert splitter.feed(b"a\nb") == [b"a"]
-    assert splitter.feed(b"c") == []
-    assert splitter.feed(b"d\n") == [b"bcd"]
-    assert splitter.end() == []
-
-
 def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Splitter(b"", limit=10)
     splitter = Splitter(limit=10)
-    assert splitter.feed(b"x" * 10) == []
+    assert splitter.feed(b"a") == []
+    assert splitter.feed(b"\n" + b"x" * 10) == [b"a"]  # each chunk gives its records at once
     assert splitter.feed(b"\n") == [b"x" * 10]
 
     splitter = Splitter(limit=10)

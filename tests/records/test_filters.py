@@ -38,11 +38,8 @@ def test_grep_searches_the_bytes_of_the_body(pattern: str, body: bytes, kept: bo
     assert grep(pattern, invert=True)(message(body)) is not kept
 
 
-def test_grep_can_ignore_case() -> None:
+def test_grep_can_ignore_case_and_refuses_a_wrong_pattern() -> None:
     assert grep("ERR", ignore_case=True)(message(b"an error"))
-
-
-def test_a_wrong_pattern_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a regular expression: missing"):
         grep("(")
 
