@@ -10,16 +10,16 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.archives import finished_files, lines_of, messages_of, unfinished
+from plugins.archives import finished_files, lines_of, messages_of, to_file, unfinished
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
+from plugins.servers import Serve
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 from upgrade.scenes import (
@@ -65,46 +65,28 @@ def left(scene: Scene) -> Iterator[Path]:
         yield directory
 
 
-Reopen = Callable[..., EmbeddedServer]
-
-
 @pytest.fixture
-def reopen() -> Iterator[Reopen]:
-    """Serve data that was left."""
-    with ExitStack() as stack:
-
-        def start(data: Path, *flags: str) -> EmbeddedServer:
-            nsqd = EmbeddedServer(data, *flags)
-            stack.callback(nsqd.stop)
-            nsqd.start()
-            return nsqd
-
-        yield start
-
-
-@pytest.fixture
-def nsqd(left: Path, scene: Scene, reopen: Reopen) -> EmbeddedServer:
+def nsqd(left: Path, scene: Scene, serve: Serve) -> EmbeddedServer:
     """An nsqd on the data that was left, at the address that it had."""
-    return reopen(left / "nsqd", f"--tcp-address={scene.address}")
+    return serve(EmbeddedServer(left / "nsqd", f"--tcp-address={scene.address}"))
+
+
+HOST = ["--until-empty", "--host-identifier", "host"]
 
 
 @of_each_version(*FORMS)
 def test_an_archive_goes_on_with_nothing_lost_or_doubled(
     left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, scene: Scene
 ) -> None:
-    form = FORMS[scene.name]
     archive = left / "archive"
     assert unfinished(nsqd, TOPIC, CHANNEL) > 0
 
-    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
-    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
-    done = run_nsq([*topic, *where, *form])
+    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, *FORMS[scene.name]))
 
     assert done.status == 0, done.err
-    if "jsonl" in form:
+    written = lines_of(archive)
+    if "jsonl" in scene.name:
         written = [message["body"] for message in messages_of(archive)]
-    else:
-        written = lines_of(archive)
     assert sorted(written) == EVERY_BODY
 
 
@@ -116,9 +98,7 @@ def test_an_upload_stores_every_file_once(
     killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
     assert killed
 
-    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
-    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
-    done = run_nsq([*topic, *where, "--gzip", "--upload", str(store)])
+    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, "--gzip", "--upload", str(store)))
 
     assert done.status == 0, done.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
@@ -185,9 +165,9 @@ def test_dead_letters_are_added_to_a_file_and_published_again(
 
 @of_each_version("to-nsq")
 def test_a_forwarder_delivers_what_was_left(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, reopen: Reopen
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve
 ) -> None:
-    destination = reopen(left / "destination", *SMALL)
+    destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
     done = forward(to, nsqd, left, run_nsq)
 
@@ -222,6 +202,11 @@ def test_a_replay_goes_on_from_its_checkpoint(
     assert drained(nsqd, run_nsq) == EVERY_BODY
 
 
+def bodies_in(lake: Path, spark: SparkSession) -> list[bytes]:
+    rows = spark.read.parquet(str(lake)).select("body").collect()
+    return sorted(bytes(row.body) for row in rows)
+
+
 @of_each_version("spark-ingest")
 def test_a_stream_goes_on_from_its_offset(
     left: Path, spark: SparkSession, run_spark: RunSpark
@@ -233,8 +218,7 @@ def test_a_stream_goes_on_from_its_offset(
     done = run_spark("ingest", left / "archive", *to, "--once")
 
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(left / "lake", spark) == EVERY_BODY
 
 
 @of_each_version("spark-topic")
@@ -246,8 +230,7 @@ def test_a_stream_of_a_topic_goes_on_from_its_spool(
     done = run_spark("ingest", *topic, *to, "--once")
 
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(left / "lake", spark) == EVERY_BODY
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
@@ -260,8 +243,7 @@ def test_a_compaction_is_repeated(left: Path, spark: SparkSession, run_spark: Ru
     done = run_spark("compact", left / "archive", "--output", lake, "--open-days", "--yes")
 
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(lake)).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(lake, spark) == EVERY_BODY
 
 
 @of_each_version("spark-replay")
