@@ -72,19 +72,6 @@ def test_what_no_index_names_is_read_of_a_finished_file_alone(
     assert look_at(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
 
 
-def test_a_line_that_is_no_message_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", [PIECES[0], b"{}\n", PIECES[1], b'{"topic": 1}\n'])
-    [archive] = find_archives([path])
-    damage: list[tuple[str, str]] = []
-
-    messages = list(read_messages(archive, lambda *each: damage.append(each)))
-
-    assert [message.topic for message in messages] == ["a", "b"]
-    assert [(file, text.partition(":")[0]) for file, text in damage] == [
-        (str(path), f"line {number} is not a message") for number in (2, 4)
-    ]
-
-
 def test_a_plain_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
     path = written(tmp_path / "x", [*PIECES, PIECES[0][:-20]])
     [archive] = find_archives([path])

@@ -20,7 +20,6 @@ from nsqtools.records.envelope import (
     encode_dead_letter,
     encode_lines,
     encode_many,
-    quote,
 )
 
 LINE = (
@@ -119,12 +118,6 @@ def test_for_publishing_the_body_alone_is_enough_and_other_keys_are_ignored() ->
     assert decode(with_fields(offset=7)).body == b"hello"
 
 
-def test_what_is_relied_on_of_the_private_interface_of_json_is_there() -> None:
-    assert quote is json.encoder.encode_basestring
-    for text in ("", "plain", 'a"b\\c', "\x00\x1f\n\t", "ü\u2028\U0001f600"):
-        assert quote(text) == json.dumps(text, ensure_ascii=False)
-
-
 LETTER = WireMessage(1_700_000_000_000_000_001, 6, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9 \xff")
 
 
@@ -137,10 +130,7 @@ def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
     assert error == '400 "no"\n'
     assert line.count(b"\n") == 1
     assert line.endswith(b', "failed_at": 5}\n')
-
-
-def test_a_reason_may_be_missing_and_what_is_no_envelope_is_refused() -> None:
-    assert decode_dead_letter(encode_many("t", "n:4150", [LETTER]))[1] == ""
+    assert decode_dead_letter(encode_many("t", "n:4150", [LETTER]))[1] == ""  # without a reason
     line = encode_dead_letter("t", "n", LETTER, error="\udcff", failed_at_ns=5)
     assert decode_dead_letter(line)[1] == "?"
     with pytest.raises(ValueError, match='"topic" is missing'):
