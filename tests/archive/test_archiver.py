@@ -56,7 +56,6 @@ def test_many_topics_share_memory_and_ask_seldom_unless_the_user_chose_how_often
     of_each = [archiver._options_of_each(topics) for topics in (1, 10, 1000, 10_000)]
     assert [each.lookupd_poll_interval_s for each in of_each] == [60.0, 60.0, 200.0, 300.0]
     assert [each.max_in_flight_bytes >> 17 for each in of_each] == [256, 102, 8, 8]
-
     chosen = replace(lookup, options={"lookupd_poll_interval": "10s", "max_in_flight_bytes": "0"})
     options = fleet(chosen, tmp_path)._options_of_each(1000)
     assert (options.lookupd_poll_interval_s, options.max_in_flight_bytes) == (10.0, 1 << 20)
@@ -67,7 +66,6 @@ def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
 ) -> None:
     archiver = fleet(TWO, tmp_path)
     archiver._topics, archiver._waiting = ["a"], ["a"]  # given, and beyond the limit until now
-
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
     monkeypatch.setattr(archiver, "_begin", fails)
     archiver._begin_all([])

@@ -80,10 +80,8 @@ def test_members_follow_each_other_as_the_tools_expect(codec: Codec, tmp_path: P
     texts = [some_text(5000, seed) for seed in range(3)]
     path = tmp_path / f"x{EXTENSIONS[codec]}"
     path.write_bytes(b"".join(member(codec, text) for text in texts))
-
     with path.open("rb") as file:
         pieces = list(unpack_members(file, codec))
-
     assert [piece.text for piece in pieces] == texts
     assert pieces[-1].member_end == path.stat().st_size
     assert text_of(path) == b"".join(texts)
@@ -109,7 +107,6 @@ def test_of_a_member_that_is_cut_off_what_is_there_is_right(codec: Codec, inflat
     data = member(codec, text)
     good = member(codec, b"good\n")
     found, problem = unpacked(codec, good + b"\0\0" + data[: len(data) // 2])  # with padding
-
     assert found.startswith(b"good\n")
     assert text.startswith(found[5:])
     assert len(found) > 200_000

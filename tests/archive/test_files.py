@@ -54,9 +54,7 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
 def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories) -> None:
     path, members = crashed(directories)
     index_of(path).unlink()
-
     (final,) = recover(directories)
-
     found = load_index(index_of(final))
     assert found is not None
     assert [member[:3] for member in found.members] == [member[:3] for member in members]
@@ -84,11 +82,9 @@ def test_a_file_that_another_process_has_finished_is_not_written_any_more(
     file = begun(directories)
     flush(file, b"one\n")
     (final,) = recover(directories)
-
     with pytest.raises(OSError, match="another process has removed or finished it"):
         flush(file, b"two\n")
     (directories.work / part_of(final).name).write_bytes(b"another file of this name")
-
     assert file.has_vanished
     assert text_of(final) == b"one\n"
 
@@ -97,7 +93,6 @@ def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=BlockingIOError))
-
     with pytest.raises(FileExistsError):
         begun(directories)
 
@@ -105,9 +100,7 @@ def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
 def test_a_finished_file_never_replaces_another(directories: Directories) -> None:
     path, _ = crashed(directories)
     (directories.output / NAME).write_bytes(b"somebody else's")
-
     final = finish(path, directories)
-
     assert final.name == "clicks-000001.log.gz"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
     assert not index_of(directories.output / NAME).exists()
@@ -201,6 +194,5 @@ def test_a_repaired_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
     with PowerCut(tmp_path) as record:
         assert repair(archive) == 2
         record.note("repaired")
-
     for promised, cut in record.cuts():
         assert cut.files["a.log"] in [b"one\ntwo\n"] + [b"one\ntwo\nthr"] * (not promised)

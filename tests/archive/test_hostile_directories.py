@@ -48,7 +48,6 @@ def test_recovery_writes_through_no_link_and_is_not_stopped_by_a_fifo(
     (output / ".b.log.index").symlink_to(victim)
     os.mkfifo(output / ".c.log.part")
     (output / ".d.log.part").write_text("line\n")
-
     assert output / "d.log" in recover(Directories(output, output))
     assert victim.read_text() == "precious\n"
 
@@ -63,7 +62,6 @@ def begin_archiving(output: Path) -> None:
 )
 def test_no_file_is_written_through_a_link(victim: Path, output: Path, name: str) -> None:
     (output / name).symlink_to(victim)
-
     with pytest.raises(OSError, match=r"symbolic link|File exists"):
         begin_archiving(output)
     assert victim.read_text() == "precious\n"
@@ -107,9 +105,7 @@ def test_recovery_takes_no_file_of_another_user(
     part.write_text("line\n")
     (output / ".clicks.log.index").write_text("")
     path = planted(output / f".clicks.log.{suffix}", "line\n" if suffix == "part" else "")
-
     assert recover(Directories(output, output)) == []
-
     assert f"cannot recover {path} (it belongs to another user, {SOMEBODY})" in caplog.text
     assert part.read_text() == "line\n"
 
@@ -141,9 +137,7 @@ def test_a_record_of_others_does_not_say_that_a_file_is_uploaded(
     path = write_archive(output / "a.log", numbered(0, 1))
     planted(uploaded_of(path), UploadRecord("/x", "a.log").encode().decode())
     plan = UploadPlan(output, open_storage(str(tmp_path / "lake")), "web1", deletes=True)
-
     upload(path, plan)
-
     assert len(find_archives([tmp_path / "lake"])) == 1
 
 
@@ -152,7 +146,6 @@ def test_what_belongs_to_the_owner_of_the_directory_is_taken(output: Path) -> No
     """Root continues what an archiver of another user left."""
     planted(output / ".clicks.log.part", "line\n")
     os.chown(output, SOMEBODY, SOMEBODY)
-
     assert recover(Directories(output, output)) == [output / "clicks.log"]
 
 
@@ -177,5 +170,4 @@ def test_a_journal_that_is_not_a_file_is_not_read(
     output: Path, make: Callable[[Path], None]
 ) -> None:
     make(output / ".clicks@archive@1-000000.journal")
-
     journal_in(output, run="2").close()

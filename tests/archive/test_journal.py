@@ -61,7 +61,6 @@ def known(journal: Journal, *numbers: int) -> list[bool]:
 def test_what_was_written_is_known_and_only_from_its_nsqd(journal_of: Open) -> None:
     journal = journal_of()
     write(journal, 0, 1)
-
     assert known(journal, 1, 2) == [True, False]
     assert not journal.knows("other:4150", ids(1)[0])
 
@@ -70,7 +69,6 @@ def test_a_member_that_the_crash_kept_from_the_index_is_not_known(journal_of: Op
     first = journal_of()
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
-
     assert known(journal_of(durable={0}), 1, 2) == [True, False]
 
 
@@ -99,7 +97,6 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
 def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(journal_of: Open) -> None:
     write(journal_of(), 0, 1)
     assert known(journal_of(durable={0}), 1) == [True]
-
     assert known(journal_of(durable=set()), 1) == [True]
 
 
@@ -109,7 +106,6 @@ def test_what_was_not_written_after_all_is_not_known_then_nor_later(journal_of: 
     first.discard(NSQD, ids(1))
     assert known(first, 1) == [False]
     write(first, 0, 2)
-
     assert known(journal_of(), 1, 2) == [False, True]
 
 
@@ -117,7 +113,6 @@ def test_the_two_youngest_generations_stay(journal_of: Open) -> None:
     journal = journal_of(size=2)
     for number in range(5):
         write(journal, number, number)
-
     assert known(journal, 0, 1, 2, 3, 4) == [False, False, True, True, True]
     assert known(journal_of(), 1, 2, 4) == [False, True, True]
 
@@ -128,7 +123,6 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
     journal.keep()
     for number in range(2, 20):
         write(journal, number, number)
-
     assert known(journal, 1) == [True]
     assert known(journal_of(), 1) == [True]
 
@@ -136,7 +130,6 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
 def test_files_are_removed_after_a_week(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
-
     assert known(journal_of(now_s=later), 1) == [False]
     assert list(tmp_path.iterdir()) == []
 
@@ -149,7 +142,6 @@ def test_of_many_files_the_youngest_stay(
     for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
         os.utime(path, (NOW - number, NOW - number))
     monkeypatch.setattr("nsqtools.archive.journal.KEPT_FILES", 2)
-
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
 
 
@@ -157,7 +149,6 @@ def test_damaged_lines_are_passed_over(journal_of: Open, tmp_path: Path) -> None
     write(journal_of(), 0, 1)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")
-
     assert known(journal_of(), 1) == [True]
 
 

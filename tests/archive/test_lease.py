@@ -55,9 +55,7 @@ def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> No
     lease.take()
     written = StoredNumbers(place / "lock", 1)
     written.append(written.read(1))
-
     lease.check()
-
     lease.release()
     Lease(place / "lock").take(0)
 
@@ -85,6 +83,5 @@ def test_one_that_could_not_be_renewed_for_its_length_is_lost(
     away = Mock(side_effect=OSError(errno.ENETDOWN, "the network is down"))
     monkeypatch.setattr(StoredNumbers, "append", away)
     lease.keep(lease_s=0.1)
-
     with pytest.raises(OutputError, match="the network is down"):
         lease.need()

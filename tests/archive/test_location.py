@@ -51,7 +51,6 @@ def test_what_is_not_supported_is_refused(text: str) -> None:
 )
 def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) -> None:
     place = parse_place(text)
-
     assert (str(place), spark_url(place)) == (url, sparks)
     with pytest.raises(ValueError, match="only a directory is supported here"):
         location(text)

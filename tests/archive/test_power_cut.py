@@ -145,7 +145,6 @@ def test_a_replaced_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
         for content in (b"old", b"new"):
             replace_file(tmp_path / "checkpoint", content)
             record.note(content)
-
     for promised, cut in record.cuts():
         if promised:
             assert cut.files["checkpoint"] in [b"new", b"old"][: 3 - len(promised)]

@@ -48,9 +48,7 @@ def test_a_file_is_looked_at_by_an_index_that_fits(
     pieces = [gzip.compress(piece) for piece in pieces] if is_packed else pieces
     path = written(tmp_path / "x", pieces, indexed=indexed)
     [archive] = find_archives([path])
-
     scan = look_at(archive)
-
     assert (scan.topics, scan.damage, scan.size) == (topics, "", path.stat().st_size)
     assert sum(member.messages for member in scan.members) == 3
     assert scan.codec is (Codec.GZIP if is_packed else Codec.NONE)
@@ -66,7 +64,6 @@ def test_what_no_index_names_is_read_of_a_finished_file_alone(
         path.rename(part_of(path))
     [archive] = find_archives([tmp_path])
     text = b"".join(read_text(archive, lambda *damage: pytest.fail(str(damage))))
-
     pieces = PIECES[:2] if is_in_progress else PIECES
     assert (archive.is_in_progress, text) == (is_in_progress, b"".join(pieces))
     assert look_at(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
@@ -84,6 +81,5 @@ def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
     columns = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
     parquet.write_table(pyarrow.table(columns), path)
     [archive] = find_archives([tmp_path])
-
     assert look_at(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]

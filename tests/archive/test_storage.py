@@ -83,10 +83,8 @@ def test_an_object_is_put_once_whoever_is_first(
     if not has_hard_links:  # as on a file system of cameras, or of another machine
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "no")))
     storage.put_if_absent("d/m", b"one")
-
     with pytest.raises(FileExistsError) as caught:
         storage.put_if_absent("d/m", b"two")
-
     assert caught.value.filename == storage.where("d/m")
     assert storage.read("d/m") == b"one"
     assert names(storage) == ["d/m"]
@@ -118,9 +116,7 @@ def test_a_range_of_a_replaced_object_is_refused(storage: Storage) -> None:
     storage.put("x", b"one")
     version = storage.stat("x").version
     assert storage.read_range("x", 0, 3, version) == b"one"
-
     storage.put("x", b"two")
-
     with pytest.raises(ChangedError):
         storage.read_range("x", 0, 3, version)
     assert storage.read_range("x", 0, 3) == b"two"

@@ -49,7 +49,6 @@ def test_a_url_gives_what_the_directory_gives(
     for scheme, name in (("", ""), ("file://", "/views/v.log.gz")):
         local = run_nsq(["archive", *command, f"{scheme}{lake}{name}"])
         stored = run_nsq(["archive", *command, f"{bucket.url}{name}"])
-
         assert local.status == stored.status == 0
         assert stored.out.replace(bucket.url.encode(), str(lake).encode()) == local.out
         assert stored.err == local.err
@@ -60,10 +59,8 @@ def test_an_archive_in_a_bucket_is_replayed(
 ) -> None:
     place = ["--nsqd-tcp-address", quick_nsqd.tcp_address, "--topic", "all"]
     command = ["replay", bucket.url, *place, "--checkpoint", str(tmp_path / "checkpoint"), "--json"]
-
     assert run_nsq(command).status == 0
     again = run_nsq(command)
-
     assert quick_nsqd.topic_stats("all")["message_count"] == 32
     assert json.loads(again.out)["confirmed"] == 0
 
@@ -115,24 +112,6 @@ def test_a_store_that_is_away_is_one_line_and_a_status(
     [line] = result.err.splitlines()
     assert f"cannot read {bucket.url}/x" in line
     assert "(cannot connect to the store)" in line
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["archive", "info", "URL"],
-        ["archive", "repair", "URL"],
-        ["replay", "URL", "--dry-run"],
-        ["to-file", "--topic=t", "--nsqd-tcp-address=[::1]:9", "--output-dir=o", "--upload=URL"],
-    ],
-)
-def test_hdfs_is_refused_with_what_to_do_instead(run_nsq: RunNsq, command: list[str]) -> None:
-    url = "hdfs://namenode:8020/nsq"
-    result = run_nsq([each.replace("URL", url) for each in command])
-
-    assert result.status == 2, result.err
-    assert f"{url} is not supported" in result.err
-    assert "`hdfs dfs -get`" in result.err
 
 
 def test_only_the_members_of_the_time_range_are_fetched(
@@ -197,9 +176,7 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path
     writer.write(numbered(0, 10))
     [archive] = find_archives([tmp_path])
     assert archive.is_in_progress
-
     path = writer.finish()
-
     found = list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))
     assert len(found) == 10
     assert index_of(path).exists()

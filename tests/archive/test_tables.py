@@ -39,8 +39,6 @@ BASE_NS = 1_700_000_000_000_000_123
 MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n) for n in range(5)]
 
 
-# -- the fast way and the exact one ---------------------------------------------------------------
-
 LINE = encode_many("t", "n:1", MESSAGES[1:2])
 
 lines = st.one_of(
@@ -86,9 +84,6 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: 
         assert {name: few[name] for name in some if name != "pos"} == {
             name: fast[name] for name in some if name != "pos"
         }
-
-
-# -- a whole archive, and Parquet ---------------------------------------------------------------
 
 
 def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) -> None:
@@ -146,13 +141,9 @@ def test_a_checksum_is_that_of_the_values_however_they_lie(
     whole = pyarrow.array(values, pyarrow.binary())
     chunked = pyarrow.chunked_array([whole[:cut], whole[cut:]], pyarrow.binary())
     within = pyarrow.array([b"x", *values, b"y"], pyarrow.binary())[1 : len(values) + 1]
-
     assert parquet.checksum(chunked) == parquet.checksum(whole) == parquet.checksum(within)
     is_same = parquet.checksum(pyarrow.array(other, pyarrow.binary())) == parquet.checksum(whole)
     assert is_same == (values == other)
-
-
-# -- bodies -------------------------------------------------------------------------------------
 
 
 def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
@@ -194,14 +185,10 @@ json_bodies = objects.map(lambda value: json.dumps(value).encode()) | st.sampled
 def test_columns_of_bodies_are_those_of_their_own_rows(bodies: list[bytes]) -> None:
     columns = BodyColumns()
     rows = columns.add(batch_of_bodies(bodies)).to_pylist()
-
     for body, row in zip(bodies, rows, strict=True):
         if row["_error"] is None:
             value = json.loads(body)
             assert all(row[to] == value.get(name) for name, to in columns._columns.items())
-
-
-# -- the log of a table -------------------------------------------------------------------------
 
 
 def table_file(name: str, rows: int = 1) -> TableFile:
@@ -258,7 +245,6 @@ def test_a_table_has_its_log_beside_its_files_whatever_its_name_is(place: str) -
     catalog = new_table(f"{place}/a #?%x")
     catalog.storage.put("file", b"")
     catalog.commit([table_file("a")], app_id="w", number=1)
-
     assert len(list(catalog.storage.list("_delta_log"))) == 2
     assert catalog.files() == [table_file("a")]
     with pytest.raises(ConfigurationError, match=r"cannot be a Delta table: %2f is in"):
@@ -288,10 +274,8 @@ def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) ->
     lander = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path)
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / INGESTED).touch()
-
     with pytest.raises(ConfigurationError, match="belongs to nsq spark ingest"):
         lander.land([log])
-
     assert log.exists()
 
 
@@ -305,7 +289,7 @@ def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) ->
     landings.close()
 
 
-@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+@pytest.mark.parametrize("is_delta", [False, True])
 def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

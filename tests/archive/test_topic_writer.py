@@ -193,9 +193,7 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
     writer.take(topic.source.deliver(2), NOW_S + 50)
-
     writer.rotate(NOW_S + 70)
-
     assert [path.name for path in finished_files(topic.out)] == ["2026-09-20-000000"]
     assert len(parts(topic.out)) == 1
     writer.rotate(NOW_S - 3600)  # the clock was set back
@@ -206,7 +204,6 @@ def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
     writer = topic.writer(rotation=Rotation(uncompressed_size=20))
     for number in range(1, 7):
         writer.take(topic.source.deliver(number), NOW_S)
-
     assert [path.stat().st_size for path in finished_files(topic.out)] == [21, 21]
     assert writer.totals == ArchiveTotals(messages=6, bytes=42, files=2)
     assert topic.source.finished == ids(1, 2, 3, 4, 5, 6)
@@ -219,11 +216,9 @@ def test_a_file_whose_time_is_over_while_others_are_looked_at_keeps_what_it_hold
     writer.take(topic.source.deliver(1), NOW_S)
     clock = itertools.count(time.monotonic() + 24.9, 0.2)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-
     writer.rotate(NOW_S)
     writer.take(topic.source.deliver(1, attempts=2), NOW_S)
     writer.rotate(NOW_S, all_files=True)
-
     assert lines_of(topic.out) == [b"body 1"]
 
 

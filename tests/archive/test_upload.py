@@ -91,11 +91,9 @@ def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer:
     path = finished(writer)
     upload(path, plan(out, storage))
     before = {entry.name: entry.modified_ns for entry in storage.list()}
-
     assert upload(path, plan(out, storage)) == 0
     uploaded_of(path).unlink()  # the record is lost
     upload(path, plan(out, storage))
-
     assert {entry.name: entry.modified_ns for entry in storage.list()} == before
     assert uploaded_of(path).exists()
 
@@ -110,9 +108,7 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
     path = finished(writer)
     size = path.stat().st_size
     uploaded_of(path).write_bytes(record)
-
     assert upload(path, plan(out, storage, deletes=True)) == size
-
     assert len(data_names(storage)) == 1
     assert (path.exists(), index_of(path).exists()) == (False, True)  # for the journal
     assert upload(path, plan(out, storage, deletes=True)) == 0
@@ -220,10 +216,8 @@ def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, write
     path = finished(writer)
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)
-
     assert upload(path, plan(out, storage)) == 0
     assert data_names(storage) == []
-
     os.close(other)
     assert upload(path, plan(out, storage)) > 0
 
@@ -232,7 +226,6 @@ def test_encryption_is_asked_of_the_store(out: Path, bucket: Bucket, writer: Wri
     options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
     storage = open_storage(bucket.url, options)
     upload(finished(writer), plan(out, storage))
-
     known = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"  # by its look
     place = f"{bucket.endpoint}/{bucket.name}/{data_names(storage)[0]}"
     with urlopen(Request(place, method="HEAD", headers={"Authorization": known})) as answer:

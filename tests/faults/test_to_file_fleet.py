@@ -90,9 +90,6 @@ def wait_until_archived(nsqd: GoNsqd, process: subprocess.Popen[bytes]) -> None:
     wait_until(is_empty, what="empty channels", timeout_s=DEADLINE_S)
 
 
-# -- descriptors, threads, memory ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("topics", "memory_mb"), [(200, 130), pytest.param(1000, 250, marks=pytest.mark.slow)]
 )
@@ -140,9 +137,6 @@ def test_topics_beyond_the_limit_of_open_files_are_named_and_the_others_are_arch
     assert bool(found) == bool(room)
 
 
-# -- kill -9 ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("topics", "messages", "kills"),
     [(40, 100, 2), pytest.param(200, 1000, 10, marks=pytest.mark.slow)],
@@ -167,9 +161,6 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
 
     assert_each_once((message["body"] for message in messages_of(out)), published)
     assert parts(out) == []
-
-
-# -- everything restarts ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=pytest.mark.slow)])
@@ -235,8 +226,6 @@ def test_restarts_of_everything_and_deletions_of_topics_lose_and_double_nothing(
     assert set(found) <= everything | {b"orders0000 000000"}
     assert lines_of(out)
 
-
-# -- topics that go and come back ----------------------------------------------------------------
 
 SOON = ("-X", "lookupd_poll_interval=300ms")
 

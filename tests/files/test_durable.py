@@ -18,10 +18,8 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     path = small_disk / "nsqd.dat"
     replace_file(path, b"old")
     (small_disk / "filler").write_bytes(bytes(52 << 10))
-
     with pytest.raises(OSError, match="No space left") as caught:
         replace_file(path, b"n" * (20 << 10))
-
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(small_disk) == ["filler", "nsqd.dat"]
@@ -55,7 +53,6 @@ def test_a_link_is_replaced_and_not_followed_nor_one_where_the_temporary_name_wo
     assert not (tmp_path / "nsqd.dat").is_symlink()
     monkeypatch.setattr(os, "urandom", lambda size: bytes(size))
     (tmp_path / f".nsqd.dat.{'00' * 8}.tmp").symlink_to(victim)
-
     with pytest.raises(FileExistsError):
         replace_file(tmp_path / "nsqd.dat", b"new")
     assert victim.read_text() == "precious"
@@ -65,9 +62,7 @@ def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     left = f".nsqd.dat.{'0a' * 8}.tmp"
     for name in (left, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
         (tmp_path / name).touch()
-
     remove_temporaries(tmp_path)
-
     assert names(tmp_path) == [".other.tmp", "nsqd.dat", "t.diskqueue.000000.dat"]
 
 

@@ -57,7 +57,6 @@ def test_what_is_appended_stands_after_the_rest_and_is_private(tmp_path: Path) -
     for line in (b"one\n", b"two\n"):
         with open_to_append(path) as file:
             file.write(line)
-
     assert path.read_bytes() == b"one\ntwo\n"
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -143,30 +143,17 @@ class FakeConnection:
     received_at = 0.0
 
     def __init__(self) -> None:
-        self.topic = "clicks"
-        self.nsqd = "127.0.0.1:4150"
+        self.topic, self.nsqd = "clicks", "127.0.0.1:4150"
         self.in_flight: dict[bytes, Message] = {}
-        self.finished: list[bytes] = []
-        self.requeued: list[bytes] = []
-        self.touched: list[bytes] = []
-
-    def finish(self, message_id: bytes) -> None:
-        self.finished.append(message_id)
+        self.finished, self.requeued, self.touched = list[bytes](), list[bytes](), list[bytes]()
+        self.finish, self.touch = self.finished.append, self.touched.append
 
     def finish_many(self, ids: list[bytes]) -> None:
         self.finished += ids
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
+    def requeue(self, message_id: bytes, delay_s: float, attempts: int, backoff: bool) -> None:
         assert backoff
         self.requeued.append(message_id)
-
-    def touch(self, message_id: bytes) -> None:
-        self.touched.append(message_id)
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        raise AssertionError("an archiver gives nothing up")
 
     def deliver(self, *numbers: int, attempts: int = 1, days: int = 0) -> Batch:
         timestamp = (int(NOW_S) + days * 86_400) * 1_000_000_000

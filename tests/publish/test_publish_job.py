@@ -45,10 +45,8 @@ def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
     text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
-
     options = replace(FAST, publish_max_body_size=at_once)
     counts = run_job(text, publisher_to(nsqd.tcp_address, client=options), tmp_path)
-
     assert counts == PublishCounts(confirmed=6, rejected=1)
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
@@ -135,11 +133,7 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
     publisher.stop()
     counts = running.result(patience_s(10))
-
     assert (counts.confirmed, counts.unknown) == (nsqd.depth("events"), 0)
-
-
-# -- what was not published is kept ----------------------------------------------------------------
 
 
 RECORDS = [b"record %d" % number for number in range(10)]

@@ -41,16 +41,13 @@ def test_the_line_is_what_json_dumps_of_the_fields_would_be() -> None:
     body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
     fields = json.loads(LINE) | {"body": body, "attempts": 65535}
     message = MESSAGE._replace(body=body.encode(), attempts=65535)
-
     line = encode_many("clicks", "127.0.0.1:4150", [message])
-
     assert line == json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\xed\xa0\x80", b"ok\x80", b"\xc0\x80"])
 def test_a_body_that_is_not_utf8_becomes_body64(body: bytes) -> None:
     line = encode_many("t", "h:1", [MESSAGE._replace(body=body)])
-
     assert b'"body64": "' in line
     assert b'"body":' not in line
     assert decode(line).body == body
@@ -62,9 +59,7 @@ def test_every_message_comes_back_as_it_was(
     batch: list[WireMessage], topic: str, nsqd: str
 ) -> None:
     topic, nsqd = (text.encode("utf-8", "ignore").decode() for text in (topic, nsqd))
-
     lines = encode_many(topic, nsqd, batch).split(b"\n")
-
     assert lines.pop() == b""
     assert [decode(line) for line in lines] == [
         Envelope(topic, nsqd, m.id, m.timestamp_ns, m.attempts, m.body) for m in batch
@@ -137,9 +132,6 @@ def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
         decode_dead_letter(b'{"error": "x"}')
 
 
-# -- plain lines: bodies as they are or as they are shown, each ended by the delimiter -------------
-
-
 MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
 
 
@@ -173,7 +165,6 @@ def test_the_cuts_between_chunks_do_not_matter(delimiter: bytes, data: st.DataOb
     places = st.lists(st.integers(0, len(text)), max_size=30)
     cuts = [0, *sorted(data.draw(places)), len(text)]
     chunks = [text[begin:end] for begin, end in itertools.pairwise(cuts)]
-
     *records, last = text.split(delimiter)
     assert split(chunks, delimiter) == records + ([last] if last else [])
 
@@ -196,8 +187,6 @@ def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> No
 
 def test_a_record_in_many_small_chunks_costs_no_more_than_its_length() -> None:
     splitter = Splitter(b"\r\n", limit=1 << 22)
-
     for _ in range(100_000):
         splitter.feed(b"0123456789")
-
     assert len(splitter.end()[0]) == 1_000_000

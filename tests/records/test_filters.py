@@ -67,13 +67,9 @@ def test_what_is_no_share_is_refused(text: str) -> None:
 def test_several_filters_keep_what_all_keep_and_a_later_one_sees_only_what_is_left() -> None:
     seen: list[bytes] = []
     keep = every([grep("a"), lambda m: seen.append(m.body) is None, grep("b", invert=True)])
-
     assert [keep(message(body)) for body in (b"a", b"ab", b"c")] == [True, False, False]
     assert seen == [b"a", b"ab"]
     assert every([]) is None
-
-
-# -- JSON and jq ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ def test_every_token_has_its_value_and_the_rest_stays(
     format: str, fields: dict[str, str], name: str
 ) -> None:
     naming = FileNaming(format, host="web1", pid=77, **fields)  # type: ignore[arg-type]
-
     assert with_rev(naming.stem("clicks", MOMENT, DAY_BEFORE), 3) == name
     assert FileNaming().format == "<TOPIC>.<HOST><REV>.<DATETIME>.log"  # that of nsq_to_file
 

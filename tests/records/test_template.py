@@ -73,7 +73,6 @@ def test_a_batch_is_joined_and_a_percent_sign_or_a_time_before_1970_is_only_that
 def test_a_body_is_written_as_it_is_and_as_json_can_be_read_back(body: bytes) -> None:
     assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"
     text = json.loads(fill("{body:json}", MESSAGE._replace(body=body)))
-
     assert text.encode("utf-8", "surrogateescape") == body
     url = fill("{body:url}", MESSAGE._replace(body=body)).decode("ascii")
     assert unquote_to_bytes(url) == body
@@ -86,7 +85,6 @@ def test_any_text_is_a_template_or_a_value_error(template: str) -> None:
         encode_many = compile_template(template)
     except ValueError:
         return
-
     assert isinstance(encode_many("t", "h:1", [MESSAGE]), bytes)
 
 

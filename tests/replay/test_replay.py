@@ -43,7 +43,6 @@ def test_files_are_merged_by_time(tmp_path: Path, has_index: bool) -> None:
         path = write_archive(tmp_path / f"{name}.gz", messages(*times))
         if not has_index:
             index_of(path).unlink()
-
     assert merged(tmp_path) == [1, 2, 3, 4, 5, 9, 10]
 
 
@@ -71,19 +70,14 @@ def test_members_outside_of_a_range_are_not_read(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5:40] = bytes(35)  # the first member is corrupt, and nobody notices
     path.write_bytes(data)
-
     assert merged(tmp_path, TimeRange(4, 6)) == [4, 5]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense"])
 def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)
-
     with pytest.raises(ConfigurationError, match="not the checkpoint"):
         Checkpoint(tmp_path / "c.json")
-
-
-# -- a checkpoint never passes a message that may not have arrived ---------------------------------
 
 
 LIMIT = 20

@@ -79,9 +79,7 @@ def test_an_archive_goes_on_with_nothing_lost_or_doubled(
 ) -> None:
     archive = left / "archive"
     assert unfinished(nsqd, TOPIC, CHANNEL) > 0
-
     done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, *FORMS[scene.name]))
-
     assert done.status == 0, done.err
     written = lines_of(archive)
     if "jsonl" in scene.name:
@@ -96,9 +94,7 @@ def test_an_upload_stores_every_file_once(
     archive, store = left / "archive", left / "store"
     killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
     assert killed
-
     done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, "--gzip", "--upload", str(store)))
-
     assert done.status == 0, done.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
     assert len(finished_files(store)) == len(finished_files(archive))
@@ -112,7 +108,6 @@ def test_an_nsqd_finds_every_message_that_was_on_disk(
 ) -> None:
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES, what="all messages")
     topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
-
     assert drained(nsqd, run_nsq) == EVERY_BODY
     assert topics["paused"]["paused"]
 
@@ -136,11 +131,9 @@ def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunN
     before = unfinished(nsqd, TOPIC, CHANNEL)
     known = json.loads((left / "checkpoint.json").read_text())["offset"] // len(body(0) + b"\n")
     assert 0 < known <= before < MESSAGES
-
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     done = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
-
     assert done.status == 0, done.err
     assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[known:before])
 
@@ -191,11 +184,9 @@ def test_a_replay_goes_on_from_its_checkpoint(
 ) -> None:
     before = unfinished(nsqd, TOPIC, CHANNEL)
     assert 0 < before < MESSAGES
-
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     replayed = run_nsq(["replay", "--yes", str(left / "archive"), *checkpoint, *to])
-
     assert replayed.status == 0, replayed.err
     assert unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES
     assert drained(nsqd, run_nsq) == EVERY_BODY
@@ -213,10 +204,8 @@ def test_a_stream_goes_on_from_its_offset(
     assert spark.read.parquet(str(left / "lake")).count() < MESSAGES
     for path in (left / "later").iterdir():
         path.rename(left / "archive" / path.name)
-
     to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
     done = run_spark("ingest", left / "archive", *to, "--once")
-
     assert done.status == 0, done.err
     assert bodies_in(left / "lake", spark) == EVERY_BODY
 
@@ -228,7 +217,6 @@ def test_a_stream_of_a_topic_goes_on_from_its_spool(
     topic = ["-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
     to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
     done = run_spark("ingest", *topic, *to, "--once")
-
     assert done.status == 0, done.err
     assert bodies_in(left / "lake", spark) == EVERY_BODY
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
@@ -239,9 +227,7 @@ def test_a_compaction_is_repeated(left: Path, spark: SparkSession, run_spark: Ru
     lake = left / "lake"
     assert list((lake / "_staging").rglob("*.parquet"))
     assert 0 < spark.read.parquet(str(lake)).count() < MESSAGES
-
     done = run_spark("compact", left / "archive", "--output", lake, "--open-days", "--yes")
-
     assert done.status == 0, done.err
     assert bodies_in(lake, spark) == EVERY_BODY
 
@@ -251,9 +237,7 @@ def test_a_replay_on_spark_goes_on_from_its_ledger(
     left: Path, nsqd: EmbeddedServer, run_spark: RunSpark, run_nsq: RunNsq
 ) -> None:
     where = ["--ledger", left / "ledger", "--nsqd-tcp-address", nsqd.tcp_address]
-
     done = run_spark("replay", left / "archive", *where)
-
     assert done.status == 0, done.err
     said = re.search(r"up to (\d+) twice", done.err)
     published = drained(nsqd, run_nsq)
