@@ -36,7 +36,7 @@ from nsqtools.cluster.inventory import (
     registered_channels,
     take_inventory,
 )
-from nsqtools.cluster.topics import select
+from nsqtools.cluster.topics import but_for, select
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
@@ -148,7 +148,7 @@ def plan_topics(
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
         return AdminPlan(in_order(_create(inventory, names)), inventory.failures)
-    names = select("topic", patterns, inventory.topics)
+    names = select("topic", patterns, inventory.topics, inventory.failures)
     steps: list[Step] = []
     for name in names:
         if action is Action.DELETE:
@@ -158,7 +158,8 @@ def plan_topics(
             if with_channels:
                 steps += [channel_step(address, action, topic, each) for each in topic.channels]
     if not steps:
-        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}")
+        where = but_for(inventory.failures)
+        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}{where}")
     notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
     return AdminPlan(in_order(steps), inventory.failures, tuple(notes))
 
@@ -168,7 +169,7 @@ def plan_channels(
 ) -> AdminPlan:
     """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
     inventory = take_inventory(cluster)
-    topics = select("topic", topic_patterns, inventory.topics)
+    topics = select("topic", topic_patterns, inventory.topics, inventory.failures)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
         return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
@@ -177,7 +178,8 @@ def plan_channels(
     for topic in topics:
         for _, stats in inventory.where(topic):
             known |= {(topic, channel.channel_name) for channel in stats.channels}
-    chosen = set(select("channel", channels, {channel for _, channel in known}))
+    failures = [*inventory.failures, *failures]
+    chosen = set(select("channel", channels, {channel for _, channel in known}, failures))
     steps: list[Step] = []
     for topic, channel in sorted(pair for pair in known if pair[1] in chosen):
         if action is Action.DELETE:
@@ -187,8 +189,9 @@ def plan_channels(
             if (found := channel_of(stats, channel)) is not None:
                 steps.append(channel_step(address, action, stats, found))
     if not steps:
-        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
-    return AdminPlan(in_order(steps), (*inventory.failures, *failures))
+        where = but_for(failures)
+        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}{where}")
+    return AdminPlan(in_order(steps), tuple(failures))
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:

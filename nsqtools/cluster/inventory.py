@@ -230,7 +230,7 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         raise failures[0].error
     if not any(answer.is_known for answer in answers.values()):
         listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
-        raise missing("topic", topic, all_of(listed))
+        raise missing("topic", topic, all_of(listed), failures)
     nodes: dict[tuple[str, str], list[str]] = {}
     for lookupd, answer in answers.items():
         for node in answer.nodes:

@@ -252,27 +252,42 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: expression.search(name) is not None
 
 
-def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
+def select(
+    what: str,
+    patterns: Iterable[str],
+    names: Collection[str],
+    failures: Iterable[DaemonFailure] = (),
+) -> list[str]:
     """Return the names that the patterns match, in order.
 
-    Raises `NotFoundError`, with similar names, for a pattern that matches none.
+    Raises `NotFoundError` as `missing` makes it, for a pattern that matches none.
     """
     chosen: set[str] = set()
     for pattern in patterns:
         found = set(filter(_matcher(pattern), names))
         if not found:
-            raise missing(what, pattern, names)
+            raise missing(what, pattern, names, failures)
         chosen |= found
     return sorted(chosen)
 
 
-def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
+def missing(
+    what: str, pattern: str, names: Collection[str], failures: Iterable[DaemonFailure] = ()
+) -> NotFoundError:
     """Return the error for a name that does not exist or a pattern that matches nothing."""
+    where = but_for(failures)
     if is_pattern(pattern):
-        return NotFoundError(f"no {what} matches {pattern}", hint=_glob_hint(pattern, names))
+        hint = _glob_hint(pattern, names)
+        return NotFoundError(f"no {what} matches {pattern}{where}", hint=hint)
     near = difflib.get_close_matches(pattern, sorted(names), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else ""
-    return NotFoundError(f"{what} {pattern} does not exist", hint=hint)
+    return NotFoundError(f"{what} {pattern} does not exist{where}", hint=hint)
+
+
+def but_for(failures: Iterable[DaemonFailure]) -> str:
+    """Say who may have what was not found, "" when every daemon answered."""
+    left_out = "; ".join(str(failure.error) for failure in failures)
+    return f" on the daemons that answer; left out: {left_out}" if left_out else ""
 
 
 def _glob_hint(pattern: str, names: Collection[str]) -> str:

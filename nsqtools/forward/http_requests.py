@@ -79,6 +79,7 @@ class Endpoint:
         path = path.partition("#")[0]
         port = port if port is not None else 443 if parts.scheme == "https" else 80
         self.origin = parts.scheme, Address(parts.hostname, port)
+        self.name = str(self.origin[1])
         self.base = base
         self.target = _encoded(path.encode())
         self.template: Encoder | None = None
@@ -198,7 +199,7 @@ class RequestBuilder:
             endpoint.base + self._target(endpoint, parcel),
             headers,
             None if self._is_get else body,
-            str(endpoint.origin[1]),
+            endpoint.name,
             endpoint.allows_private,
         )
 

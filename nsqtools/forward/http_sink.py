@@ -71,8 +71,9 @@ SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def parse_policy(rules: Iterable[str]) -> dict[str, StatusAction]:
-    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual. Raises `ConfigurationError`."""
+def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
+    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual; return what follows from each
+    status. Raises `ConfigurationError`."""
     policy = dict(DEFAULTS)
     for rule in rules:
         status, _, action = rule.partition("=")
@@ -88,7 +89,8 @@ def parse_policy(rules: Iterable[str]) -> dict[str, StatusAction]:
             for special in [each for each in policy if each[0] == status[0] and each != status]:
                 if policy[special] is DEFAULTS.get(special):
                     policy[special] = policy[status]
-    return policy
+    every = range(200, 600)
+    return {each: policy.get(str(each)) or policy[f"{each // 100}xx"] for each in every}
 
 
 def _wrong(rule: str) -> ConfigurationError:
@@ -96,11 +98,6 @@ def _wrong(rule: str) -> ConfigurationError:
         f"--on-status {rule!r} is not STATUS=ACTION",
         hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
     )
-
-
-def action_for(policy: Mapping[str, StatusAction], status: int) -> StatusAction:
-    """Return what follows from a status: the rule for it, or for its class."""
-    return policy.get(str(status)) or policy.get(f"{status // 100}xx", StatusAction.RETRY)
 
 
 def describe(status: int) -> str:
@@ -128,7 +125,7 @@ class HttpSettings:
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
     concurrency: int = 100
-    policy: Mapping[str, StatusAction] = field(default_factory=lambda: DEFAULTS)
+    policy: Mapping[int, StatusAction] = field(default_factory=parse_policy)
     redirects: Redirects = Redirects.REFUSE
     batch_count: int = 1
     batch_bytes: int = 1 << 20
@@ -342,7 +339,7 @@ class HttpSink:
         def done(answer: Answer, is_resent: bool) -> None:
             self._under_way -= 1
             if is_resent:
-                exchange.repeated += sum(map(len, exchange.parcels))
+                exchange.repeated += 1
             if answer.error:
                 self._broke(exchange, circuit, answer)
             else:
@@ -379,7 +376,7 @@ class HttpSink:
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
             if len(exchange.tried) < len(self._circuits):
-                exchange.repeated += sum(map(len, exchange.parcels))
+                exchange.repeated += 1
         elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint
@@ -388,16 +385,17 @@ class HttpSink:
         self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         status = answer.status
-        action = action_for(self._settings.policy, status)
+        action = self._settings.policy.get(status, StatusAction.RETRY)
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
             self._redirected(exchange, circuit, endpoint, answer)
             return
         if status < 500 and status != 429:
             circuit.worked()
-        error = f"{describe(status)} from {endpoint}"
         if action is StatusAction.OK:
             self._settle(exchange, circuit, DELIVERED)
-        elif action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
+            return
+        error = f"{describe(status)} from {endpoint}"
+        if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             may_split = status in SPLITTABLE
             self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
@@ -470,8 +468,13 @@ class HttpSink:
     def _report_ended(self) -> None:
         """Report what ended in this turn together: the FINs share a write, and waking for it."""
         ended, self._ended = self._ended, []
+        arrived: list[Parcel] = []
         for exchange, outcome in ended:
             if exchange.repeated:
                 outcome = replace(outcome, repeated=exchange.repeated)
-            for parcel in exchange.parcels:
-                self._report(parcel, outcome)
+            if outcome is DELIVERED:
+                arrived += exchange.parcels
+            else:
+                self._report(exchange.parcels, outcome)
+        if arrived:
+            self._report(arrived, DELIVERED)

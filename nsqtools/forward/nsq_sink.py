@@ -143,13 +143,13 @@ class NsqSink:
         """Publish one part."""
 
         def ended(error: PublishError | None) -> None:
-            report(parcel, outcome_of(error))
+            report([parcel], outcome_of(error))
 
         producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishInvalid as exc:
-            report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
+            report([parcel], Outcome(Fate.REFUSED, str(exc), may_split=True))
         except PublishError as exc:
             ended(exc)
 

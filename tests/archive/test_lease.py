@@ -24,6 +24,7 @@ def place(bucket: Bucket) -> StoredPlace:
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace) -> None:
+    place.storage.put((place / "lock" / "note.txt").key, b"of somebody")
     with held(place, "lock") as lease:
         lease.check()
         threading.Timer(0.3, lease.check).start()

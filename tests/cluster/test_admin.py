@@ -103,6 +103,10 @@ def test_one_that_is_down_is_named_and_stops_no_other(cluster: RunningCluster) -
         first.kill()
         outcomes = {outcome.step.address: outcome.error for outcome in apply(asked, plan)}
         late = plan_topics(asked, Action.DELETE, ["clicks"])
+        with pytest.raises(NotFoundError, match=f"left out: .*{first.http_address}"):
+            plan_topics(asked, Action.DELETE, ["views"])
+        with pytest.raises(NotFoundError, match=f"left out: .*{first.http_address}"):
+            plan_channels(asked, Action.DELETE, ["clicks"], ["archive"])
 
     assert isinstance(outcomes[first.http_address], ConnectionFailed)
     assert outcomes[second.http_address] is None

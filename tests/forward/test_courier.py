@@ -58,7 +58,7 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
-        report(parcel, self.outcome)
+        report([parcel], self.outcome)
 
     def check(self) -> None: ...
     def stop(self, timeout_s: float) -> None: ...
@@ -110,10 +110,30 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert not source.in_flight
 
 
+def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> None:
+    class Together(Destination):
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            parcels.append(parcel)
+            if len(parcels) == 2:
+                report(parcels, Outcome(Fate.DELIVERED, repeated=1))
+
+    parcels: list[Parcel] = []
+    source, counters = Source(), Counters()
+    courier = Courier(
+        Together(), counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
+    )
+    courier.send(source.parcel(1, 2))
+    courier.send(source.parcel(3))
+
+    assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
+    assert courier.is_idle
+    assert not source.in_flight
+
+
 def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     class Late(Destination):
         def submit(self, parcel: Parcel, report: Report) -> None:
-            self.end = lambda: report(parcel, Outcome(Fate.REFUSED, "HTTP 400"))
+            self.end = lambda: report([parcel], Outcome(Fate.REFUSED, "HTTP 400"))
 
         def stop(self, timeout_s: float) -> None:
             self.end()

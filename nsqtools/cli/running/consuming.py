@@ -185,9 +185,11 @@ def look_before(
                     raise report.failed[0]
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
-            elif is_new_channel(report, channel) and not is_ephemeral(channel):
+            elif report.paused & {"", channel} or (
+                is_new_channel(report, channel) and not is_ephemeral(channel)
+            ):
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
-            elif not may_share and not agree_to_share(report, channel, runtime):
+            if not may_share and not agree_to_share(report, channel, runtime):
                 return False
     return True
 
