@@ -105,6 +105,12 @@ class Nsqd(Running):
     https_address: str
     data_path: Path
 
+    @property
+    def options(self) -> list[str]:
+        """What a command is given to consume from it."""
+        tcp, http = self.tcp_address, self.http_address
+        return [f"--nsqd-tcp-address={tcp}", f"--nsqd-http-address={http}"]
+
     def create_topic(self, topic: str) -> None:
         self.post("/topic/create", topic=topic)
 
