@@ -120,7 +120,7 @@ def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
 
 def connections_to(address: str) -> list[str]:
     """The lines of the kernel about connections that are established (01) to a port of ours."""
-    mark = f":{int(address.rpartition(':')[2]):04X} 01"
+    mark = f":{int(address.rpartition(':')[2]):04X} 01 "
     return [line for line in Path("/proc/net/tcp").read_text().splitlines() if mark in line]
 
 
