@@ -241,7 +241,9 @@ class HTTPApi:
             reply = call.handler(call)
         except Exception as exc:
             return self._failure(exc)
-        return self._wait_for(reply) if isinstance(reply, Awaitable) else reply or _EMPTY
+        if reply is None or isinstance(reply, Reply):
+            return reply or _EMPTY
+        return self._wait_for(reply)
 
     async def _wait_for(self, reply: Awaitable[Reply | None]) -> Reply:
         try:
