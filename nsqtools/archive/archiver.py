@@ -145,13 +145,13 @@ class Archiver:
         """Take no more messages, of any topic, until `resume`; what is in flight is written."""
         self._is_paused = True
         for archiver in self._running():
-            archiver.pause()
+            archiver.set_paused(True)
 
     def resume(self) -> None:
         """Take messages again."""
         self._is_paused = False
         for archiver in self._running():
-            archiver.resume()
+            archiver.set_paused(False)
 
     @property
     def states(self) -> dict[str, TopicState]:
@@ -332,7 +332,7 @@ class Archiver:
         self._archivers[topic] = archiver
         archiver.start(fail_fast=fail_fast)
         if self._is_paused:
-            archiver.pause()
+            archiver.set_paused(True)
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
     def _consumer(self, topic: str, backlog: Backlog) -> Consumer:

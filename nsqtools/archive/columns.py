@@ -44,19 +44,14 @@ IDENTITY = ("topic", "nsqd", "id")
 
 def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
     """Return the columns of a message, without those that `body_columns` makes of its body."""
-    is_binary = kind is BodyKind.binary
-    body = [("body", pyarrow.binary() if is_binary else pyarrow.string())]
-    if not is_binary:
-        body.append(("body_bytes", pyarrow.binary()))
+    body = [("body", pyarrow.string()), ("body_bytes", pyarrow.binary())]
     return pyarrow.schema(
         [
-            ("topic", pyarrow.string()),
-            ("nsqd", pyarrow.string()),
-            ("id", pyarrow.string()),
+            *((name, pyarrow.string()) for name in IDENTITY),
             ("timestamp", pyarrow.timestamp("us", tz="UTC")),
             ("ts_ns", pyarrow.int64()),
             ("attempts", pyarrow.int32()),
-            *body,
+            *([("body", pyarrow.binary())] if kind is BodyKind.binary else body),
         ]
     )
 
@@ -81,7 +76,7 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    same = _same_in_all(text, lines) if len(keys) < len(_json_schema()) else {}
+    same = _same_in_all(text, lines) if len(keys) < len(_JSON) else {}
     read: Columns | None = {name: same[name] for name in keys & same.keys()}
     if keys := keys - same.keys():
         parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
@@ -121,24 +116,18 @@ KEYS_OF = {
     "body_bytes": ("body", "body64"),
 }
 """The keys of the JSON that a column is made of."""
+_JSON = dict.fromkeys(("topic", "nsqd", "id", "ts", "attempts", "body", "body64"), pyarrow.string())
+_JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    known = _json_schema()
-    is_all = len(keys) == len(known)
+    schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
+    others = "error" if len(keys) == len(_JSON) else "ignore"
+    if (table := read_json(text, lines, schema, others)) is None:
+        return None
     try:
-        table = arrow_json.read_json(
-            pyarrow.BufferReader(text),
-            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=arrow_json.ParseOptions(
-                explicit_schema=pyarrow.schema([each for each in known if each.name in keys]),
-                unexpected_field_behavior="error" if is_all else "ignore",
-            ),
-        )
         table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
     except pyarrow.ArrowInvalid:
-        return None
-    if table.num_rows != lines:
         return None
     return {name: one_array(table[name]) for name in table.column_names}
 
@@ -148,20 +137,22 @@ def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _json_schema() -> pyarrow.Schema:
-    text = pyarrow.string()
-    number = pyarrow.int64()
-    return pyarrow.schema(
-        [
-            ("topic", text),
-            ("nsqd", text),
-            ("id", text),
-            ("ts", number),
-            ("attempts", pyarrow.int32()),
-            ("body", text),
-            ("body64", text),
-        ]
-    )
+def read_json(text: Any, count: int, schema: pyarrow.Schema, others: str) -> Any:
+    """Read ``count`` objects as a table; None where they are not so many, or not of the schema.
+
+    ``others`` is what becomes of other fields: "error", "ignore", or "infer".
+    """
+    try:
+        table = arrow_json.read_json(
+            pyarrow.BufferReader(text),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior=others
+            ),
+        )
+    except pyarrow.ArrowInvalid:
+        return None
+    return table if table.num_rows == count else None
 
 
 def _is_right(read: Columns) -> bool:

@@ -41,7 +41,14 @@ from pathlib import Path
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.opening import FolderLocks, is_ours, open_to_append, open_to_read, open_to_write
+from nsqtools.files.opening import (
+    FolderLocks,
+    closing_fd,
+    is_ours,
+    open_to_append,
+    open_to_read,
+    open_to_write,
+)
 
 log = logging.getLogger("nsqtools")
 
@@ -88,16 +95,15 @@ class TopicLock:
         # one may be left out when this fails, and none is given twice
         head = self._last = Head(last.writer, last.number + 1)
         is_first = head.number == 1
-        descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            with blaming(self._path):
-                if is_first:
-                    os.ftruncate(descriptor, 0)
-                line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
-                os.pwrite(descriptor, line.encode(), 0)
-                os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+        line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
+        with (
+            closing_fd(open_to_write(self._path, os.O_RDWR | os.O_CREAT)) as descriptor,
+            blaming(self._path),
+        ):
+            if is_first:
+                os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, line.encode(), 0)
+            os.fdatasync(descriptor)
         if is_first:
             sync_folder(self._path.parent)
         return head
@@ -109,13 +115,10 @@ class TopicLock:
     def _read(self) -> Head | None:
         """Return the last head, None without one: also to refuse a file that others planted."""
         try:
-            descriptor = open_to_write(self._path, os.O_RDWR)
+            with closing_fd(open_to_write(self._path, os.O_RDWR)) as descriptor:
+                found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
         except FileNotFoundError:
             return None
-        try:
-            found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
-        finally:
-            os.close(descriptor)
         match = _COUNT_PATTERN.fullmatch(found)
         return Head(match[2], int(match[3])) if match else None
 
@@ -293,14 +296,12 @@ class _Generation:
         flags = os.O_WRONLY | os.O_APPEND
         with blaming(self.path):
             if self._is_made:
-                descriptor = open_to_write(self.path, flags | os.O_CREAT)
+                opened = open_to_write(self.path, flags | os.O_CREAT)
             else:
-                descriptor = os.open(self.path, NEW | flags, 0o600)
+                opened = os.open(self.path, NEW | flags, 0o600)
                 self._is_made = True
-            try:
+            with closing_fd(opened) as descriptor:
                 yield descriptor
-            finally:
-                os.close(descriptor)
 
     def remove(self) -> None:
         if self._is_made:

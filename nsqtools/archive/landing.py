@@ -55,7 +55,7 @@ from nsqtools.archive.upload import (
 )
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import locked, open_own, open_to_write, refuse_planted
+from nsqtools.files.opening import closing_fd, locked, open_own, open_to_write, refuse_planted
 from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
@@ -93,11 +93,8 @@ class Lander:
         self._drafts.mkdir(0o750, exist_ok=True)
         refuse_planted(self._drafts, self._drafts.lstat())
         lock = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            with locked(lock):  # the child of a killed archiver ends its batch
-                return self._land(paths)
-        finally:
-            os.close(lock)
+        with closing_fd(lock), locked(lock):  # the child of a killed archiver ends its batch
+            return self._land(paths)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
         self._plan.check()  # the place may have become that of another job

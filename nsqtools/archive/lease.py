@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.opening import lock_file
+from nsqtools.files.opening import closing_fd, lock_file
 
 SUFFIX = ".json"
 
@@ -243,7 +243,5 @@ def held(root: Location, name: str) -> Iterator[Held]:
         descriptor = lock_file(path)
     if descriptor is None:
         raise _taken(root)
-    try:
+    with closing_fd(descriptor):
         yield Held(descriptor)
-    finally:
-        os.close(descriptor)

@@ -110,7 +110,7 @@ class ParquetWriter:
 
         table = pyarrow.Table.from_batches(self._held, schema=self.schema)
         self._held, self.held_bytes, self._held_rows = [], 0, 0
-        table = _sorted(table)
+        table = in_time_order(table)
         with blaming(self.path):
             self._writer.write_table(table, row_group_size=table.num_rows)
         self._sums.append([checksum(table[name]) for name in table.column_names])
@@ -132,7 +132,7 @@ class ParquetWriter:
         return TableFile(str(self.path), self.path.stat().st_size, self._rows, least, most)
 
 
-def _sorted(table: pyarrow.Table) -> pyarrow.Table:
+def in_time_order(table: pyarrow.Table) -> pyarrow.Table:
     """Return the rows in the order of time; those of one time keep theirs."""
     if TIME not in table.column_names:
         return table

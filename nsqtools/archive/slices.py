@@ -30,7 +30,7 @@ from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, 
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange, folder_of
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, read
+from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
@@ -212,7 +212,7 @@ class _Reading:
                 try:
                     with source.storage.open(source.name) as file:
                         for batch in read(file, within=within):
-                            yield self._counted(self._fitted(self._of_topic(batch, source)))
+                            yield self._taken(self._of_topic(batch, source))
                 except (CorruptError, ArrowException) as exc:  # a number may be too large
                     self._on_damage(source, str(exc).partition("\n")[0])
                 continue
@@ -227,16 +227,16 @@ class _Reading:
             ):
                 chosen = self._of_topic(batch, source)
                 typed = self._columns.add(chosen) if self._columns else chosen
-                yield self._counted(self._fitted(typed))
+                yield self._taken(typed)
             members = [m for m in source.archive.members or () if within.may_have(m)]
             expected = sum(member.messages for member in members)
             if not source.damage and not bare and sum(counted) != expected:
                 problem = f"it has {sum(counted)} messages, and {expected} in its index"
                 self._on_damage(source, problem)
 
-    def _counted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    def _taken(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         self.rows += batch.num_rows
-        return batch
+        return fitted(batch, self.schema, self._job.settings.body)
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
         if not source.is_shared and (source.archive is None or source.topic is None):
@@ -253,9 +253,6 @@ class _Reading:
         if not self._job.settings.skips_damaged:
             raise unreadable(source, problem)
         self.damages.append((source.shown, problem))
-
-    def _fitted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        return fitted(batch, self.schema, self._job.settings.body)
 
     def identities(self, part: Slice) -> pyarrow.Table:
         """Return the identities of what the output has of the times of a slice."""
@@ -396,10 +393,8 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     """
     if rows.num_rows < 2:
         return rows
+    rows = in_time_order(rows).combine_chunks()
     times = rows["ts_ns"].combine_chunks()
-    if not compute.all(compute.less_equal(times[:-1], times[1:]), min_count=0).as_py():
-        rows = rows.take(compute.sort_indices(times)).combine_chunks()
-        times = rows["ts_ns"].combine_chunks()
     same = compute.equal(times[:-1], times[1:])
     if not compute.any(same).as_py():
         return rows

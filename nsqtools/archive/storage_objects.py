@@ -49,7 +49,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
 
 DEFAULT_REGION = "us-east-1"
-_URL = re.compile(r"([A-Za-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 S3_SCHEMES = ("s3", "s3a")
 NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGNORECASE)
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
@@ -82,21 +82,25 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     return LocalStorage(local_path(url))
 
 
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Return scheme, bucket and prefix of a URL. Raises `ConfigurationError`."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
+    return match[1].lower(), match[2], match[3].strip("/")
+
+
 class ObjectStorage(Storage):
     """A bucket or container, from a prefix on. ``options`` are obstore's settings of the store."""
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        match = _URL.fullmatch(url)
-        if match is None:
-            raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
+        self.scheme, self.bucket, self.prefix = parts_of(url)
         try:
             import obstore  # noqa: F401
         except ImportError:
             raise NsqError(
                 f"{url} needs the package obstore", hint="pip install 'nsqtools[object-store]'"
             ) from None
-        self.scheme, self.bucket = match[1].lower(), match[2]
-        self.prefix = match[3].strip("/")
         self.url = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
         self.options = dict(options)
         self._opened: tuple[object, Any] | None = None
@@ -256,17 +260,17 @@ class RangeFile(io.RawIOBase):
         size = min(len(buffer), max(0, self._size - self._position))
         begin = self._position - self._held_at
         if not 0 <= begin <= len(self._held) or begin + size > len(self._held):
-            self._fetch(size)
-            begin = self._position - self._held_at
+            self._fetch(begin, size)
+            begin = 0
         buffer[:size] = self._held[begin : begin + size]
         self._position += size
         return size
 
-    def _fetch(self, size: int) -> None:
-        """Hold at least ``size`` bytes from the position on."""
-        begin = self._position - self._held_at
-        rest = self._held[begin:] if 0 <= begin <= len(self._held) else b""
+    def _fetch(self, begin: int, size: int) -> None:
+        """Hold at least ``size`` bytes from the position on, which is at ``begin`` of what is
+        held."""
         is_next = bool(self._held) and 0 <= begin <= len(self._held)
+        rest = self._held[begin:] if is_next else b""
         self._next_size = min(2 * self._next_size, LARGEST_SIZE) if is_next else FIRST_SIZE
         start = self._position + len(rest)
         length = min(max(size - len(rest), self._next_size), self._size - start)

@@ -97,6 +97,15 @@ def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
     return descriptor
 
 
+@contextmanager
+def closing_fd(descriptor: int) -> Iterator[int]:
+    """Close a descriptor in the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def refuse_planted(path: Path, status: os.stat_result) -> None:
     """Raise `NotOursError` for what another user put there."""
     if status.st_uid not in (os.geteuid(), 0, path.parent.stat().st_uid):

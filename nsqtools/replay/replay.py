@@ -239,9 +239,7 @@ class Replay:
             self.read += 1
             message = archived.message
             is_new = not selection.dedupe or self._is_new(message)
-            if archived.number <= self._done[archived.file]:
-                continue
-            if not is_new:
+            if archived.number <= self._done[archived.file] or not is_new:
                 continue
             if not selection.within.has(message.timestamp_ns):
                 self.timeless += not message.timestamp_ns
@@ -257,10 +255,10 @@ class Replay:
         if not message.id:
             return True
         identity = (message.topic, message.nsqd, message.id)
-        before = len(self._seen)
+        is_new = identity not in self._seen
         self._seen.add(identity)
-        self.repeated += before == len(self._seen)
-        return before != len(self._seen)
+        self.repeated += not is_new
+        return is_new
 
     def _settle(self, batch: InputBatch[Archived]) -> None:
         self._is_whole = self._is_whole and not batch.retryable
