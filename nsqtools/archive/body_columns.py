@@ -332,12 +332,7 @@ def _json_type(kind: Any) -> dict[str, Any]:
         return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}
     if types.is_list(kind):
         return {"type": "array", "items": _json_type(kind.value_type)}
-    if types.is_boolean(kind):
-        return {"type": "boolean"}
-    if types.is_integer(kind):
-        return {"type": "integer"}
-    if types.is_floating(kind):
-        return {"type": "number"}
     if types.is_timestamp(kind):
         return {"type": "string", "format": "date-time"}
-    return {"type": "string"}
+    plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
+    return {"type": next((name for name, is_so in plain.items() if is_so(kind)), "string")}

@@ -35,7 +35,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nsqtools.archive.layout import Head, Member
@@ -124,13 +124,11 @@ class TopicLock:
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
-        try:
+        with suppress(OSError):
             match = _COUNT_PATTERN.fullmatch(self._path.read_text("ascii", "replace"))
             if match is not None:
                 os.kill(int(match[1]), 0)
                 return f"process {match[1]}"
-        except OSError:
-            pass
         return "another process"
 
 
@@ -313,9 +311,8 @@ def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:
     stats = [(path, path.lstat()) for path in found]
     stats.sort(key=lambda each: (each[1].st_mtime, each[0].name))
     oldest_s = now_s - KEPT_FOR_S
-    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s][
-        -KEPT_FILES:
-    ]
+    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s]
+    kept = kept[-KEPT_FILES:]
     for path in set(found) - set(kept):
         path.unlink(missing_ok=True)
     return kept
@@ -341,24 +338,19 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
 
 
 def _ends_proved(path: Path) -> bool:
-    try:
-        with open_to_read(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
-            return file.read() == PROVED.encode()
-    except FileNotFoundError:  # it was removed meanwhile
-        return False
+    with suppress(FileNotFoundError), open_to_read(path) as file:  # it may be removed meanwhile
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
+        return file.read() == PROVED.encode()
+    return False
 
 
 def _lines(paths: Iterable[Path]) -> list[re.Match[str]]:
     """The lines of a run, oldest first."""
     lines: list[re.Match[str]] = []
     for path in paths:
-        try:
-            with open_to_read(path) as file:
-                text = file.read().decode("utf-8", "replace").splitlines(keepends=True)
-        except FileNotFoundError:
-            continue
-        lines += filter(None, map(_LINE.fullmatch, text))
+        with suppress(FileNotFoundError), open_to_read(path) as file:
+            text = file.read().decode("utf-8", "replace").splitlines(keepends=True)
+            lines += filter(None, map(_LINE.fullmatch, text))
     return lines
 
 

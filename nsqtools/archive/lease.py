@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing
@@ -72,10 +72,8 @@ class StoredNumbers:
 
     def _delete(self, number: int) -> None:
         object = self._object(number)
-        try:
+        with suppress(OSError):  # it says nothing any more
             object.storage.delete(object.key)
-        except OSError:  # it says nothing any more
-            pass
 
 
 log = logging.getLogger("nsqtools")

@@ -41,18 +41,14 @@ LOOK_SIZE = 4
 """As many bytes tell what a file is compressed with."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 50 to 5f: pzstd begins so
+_ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # the latter of pzstd
 
 
 def codec_of(beginning: bytes) -> Codec:
     """Return what a file is compressed with, by its first `LOOK_SIZE` bytes."""
     if beginning.startswith(_GZIP_MAGIC):
         return Codec.GZIP
-    is_skipped = 0x50 <= beginning[0] <= 0x5F if beginning else False
-    if beginning.startswith(_ZSTD_MAGIC) or (is_skipped and beginning[1:4] == _ZSTD_SKIPPED):
-        return Codec.ZSTD
-    return Codec.NONE
+    return Codec.ZSTD if _ZSTD_MAGIC.match(beginning) else Codec.NONE
 
 
 # -- writing ------------------------------------------------------------------------------------

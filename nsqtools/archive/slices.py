@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -318,18 +319,17 @@ def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
 
 def body_kind(table: DeltaCatalog) -> BodyKind | None:
     """Return what the bodies of a table are, None of one that is not there."""
-    if not table.exists():
-        return None
-    is_binary = types.is_binary(table.schema().field("body").type)
-    return BodyKind.binary if is_binary else BodyKind.string
+    return _kind_in(table.schema()) if table.exists() else None
 
 
 def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
     """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
-    for source in (each for some in present for each in some):
-        is_binary = types.is_binary(columns_in(source).field("body").type)
-        return BodyKind.binary if is_binary else BodyKind.string
-    return None
+    first = next(chain.from_iterable(present), None)
+    return None if first is None else _kind_in(columns_in(first))
+
+
+def _kind_in(schema: pyarrow.Schema) -> BodyKind:
+    return BodyKind.binary if types.is_binary(schema.field("body").type) else BodyKind.string
 
 
 def columns_in(source: Source) -> pyarrow.Schema:

@@ -28,7 +28,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -163,26 +163,22 @@ class ObjectStorage(Storage):
             return bytes(self._store.get(name, options=options).bytes())
 
     def put(self, name: str, data: bytes) -> str:
-        with self._blaming(name):
-            return _version_of(self._store.put(name, data, use_multipart=False))
+        return self._put(name, data, use_multipart=False)
 
     def put_file(self, name: str, path: Path) -> str:
         size = _part_size(path.stat().st_size)
-        with self._blaming(name):
-            return _version_of(
-                self._store.put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
-            )
+        return self._put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
 
     def put_if_absent(self, name: str, data: bytes) -> str:
+        return self._put(name, data, mode="create")
+
+    def _put(self, name: str, data: bytes | Path, **how: Any) -> str:
         with self._blaming(name):
-            return _version_of(self._store.put(name, data, mode="create"))
+            return self._store.put(name, data, **how)["e_tag"] or ""
 
     def delete(self, name: str) -> None:
-        try:
-            with self._blaming(name):
-                self._store.delete(name)
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), self._blaming(name):
+            self._store.delete(name)
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.
@@ -311,10 +307,6 @@ def _open_store(storage: ObjectStorage) -> Any:
 def _entry(meta: Any) -> Entry:
     modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
     return Entry(meta["path"], meta["size"], modified_ns, meta["e_tag"] or "")
-
-
-def _version_of(result: Any) -> str:
-    return result["e_tag"] or ""
 
 
 def _part_size(size: int) -> int:

@@ -126,14 +126,12 @@ class TopicArchiver:
         self._is_stopping = True
         self.consumer.begin_stop(drain=drain)
 
-    def join(self, timeout_s: float | None = None) -> bool:
+    def join(self, timeout_s: float) -> bool:
         """Wait until it is over and the connections are closed; return whether they are."""
-        began = time.monotonic()
+        until = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False
-        if timeout_s is not None:
-            timeout_s = max(0.0, began + timeout_s - time.monotonic())
-        return self.consumer.stop(drain=True, timeout_s=timeout_s)
+        return self.consumer.stop(drain=True, timeout_s=max(0.0, until - time.monotonic()))
 
     def is_idle(self, since: float) -> bool:
         """Tell whether nothing is under way, and no message has come after ``since``, a reading of

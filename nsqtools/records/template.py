@@ -146,10 +146,6 @@ def _json(text: bytes) -> bytes:
     return json.dumps(text.decode("utf-8", "surrogateescape")).encode()
 
 
-def _json(text: bytes) -> bytes:
-    return json.dumps(text.decode("utf-8", "surrogateescape")).encode()
-
-
 def _url(text: bytes) -> bytes:
     from urllib.parse import quote
 
