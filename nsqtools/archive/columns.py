@@ -27,10 +27,11 @@ import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow
-from pyarrow import binary, compute, timestamp
+from pyarrow import compute, timestamp, types
 from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
@@ -98,11 +99,7 @@ def _same_in_all(text: bytes, lines: int) -> Columns:
         values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
     except UnicodeDecodeError:
         return {}
-    text_type = pyarrow.string()
-    return {
-        name: pyarrow.repeat(pyarrow.scalar(value, text_type), lines)
-        for name, value in values.items()
-    }
+    return {name: pyarrow.repeat(value, lines) for name, value in values.items()}
 
 
 KEYS_OF = {
@@ -177,7 +174,7 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
         raw = _decoded(read["body"], read["body64"])
         if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
             return None
-        columns |= _bodies(read["body"], raw, kind)
+        columns |= bodies_as(read["body"], raw, kind)
     return columns
 
 
@@ -208,12 +205,18 @@ def _has_text(raw: Any) -> bool:
     return any(_text(each) is not None for each in raw.drop_null().to_pylist())
 
 
-def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
-    """Return the columns of bodies; each has either text or bytes."""
-    if kind is not BodyKind.binary:
-        return {"body": text, "body_bytes": raw}
-    joined = text.cast(binary())
-    return {"body": compute.coalesce(joined, raw) if joined.null_count else joined}
+def bodies_as(body: Any, raw: Any, kind: BodyKind) -> Columns:
+    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
+    if kind is BodyKind.binary:
+        body = body.cast(pyarrow.binary())
+        has_all = raw is None or not body.null_count
+        return {"body": body if has_all else compute.coalesce(body, raw)}
+    if types.is_string(body.type):
+        return {"body": body, **({} if raw is None else {"body_bytes": raw})}
+    try:
+        return {"body": body.cast(pyarrow.string())}
+    except pyarrow.ArrowInvalid:  # some are not UTF-8
+        return columns_of_bodies(body.to_pylist(), kind)
 
 
 def columns_of_bodies(bodies: Sequence[bytes | None], kind: BodyKind) -> Columns:
@@ -269,7 +272,7 @@ def bare_columns(
     schema, count = message_schema(kind), len(bodies)
     columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
     if topic is not None:
-        columns["topic"] = pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), count)
+        columns["topic"] = pyarrow.repeat(topic, count)
     return columns | columns_of_bodies(bodies, kind)
 
 
@@ -287,12 +290,7 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
     for column, wanted in names.items():
         values = pyarrow.array(sorted(wanted), pyarrow.string())
         masks.append(compute.is_in(columns[column], value_set=values))
-    if not masks:
-        return None
-    mask = masks[0]
-    for other in masks[1:]:
-        mask = compute.and_kleene(mask, other)
-    return compute.fill_null(mask, True)
+    return compute.fill_null(reduce(compute.and_kleene, masks), True) if masks else None
 
 
 # -- a whole file --------------------------------------------------------------------------------
@@ -338,16 +336,14 @@ def read_batches(
         else:
             number += len(columns["body"])
         on_rows(len(columns["body"]))
-        arrays = [columns[name] for name in schema.names]
-        batch = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+        batch = pyarrow.RecordBatch.from_pydict(columns, schema)
         mask = wanted_rows(columns, within, {})
         yield batch if mask is None else batch.filter(mask)
 
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
     """Return bare bodies in the columns of `message_schema`."""
-    columns, schema = bare_columns(bodies, None), message_schema()
-    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return pyarrow.RecordBatch.from_pydict(bare_columns(bodies, None), message_schema())
 
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:

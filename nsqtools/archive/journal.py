@@ -96,10 +96,8 @@ class TopicLock:
         head = self._last = Head(last.writer, last.number + 1)
         is_first = head.number == 1
         line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
-        with (
-            closing_fd(open_to_write(self._path, os.O_RDWR | os.O_CREAT)) as descriptor,
-            blaming(self._path),
-        ):
+        opened = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
+        with closing_fd(opened) as descriptor, blaming(self._path):
             if is_first:
                 os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, line.encode(), 0)

@@ -142,8 +142,8 @@ class Lander:
         """Do what is written down; each step can be repeated."""
         if state["intent"] is None:
             return []
-        files = [(each["path"], TableFile(**each["file"])) for each in state["intent"]["drafts"]]
-        drafts = [Draft(path, file) for path, file in files]
+        noted = state["intent"]["drafts"]
+        drafts = [Draft(each["path"], TableFile(**each["file"])) for each in noted]
         self.table.commit(drafts, state["app"], state["number"])
         for path in map(Path, state["intent"]["logs"]):
             record = UploadRecord(self.table.storage.url, f"{state['app']} {state['number']}")
@@ -152,7 +152,7 @@ class Lander:
             sync_folder(path.parent)
         state["intent"] = None
         self._save(state)
-        return [file for _, file in files]
+        return [each.file for each in drafts]
 
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""

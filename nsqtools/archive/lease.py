@@ -106,10 +106,8 @@ class Lease(Held):
         super().__init__()
         self._place = place
         self._numbers = StoredNumbers(place)
-        self._holder = {
-            "holder": f"{socket.gethostname()}, process {os.getpid()}",
-            "token": uuid.uuid4().hex,
-        }
+        holder = f"{socket.gethostname()}, process {os.getpid()}"
+        self._holder = {"holder": holder, "token": uuid.uuid4().hex}
         self._renew_s = renew_s
         self._renewed_s = 0.0
         self._lost: NsqError | None = None

@@ -26,7 +26,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -280,11 +280,8 @@ def _is_same(part: Path, index: Path, final: Path) -> bool:
         return True
     if not final.exists() or not index_of(final).exists():
         return False
-    return (
-        part.stat().st_size == final.stat().st_size
-        and part.stat().st_size > 0
-        and load_index(index) == load_index(index_of(final))
-    )
+    is_as_long = 0 < part.stat().st_size == final.stat().st_size
+    return is_as_long and load_index(index) == load_index(index_of(final))
 
 
 def recover(directories: Directories) -> list[Path]:
@@ -293,9 +290,8 @@ def recover(directories: Directories) -> list[Path]:
     One that cannot be recovered is reported in the log and left as it is.
     """
     finished = []
-    locks = directories.locks()
     has_locks = (directories.work / LOCKS).exists()  # of archivers, who took one for each file
-    try:
+    with closing(directories.locks()) as locks:
         for part in list(hidden_below(directories.work, PART)):
             try:
                 if has_locks and not locks.take(directories.name_of(owner_of(part))):
@@ -307,8 +303,6 @@ def recover(directories: Directories) -> list[Path]:
             if final is not None:
                 log.warning("recovered %s", final)
                 finished.append(final)
-    finally:
-        locks.close()
     _remove_strays(directories)
     return finished
 

@@ -27,7 +27,7 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
+from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange, folder_of
 from nsqtools.archive.members import CorruptError
@@ -269,9 +269,9 @@ class _Reading:
                         f"cannot read {source.shown}: {exc}",
                         hint="Restore it: without it the messages that are there are unknown.",
                     ) from exc
-        names = [("ts_ns", pyarrow.int64()), ("nsqd", pyarrow.string()), ("id", pyarrow.string())]
-        batches = [each.select([name for name, _ in names]) for each in found]
-        return pyarrow.Table.from_batches(batches, pyarrow.schema(names))
+        kinds = zip(KEY, (pyarrow.int64(), pyarrow.string(), pyarrow.string()), strict=True)
+        batches = [each.select(KEY) for each in found]
+        return pyarrow.Table.from_batches(batches, pyarrow.schema(list(kinds)))
 
 
 def fitted(
@@ -284,7 +284,7 @@ def fitted(
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
-        columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
+        columns |= bodies_as(columns["body"], columns.get("body_bytes"), kind)
     if "ts_ns" in columns:  # pandas has nanoseconds here, too
         columns["timestamp"] = micros(columns["ts_ns"])
     wrong = pyarrow.nulls(batch.num_rows, pyarrow.string())
@@ -373,19 +373,6 @@ def unreadable(source: Source, problem: str) -> NsqError:
     )
 
 
-def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
-    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
-    if kind is BodyKind.binary:
-        body = body.cast(pyarrow.binary())
-        return {"body": body if raw is None else compute.coalesce(body, raw)}
-    if types.is_string(body.type):
-        return {"body": body, **({} if raw is None else {"body_bytes": raw})}
-    try:
-        return {"body": body.cast(pyarrow.string())}
-    except pyarrow.ArrowInvalid:  # some are not UTF-8
-        return columns_of_bodies(body.to_pylist(), kind)
-
-
 def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     """Return the rows in the order of time, one for each identity: that of the fewest attempts.
 
@@ -409,8 +396,7 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
         "attempts": compute.fill_null(some["attempts"], 0),
         "at": places,
     }
-    some = pyarrow.table(columns)
-    some = some.sort_by([(name, "ascending") for name in columns])
+    some = pyarrow.table(columns).sort_by([(name, "ascending") for name in columns])
     before, after = some[:-1], some[1:]
     repeats = [compute.equal(before[name], after[name]) for name in KEY]  # null for one without id
     return _dropping(rows, after["at"].filter(reduce(compute.and_kleene, repeats)))

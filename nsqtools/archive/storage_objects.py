@@ -419,15 +419,14 @@ def s3_settings(
     return settings
 
 
-def _keys_of(source: Mapping[str, str]) -> tuple[str, ...]:
+def _keys_of(source: Mapping[str, str]) -> tuple[str, str, str]:
     """Return id, secret and token of one source: those of two do not mix."""
-    return tuple(
-        next(
-            (source[name] for name in (key, f"aws_{key}", f"AWS_{key.upper()}") if name in source),
-            "",
-        )
-        for key in ("access_key_id", "secret_access_key", "session_token")
-    )
+
+    def find(key: str) -> str:
+        names = (key, f"aws_{key}", f"AWS_{key.upper()}")
+        return next((source[name] for name in names if name in source), "")
+
+    return find("access_key_id"), find("secret_access_key"), find("session_token")
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:

@@ -413,11 +413,11 @@ class Uploads:
                 waiting,
                 self._most,
             )
-            archiver.pause()
+            archiver.set_paused(True)
         elif self._is_pausing and waiting < RESUME_SHARE * self._most:
             self._is_pausing = False
             log.warning("consumption goes on: %d bytes wait for their upload", waiting)
-            archiver.resume()
+            archiver.set_paused(False)
 
     def close(
         self,

@@ -68,12 +68,8 @@ def merge(
     within: TimeRange = EVER,
 ) -> Iterator[Archived]:
     """Iterate over all messages. Raises `OutputError` for a file that cannot be read."""
-    begins = sorted(
-        (_begin(archive, delimiter), file)
-        for file, archive in enumerate(archives)
-        if archive.may_have(within)
-    )
-    begins.reverse()
+    chosen = ((file, each) for file, each in enumerate(archives) if each.may_have(within))
+    begins = sorted(((_begin(each, delimiter), file) for file, each in chosen), reverse=True)
     heads: list[tuple[int, int, int, Envelope, Iterator[Envelope]]] = []
 
     def push(file: int, number: int, messages: Iterator[Envelope]) -> None:
