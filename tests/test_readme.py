@@ -74,10 +74,7 @@ NOT_RUN = {
     "nsq replay s3:": NO_BUCKET,
 }
 
-VERDICT = {
-    "nsq check --lookupd-http-address lookup-1:4161": 1,
-    "nsq check --max-depth 10000": 1,
-}
+VERDICT = {"nsq check --lookupd-http-address lookup-1:4161": 1, "nsq check --max-depth 10000": 1}
 """Channels here have no consumers, and `nsq check` says so by its exit status."""
 
 MESSAGES, OLD = 30, 20  # each is a process of nsq to-exec, and a request of nsq to-http

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import email.utils
 import enum
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +27,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
-from nsqtools.forward.parcel import (
-    DELIVERED,
-    Circuit,
-    Fate,
-    Outcome,
-    Parcel,
-    Report,
-    check_key,
-)
+from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report, check_key
 from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -60,13 +53,9 @@ DEFAULTS = {
     "4xx": StatusAction.DEAD_LETTER,
     "5xx": StatusAction.RETRY,
     # the request was fine, the moment was not; and what an operator mends without touching messages
-    "401": StatusAction.RETRY,
-    "403": StatusAction.RETRY,
-    "404": StatusAction.RETRY,
-    "408": StatusAction.RETRY,
-    "425": StatusAction.RETRY,
-    "429": StatusAction.RETRY,
+    **dict.fromkeys(("401", "403", "404", "408", "425", "429"), StatusAction.RETRY),
 }
+_RULE = re.compile(r"\s*([2-5](?:[0-9]{2}|(?i:xx)))\s*=\s*(ok|retry|drop|dead-letter)\s*")
 SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
 REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -76,28 +65,19 @@ def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
     status. Raises `ConfigurationError`."""
     policy = dict(DEFAULTS)
     for rule in rules:
-        status, _, action = rule.partition("=")
-        status = status.strip().lower()
-        is_class = len(status) == 3 and status[0] in "2345" and status[1:] == "xx"
-        if not is_class and not (status.isdigit() and 200 <= int(status) <= 599):
-            raise _wrong(rule)
-        try:
-            policy[status] = StatusAction(action.strip())
-        except ValueError:
-            raise _wrong(rule) from None
-        if is_class:  # more special ones that were not given go with their class
+        if (match := _RULE.fullmatch(rule)) is None:
+            raise ConfigurationError(
+                f"--on-status {rule!r} is not STATUS=ACTION",
+                hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
+            )
+        status = match[1].lower()
+        policy[status] = StatusAction(match[2])
+        if status.endswith("xx"):  # more special ones that were not given go with their class
             for special in [each for each in policy if each[0] == status[0] and each != status]:
                 if policy[special] is DEFAULTS.get(special):
                     policy[special] = policy[status]
     every = range(200, 600)
     return {each: policy.get(str(each)) or policy[f"{each // 100}xx"] for each in every}
-
-
-def _wrong(rule: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"--on-status {rule!r} is not STATUS=ACTION",
-        hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
-    )
 
 
 def describe(status: int) -> str:
@@ -244,8 +224,6 @@ class HttpSink:
         most = self._settings.batch_count if self._is_batched else 1
         if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
             return [parcel]
-        if most == 1:
-            return [parcel.part(at, at + 1) for at in range(len(parcel))]
         parts, begin, size = [], 0, 0
         for at, body in enumerate(parcel.bodies):
             if at > begin and (at - begin == most or size + len(body) > self._settings.batch_bytes):
@@ -319,10 +297,8 @@ class HttpSink:
         now = time.monotonic()
         circuit = exchange.tried[-1] if exchange.target else self._choose(exchange, now)
         if circuit is None:
-            if exchange.last is None:
-                self._finish(exchange, Outcome(Fate.UNREACHABLE, "no endpoint works"))
-            else:
-                self._finish(exchange, exchange.last)
+            nothing_works = Outcome(Fate.UNREACHABLE, "no endpoint works")
+            self._finish(exchange, exchange.last or nothing_works)
             return
         if not exchange.target:
             exchange.tried.append(circuit)

@@ -216,15 +216,11 @@ class Counters:
             what = name if name in ("failures", "bytes") else f"{name}_messages"
             samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]
             yield Metric(f"nsq_forward_{what}_total", "counter", help, samples)
-        yield Metric(
-            "nsq_forward_held_messages",
-            "gauge",
-            "Messages on their way or waiting to be sent.",
-            [({}, held)],
-        )
-        yield Metric(
-            "nsq_forward_failing", "gauge", "1 while no destination works.", [({}, int(is_failing))]
-        )
+        for name, help, value in (
+            ("held_messages", "Messages on their way or waiting to be sent.", held),
+            ("failing", "1 while no destination works.", int(is_failing)),
+        ):
+            yield Metric(f"nsq_forward_{name}", "gauge", help, [({}, value)])
 
 
 def check_key(key: object | None, *, is_hash: bool) -> None:

@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 
 CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
 CHANNEL_NODES = (
-    "node",
-    "depth",
-    "disk",
-    "in_flight",
-    "deferred",
-    "requeued",
-    "timed_out",
-    "messages",
-    "clients",
-    "paused",
+    *("node", "depth", "disk", "in_flight", "deferred"),
+    *("requeued", "timed_out", "messages", "clients", "paused"),
 )
 
 
