@@ -168,8 +168,7 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
         kind, known = value_of(name, metavar(each), choices(each))
         if kind in NameKind.__members__ and not known:
             old, sign, _ = typed.rpartition("=")  # OLD=NEW
-            names = [(name, "") for name in names_for(kind, given)]
-            return Offer(names), prefix + old + sign
+            return Offer([(name, "") for name in names_for(kind, given)]), prefix + old + sign
         return offer_of(kind, known, typed), prefix
     return Offer(), ""
 

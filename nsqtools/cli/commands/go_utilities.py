@@ -23,22 +23,15 @@ def _flags(*rows: tuple[Any, ...]) -> Flags:
     return dict(sorted(flags.items()))
 
 
-_NSQD = ("nsqd-tcp-address", (), "nsqd TCP address (may be given multiple times)")
-_LOOKUPD = ("lookupd-http-address", (), "lookupd HTTP address (may be given multiple times)")
+_SEVERAL = "(may be given multiple times)"
+_NSQD = ("nsqd-tcp-address", (), f"nsqd TCP address {_SEVERAL}")
+_LOOKUPD = ("lookupd-http-address", (), f"lookupd HTTP address {_SEVERAL}")
 _VERSION = ("version", False, "print version string")
 _IN_FLIGHT = ("max-in-flight", 200, "max number of messages to allow in flight")
-_CONSUMER = (
-    "consumer-opt",
-    (),
-    "option to passthrough to nsq.Consumer (may be given multiple times, "
-    "http://godoc.org/github.com/nsqio/go-nsq#Config)",
-)
-_PRODUCER = (
-    "producer-opt",
-    (),
-    "option to passthrough to nsq.Producer (may be given multiple times, see "
-    "http://godoc.org/github.com/nsqio/go-nsq#Config)",
-)
+_CONFIG = "http://godoc.org/github.com/nsqio/go-nsq#Config)"
+_PASSED = "option to passthrough to nsq.{} (may be given multiple times, "
+_CONSUMER = ("consumer-opt", (), _PASSED.format("Consumer") + _CONFIG)
+_PRODUCER = ("producer-opt", (), _PASSED.format("Producer") + "see " + _CONFIG)
 _CONNECT = ("http-client-connect-timeout", 2.0, "timeout for HTTP connect")
 _REQUEST = ("http-client-request-timeout", 5.0, "timeout for HTTP request")
 _STATUS = (
@@ -116,11 +109,7 @@ UTILITIES: dict[str, Flags] = {
         ("topic", (), "nsq topic (may be given multiple times)"),
         ("channel", "nsq_to_nsq", "nsq channel"),
         ("destination-topic", "", "use this destination topic for all consumed topics"),
-        (
-            "destination-nsqd-tcp-address",
-            (),
-            "destination nsqd TCP address (may be given multiple times)",
-        ),
+        ("destination-nsqd-tcp-address", (), f"destination nsqd TCP address {_SEVERAL}"),
         ("require-json-field", "", "for JSON messages: only pass those with this field"),
         ("require-json-value", "", "for JSON messages: only pass this value of the field"),
         ("whitelist-json-field", (), "for JSON messages: pass this field"),
