@@ -157,8 +157,7 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
     assert time.monotonic() - began > 1
     assert "3 delivered, 3 requeued" in result.err
     assert server.bodies == sorted(BODIES * 2)
-    keys = [request.headers["Idempotency-Key"] for request in server.requests]
-    assert len(set(keys)) == 3
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 3
     assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
 
 
@@ -357,8 +356,7 @@ def test_a_redirect_never_leads_into_a_private_network(
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})
-    more = [*A_MOMENT, "--redirects", "follow", "--post", outside.url]
-    result = forward(*more)
+    result = forward(*A_MOMENT, "--redirects", "follow", "--post", outside.url)
 
     assert "a private address, which is not allowed" in result.err
     assert inside.requests == []
