@@ -16,7 +16,6 @@ name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTT
 shows. Before each, everything that was published is in its channels, nothing is in flight and
 nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and the embedded
 ones. On a terminal columns are shown two blanks apart.
-Those of Spark (spark-...) have the session of the tests, and what they ask has one answer.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
