@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ AT_ONCE = 10
 """Topics, in the time of one question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(NamedTuple):
     """What the daemons that answered have. ``nodes`` and ``registered`` go by address."""
 
     nodes: Mapping[str, tuple[TopicStats, ...]]
@@ -101,8 +99,7 @@ def messages_of(channel: ChannelStats) -> int:
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(NamedTuple):
     """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
 
     ``topics`` counts those registered with them, or without any nsqlookupd those that it has;

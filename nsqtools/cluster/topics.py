@@ -118,16 +118,6 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     return report
 
 
-def topics_on_nsqds(cluster: Cluster) -> tuple[set[str], bool]:
-    """Return the topics that any nsqd has, and whether these are all: some nsqd and each answered.
-
-    What nsqlookupd says of topics does not count: one that was restarted knows none, and no nsqd,
-    for as long as nsqd takes to register again.
-    """
-    answers, failures = cluster.ask_nsqds(_topics_on, required=False)
-    return all_of(answers), bool(answers) and not failures
-
-
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
     return read_stats(nsqd.stats(topic)).topics or ()
 
@@ -467,31 +457,32 @@ class Deletions:
         now = time.monotonic()
         if now < self._ask_at_s or self._suspects.empty():
             return set()
-        suspects = set()
-        while not self._suspects.empty():
-            suspects.add(self._suspects.get())
-        suspects = set(filter(is_cut_off, suspects))
+        waiting = (self._suspects.get() for _ in range(self._suspects.qsize()))
+        suspects = set(filter(is_cut_off, waiting))
         if not suspects:
             return set()
         names, are_all = self._ask()
         self._ask_at_s = time.monotonic() + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
         missing = suspects - names
-        if are_all:
-            return missing
-        for topic in missing:
+        for topic in () if are_all else missing:
             self._suspects.put(topic)
-        return set()
+        return missing if are_all else set()
 
     def found_again(self, topics: Set[str]) -> set[str]:
         """Return those of some topics that some nsqd has."""
         return self._ask()[0] & topics
 
     def _ask(self) -> tuple[set[str], bool]:
+        """Return the topics that any nsqd has, and whether these are all: each nsqd answered.
+
+        What nsqlookupd says of topics does not count: one that was restarted knows none, and no
+        nsqd, for as long as nsqd takes to register again.
+        """
         try:
             with open_cluster(self._connection) as cluster:
-                found = topics_on_nsqds(cluster)
+                answers, failures = cluster.ask_nsqds(_topics_on, required=False)
         except (NsqError, OSError) as exc:
             self._troubles.has("", f"cannot ask which topics there are: {exc}; trying again")
             return set(), False
         self._troubles.over("")
-        return found
+        return all_of(answers), bool(answers) and not failures
