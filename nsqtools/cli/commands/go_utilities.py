@@ -6,7 +6,7 @@ The native line means the same where that can be said; nsq-migration(7) has the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nsqtools.protocol.text import format_duration
@@ -241,13 +241,8 @@ def _check_timeouts(given: Given) -> None:
         _need(given[flag] > 0, f"--{flag} should be positive")
 
 
-LOG_LEVELS = {
-    "debug": ("-vv",),
-    "info": ("--verbose",),
-    "warn": (),
-    "error": ("--quiet",),
-    "fatal": ("--quiet",),
-}
+LOG_LEVELS = {"debug": ["-vv"], "info": ["--verbose"], "warn": []}
+LOG_LEVELS |= {level: ["--quiet"] for level in ("error", "fatal")}
 
 
 def _to_file(given: Given) -> list[str]:
@@ -364,11 +359,5 @@ def _template(text: str) -> str:
     return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
 
 
-_TRANSLATORS: dict[str, Callable[[Given], list[str]]] = {
-    "nsq_tail": _tail,
-    "to_nsq": _to_nsq,
-    "nsq_stat": _stat,
-    "nsq_to_file": _to_file,
-    "nsq_to_nsq": _to_nsq_mirror,
-    "nsq_to_http": _to_http,
-}
+_IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http)
+_TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))
