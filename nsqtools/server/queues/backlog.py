@@ -18,15 +18,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, DeferredMessages, from_record, to_record
-
-if TYPE_CHECKING:
-    from nsqtools.server.queues.channel import Channel
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
@@ -207,8 +204,10 @@ class QueueBacklog:
             memory.appendleft(messages.pop())
         return messages
 
-    def deferred_of(self, owner: Channel) -> DeferredMessages:
-        """Return what keeps the deferred messages of a channel."""
+    def deferred_of(
+        self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
+    ) -> DeferredMessages:
+        """Return what keeps the deferred messages of a channel, which has these methods."""
         return DeferredMessages()
 
     def delivered(self, messages: Sequence[bytes]) -> None:

@@ -18,11 +18,13 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from random import randrange
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.protocol.names import is_ephemeral
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Undo
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
@@ -35,19 +37,33 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.negotiation import Negotiated
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
 
 
+class QueueHost(Protocol):
+    """What topics and channels need of their nsqd: `NsqdQueues`, which imports them."""
+
+    options: NsqdOptions
+    loop: AbstractEventLoop
+    log: DaemonLog
+    health: DiskHealth
+    durable: DurableStore | None
+
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog: ...
+    def channel_created(self, channel: Channel) -> None: ...
+    def channel_deleted(self, channel: Channel) -> None: ...
+
+
 class Channel:
     """One channel of a topic. ``on_left`` is called when the last consumer has left."""
 
     def __init__(
-        self, topic_name: str, name: str, nsqd: NsqdQueues, on_left: Callable[[Channel], None]
+        self, topic_name: str, name: str, nsqd: QueueHost, on_left: Callable[[Channel], None]
     ) -> None:
         options = nsqd.options
         self.topic_name = topic_name
@@ -70,7 +86,7 @@ class Channel:
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.deferred = self.backlog.deferred_of(self)
+        self.deferred = self.backlog.deferred_of(self.room, self.wake, self.watch)
         if len(self.deferred):
             self.watch(self._loop.time())
 
