@@ -22,19 +22,12 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 MESSAGE = WireMessage(10**18, 1, b"%016x" % 1, b"x")
 
 
-def listing_of(*roots: Path, work_dir: Path | None = None) -> Listing:
-    return Listing(lambda: list(roots), work_dir)
+def listing_of(*roots: Path) -> Listing:
+    return Listing(lambda: list(roots), None)
 
 
-def paths(listing: Listing, told: list[ArchiveDamage] | None = None) -> list[str]:
-    found = listing.files((told if told is not None else []).append)
-    return [file.path.name for file in found.values()]
-
-
-def long_ago(directory: Path) -> None:
-    """Nothing has changed in it for a minute."""
-    then = time.time() - 60
-    os.utime(directory, (then, then))
+def paths(listing: Listing) -> list[str]:
+    return [file.path.name for file in listing.files([].append).values()]
 
 
 def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
@@ -46,7 +39,7 @@ def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
         archive_files.os, "scandir", lambda path: scanned.append(path) or scandir(path)
     )
     write_archive(tmp_path / "a.log.gz", [MESSAGE])
-    long_ago(tmp_path)
+    os.utime(tmp_path, (time.time() - 60,) * 2)  # nothing has changed for a minute
     listing = listing_of(tmp_path)
 
     assert paths(listing) == ["a.log.gz"]
@@ -58,17 +51,15 @@ def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
     (tmp_path / "a.log.gz").unlink()
     assert paths(listing) == ["b.log.gz"]
 
-    (tmp_path / "old").mkdir()
-    assert paths(listing) == ["b.log.gz"]
-    (tmp_path / "old").rmdir()
-    assert paths(listing) == ["b.log.gz"]
+    for change in ((tmp_path / "old").mkdir, (tmp_path / "old").rmdir):
+        change()
+        assert paths(listing) == ["b.log.gz"]
     assert set(listing._folders) == {tmp_path}
 
 
 def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None:
     listing = listing_of(tmp_path)
-    just_now = time.time() + 60  # also for a listing that is late
-    os.utime(tmp_path, (just_now, just_now))
+    os.utime(tmp_path, (time.time() + 60,) * 2)  # just now, also for a listing that is late
     assert paths(listing) == []
     changed_ns = tmp_path.stat().st_mtime_ns
 
@@ -151,7 +142,8 @@ def test_a_directory_that_cannot_be_listed_is_told(
     monkeypatch.setattr(archive_files.os, "scandir", refuse)
     told: list[ArchiveDamage] = []
 
-    assert paths(listing_of(tmp_path), told) == ["a.log"]
+    [file] = listing_of(tmp_path).files(told.append).values()
+    assert file.path.name == "a.log"
     assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
 
 
@@ -166,15 +158,10 @@ def test_files_of_other_topics_and_times_are_not_read(
         lambda data, *rest: decoded.append(data) or decode(data, *rest),
     )
     for topic in ("clicks", "orders"):
-        (tmp_path / f"topic={topic}").mkdir()
         for hour in range(4):
-            at = [
-                WireMessage(10**18 + (3600 * hour + n) * 10**9, 1, b"%016x" % n, b"x")
-                for n in range(60)
-            ]
-            write_archive(
-                tmp_path / f"topic={topic}" / f"{hour}.gz", *([each] for each in at), topic=topic
-            )
+            times = [10**18 + (3600 * hour + n) * 10**9 for n in range(60)]
+            members = [[WireMessage(ns, 1, b"%016x" % ns, b"x")] for ns in times]
+            write_archive(tmp_path / f"topic={topic}" / f"{hour}.gz", *members, topic=topic)
     hour_3 = TimeRange(10**18 + 3 * 3600 * 10**9, 10**18 + 3 * 3600 * 10**9 + 10**9)
     settings = ReadSettings((str(tmp_path),), topics=frozenset(["clicks"]), within=hour_3)
 

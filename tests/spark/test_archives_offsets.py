@@ -27,21 +27,13 @@ numbers = st.sets(st.integers(1, 60))
 heads = st.builds(Head, st.sampled_from([WRITER, OTHER]), st.integers(1, 60))
 
 
-def spans_of(some: set[int]) -> tuple[tuple[int, int], ...]:
-    return unite((number, number) for number in some)
-
-
-@given(some=numbers)
-def test_spans_hold_exactly_their_numbers(some: set[int]) -> None:
-    spans = spans_of(some)
+@given(some=numbers, before=numbers)
+def test_spans_hold_exactly_their_numbers(some: set[int], before: set[int]) -> None:
+    spans, earlier = (unite((number, number) for number in each) for each in (some, before))
 
     assert {number for number in range(62) if has_number(spans, number)} == some
     assert parse_spans(format_spans(spans)) == spans
-
-
-@given(some=numbers, before=numbers)
-def test_what_lies_beyond_is_the_difference(some: set[int], before: set[int]) -> None:
-    assert numbers_beyond(spans_of(some), spans_of(before)) == sorted(some - before)
+    assert numbers_beyond(spans, earlier) == sorted(some - before)
 
 
 @given(read=st.sets(heads), under_way=st.dictionaries(heads, st.integers(1)), started=st.booleans())
@@ -73,25 +65,24 @@ def test_ten_thousand_files_stay_small() -> None:
     assert json.dumps(decode_offset(json.loads(text)).encode()) == text
 
 
+WRITERS = [
+    {},
+    {"read": "9-1", "under_way": {}},
+    {"read": "1-5,4", "under_way": {}},
+    {"read": "", "under_way": {"x": 1}},
+]
+
+
 @pytest.mark.parametrize(
     "document",
     [
-        {},
-        [],
-        None,
-        {"version": 1},
-        {"version": 1, "writers": {WRITER: {}}},
-        {"version": 1, "writers": {WRITER: {"read": "9-1", "under_way": {}}}},
-        {"version": 1, "writers": {WRITER: {"read": "1-5,4", "under_way": {}}}},
-        {"version": 1, "writers": {WRITER: {"read": "", "under_way": {"x": 1}}}},
+        *({}, [], None, {"version": 1}),
+        *({"version": 1, "writers": {WRITER: each}} for each in WRITERS),
         *({"version": 2, "writers": {}, "packed_files": each} for each in ("", "AAA!", "AAAA", 7)),
     ],
 )
 def test_what_is_no_offset_is_refused(document: Any) -> None:
     with pytest.raises(ConfigurationError, match="is not an offset of an archive"):
         decode_offset(document)
-
-
-def test_an_offset_of_a_later_version_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="version 3, this program knows 2"):
         decode_offset({"version": 3, "writers": {}})

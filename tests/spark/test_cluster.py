@@ -20,7 +20,7 @@ from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.object_store import Bucket
 from plugins.processes import descendants, peak_bytes
-from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
+from plugins.spark_cluster import SparkCluster, SparkDriver
 from pyarrow import parquet
 
 from nsqtools.protocol.frames import WireMessage
@@ -72,39 +72,24 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
 
 
-@pytest.fixture
-def archive(bucket: Bucket, tmp_path: Path) -> str:
-    """One in a bucket."""
-    for path in write_files(tmp_path / "archive", PADDING).iterdir():
-        bucket.storage.put_file(f"archive/{path.name}", path)
-    return f"{bucket.url}/archive"
-
-
-@pytest.fixture
-def driver_env(bucket: Bucket, spark_env: dict[str, str]) -> dict[str, str]:
-    """The environment of a driver, which has the keys of the bucket."""
-    return spark_env | {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_bucket_is_all_that_driver_and_executors_share(
     spark_cluster: SparkCluster,
-    driver_env: dict[str, str],
-    archive: str,
+    spark_env: dict[str, str],
     bucket: Bucket,
     nsqd: Nsqd,
     tmp_path: Path,
     format: str,
 ) -> None:
     """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
-    lake = f"{bucket.url}/lake"
+    archive, lake = f"{bucket.url}/archive", f"{bucket.url}/lake"
+    for path in write_files(tmp_path / "archive", PADDING).iterdir():
+        bucket.storage.put_file(f"archive/{path.name}", path)
+    keys = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
     expected = sorted(message.body for message in messages(PADDING))
-    conf = {"spark.jars.ivy": str(IVY)}
 
-    with SparkDriver(
-        spark_cluster, driver_env, tmp_path, places=(archive, lake), conf=conf
-    ) as driver:
+    with SparkDriver(spark_cluster, spark_env | keys, tmp_path, (archive, lake)) as driver:
         compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
         made = driver.run(*compact, "--delete-archives", "--yes")
         assert "4 archives deleted" in made.err
@@ -113,11 +98,8 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
         driver.run("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address)
 
     [total] = json.loads(report.out)["topics"]
-    assert (total["messages"], total["bytes"], total["duplicates"]) == (
-        len(expected),
-        sum(map(len, expected)),
-        0,
-    )
+    assert (total["messages"], total["duplicates"]) == (len(expected), 0)
+    assert total["bytes"] == sum(map(len, expected))
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
 
 

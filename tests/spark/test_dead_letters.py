@@ -1,11 +1,9 @@
-"""Files of rows that were not published: in place once, and readable by everything else.
-
-In a directory and in a bucket alike.
-"""
+"""Files of rows that were not published, in a directory and in a bucket: in place once."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,20 +27,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     return parse_place(f"{request.getfixturevalue('bucket').url}/dead")
 
 
-def write(folder: Location, *rows: int, done: int | None = None) -> None:
-    with RowDeadLetters(folder, "job", 3, done=done) as letters:
+def write(folder: Location, *rows: int, done: int | None = None, fails: bool = False) -> None:
+    """What a task leaves that ends, or ``fails``, after these rows."""
+    with suppress(RuntimeError), RowDeadLetters(folder, "job", 3, done=done) as letters:
         for row in rows:
             letters.write(row, message(b"%d" % row), "too large")
-        letters.sync()
-
-
-def fail(folder: Location, *rows: int, done: int | None = None) -> None:
-    """What a task leaves that ends in an error after these rows."""
-    letters = RowDeadLetters(folder, "job", 3, done=done)
-    for row in rows:
-        letters.write(row, message(b"x"), "too large")
-        letters.sync()
-    letters.__exit__(RuntimeError, RuntimeError(), None)
+            letters.sync()
+        if fails:
+            raise RuntimeError
 
 
 def lines_in(folder: Location) -> list[bytes]:
@@ -75,7 +67,7 @@ def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -
     write(folder, 1)
     assert rows_in(folder) == [1]
 
-    fail(folder, 4, 5)
+    write(folder, 4, 5, fails=True)
     assert rows_in(folder) == [1]
 
 
@@ -85,13 +77,13 @@ def test_an_attempt_beside_another_takes_nothing_from_it(
     monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
     with RowDeadLetters(folder, "job", 3, done=None) as letters:
         letters.write(1, message(b"1"), "too large")
-        fail(folder, 1)
+        write(folder, 1, fails=True)
         letters.write(2, message(b"2"), "too large")
     assert rows_in(folder) == [1, 2]
 
 
 def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:
-    fail(folder, 1, 5, 9, done=0)
+    write(folder, 1, 5, 9, done=0, fails=True)
     write(folder, 8, done=6)
     assert rows_in(folder) == [1, 5, 8]
 
@@ -110,7 +102,7 @@ def test_many_rows_are_several_files(folder: Location, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
 def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> None:
     """A line that a kill has cut is of a row that is not done."""
-    fail(tmp_path, 1, 2, done=0)
+    write(tmp_path, 1, 2, done=0, fails=True)
     [made] = tmp_path.iterdir()
     (tmp_path / name).write_bytes(made.read_bytes()[:-9])
     made.unlink()

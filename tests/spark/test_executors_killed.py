@@ -15,7 +15,7 @@ import pytest
 from plugins.archives import write_archive
 from plugins.in_process import Result
 from plugins.processes import descendants, kill
-from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
+from plugins.spark_cluster import SparkCluster, SparkDriver
 from plugins.waiting import wait_until
 from pyarrow import parquet
 
@@ -33,9 +33,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     padding = random.Random(1).randbytes(1 << 16).hex().encode()
 
     def message(n: int) -> WireMessage:
-        return WireMessage(
-            BEGIN + n * 1000, 1, b"%016x" % n, b"%d " % n + padding[n % 4096 :][:500]
-        )
+        body = b"%d " % n + padding[n % 4096 :][:500]
+        return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, body)
 
     for first in range(0, FILES * PER_FILE, PER_FILE):
         again = [message(n) for n in range(max(0, first - AGAIN), first)]
@@ -99,17 +98,15 @@ def test_ingestion(
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     command = ("ingest", archive, "-o", output, "--checkpoint", checkpoint, "--once")
     command += ("--max-rows-per-trigger", "10000", "--format", format)
-    is_delta = format == "delta"
-    conf = {"spark.jars.ivy": str(IVY)}
 
     def batches() -> int:
         return len(list((checkpoint / "commits").glob("[0-9]*")))
 
-    with SparkDriver(small_cluster, spark_env, tmp_path, conf=conf) as driver:
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
         driver.begin(*command)
         end_with_kills(driver, lambda: batches() >= 2, lambda: batches() >= 6)
 
-    twice = 1 if is_delta else 2
+    twice = 1 if format == "delta" else 2
     expected = dict.fromkeys(range(FILES * PER_FILE), 1)
     for first in range(PER_FILE, FILES * PER_FILE, PER_FILE):
         expected |= dict.fromkeys(range(first - AGAIN, first), twice)

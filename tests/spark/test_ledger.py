@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from plugins.power_cut import PowerCut
+from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
@@ -73,12 +74,10 @@ def test_a_second_attempt_waits_for_one_that_is_ending_and_fails_beside_one_that
         pass
     first.entry.done = 5
     first.note()
-    timer = threading.Timer(0.2, first.__exit__, (None, None, None))
-    timer.start()
+    threading.Timer(0.2, first.__exit__).start()
 
-    with LedgerPart(tmp_path, 3, wait_s=10) as second:
+    with LedgerPart(tmp_path, 3, wait_s=patience_s(10)) as second:
         assert second.entry == LedgerEntry(done=5)
-    timer.join()
 
 
 def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
@@ -122,8 +121,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
         entries = read_entries(ledger)
         done = entries[0].done if entries else 0
         assert done >= len(promised)
-        lines = {line for path in dead.glob("*") for line in path.read_bytes().splitlines()}
-        lines |= {line for path in dead.glob(".*") for line in path.read_bytes().splitlines()}
-        assert len(lines) >= done
+        files = [*dead.glob("*"), *dead.glob(".*")]
+        assert len({line for path in files for line in path.read_bytes().splitlines()}) >= done
         if cut.files.get("ledger/job.json"):
             prepare_ledger(ledger, "job")

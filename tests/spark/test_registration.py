@@ -1,8 +1,4 @@
-"""The formats are known: by `register`, and without a call through the modules beside the package.
-
-The second is tried on copies of those modules on the path of a process of its own, as the wheel
-places them.
-"""
+"""The formats are known: by `register`, or without it by the modules beside the package."""
 
 from __future__ import annotations
 
@@ -75,13 +71,6 @@ def test_a_worker_that_runs_this_python_or_cannot_be_tried_is_taken() -> None:
     assert spark.dataSource.register.call_count == 3 * 4
 
 
-def directory_of_modules() -> Path:
-    """Where the modules are: beside the installed package, or in a checkout below it."""
-    beside = Path(nsqtools.__file__).parents[1]
-    below = Path(nsqtools.__file__).parent / "spark" / "top_level"
-    return below if below.exists() else beside
-
-
 PLAIN_PYSPARK = """
 import sys
 from pyspark.sql import SparkSession
@@ -94,16 +83,17 @@ print(len(spark.table("v").columns), len(spark.readStream.format("nsq").load().c
 
 def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_path: Path) -> None:
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
-    path = f"{directory_of_modules()}{os.pathsep}{spark_env['PYTHONPATH']}"
-
+    # the modules are beside the installed package, or in a checkout below it
+    modules = Path(nsqtools.__file__).parent / "spark" / "top_level"
     java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
+    path = f"{modules}{os.pathsep}{spark_env['PYTHONPATH']}"
+    own = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
 
     done = subprocess.run(
         [sys.executable, "-c", PLAIN_PYSPARK, tmp_path],
         capture_output=True,
         text=True,
-        env=spark_env
-        | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)},
+        env=spark_env | own,
         timeout=patience_s(60),
         check=False,
     )

@@ -37,11 +37,10 @@ def started(
     frame: DataFrame, checkpoint: Path, found: list[bytes], **trigger: Any
 ) -> StreamingQuery:
     writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
-    return (
-        writer.trigger(**(trigger or {"processingTime": "0 seconds"}))
-        .foreachBatch(lambda batch, number: found.extend(bytes(r.body) for r in batch.collect()))
-        .start()
-    )
+    writer = writer.trigger(**(trigger or {"processingTime": "0 seconds"}))
+    return writer.foreachBatch(
+        lambda batch, number: found.extend(bytes(row.body) for row in batch.collect())
+    ).start()
 
 
 def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_came_since(

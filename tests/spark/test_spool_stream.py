@@ -1,4 +1,4 @@
-"""A live topic through its spool, without Spark: what is spooled, read, removed, and taken over."""
+"""A live topic through its spool, without Spark: what is spooled, read, removed and taken over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.topic_stream import (
-    SpoolSettings,
-    TopicSettings,
-    TopicStream,
-    topic_settings,
-)
+from nsqtools.spark.topic_stream import SpoolSettings, TopicSettings, TopicStream, topic_settings
 
 TOPIC, CHANNEL = "clicks", "spark"
 WAIT_S = patience_s(20.0)
@@ -62,13 +57,9 @@ def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
 
 
 def bodies(stream: TopicStream, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
-    settings = ReadSettings(("/",))
-    return [
-        body
-        for partition in stream.plan(start, end)
-        for batch in read_partition(partition, settings, ["body"])
-        for body in batch["body"].to_pylist()
-    ]
+    planned, settings = stream.plan(start, end), ReadSettings(("/",))
+    batches = [batch for each in planned for batch in read_partition(each, settings, ["body"])]
+    return [body for batch in batches for body in batch["body"].to_pylist()]
 
 
 def following(
@@ -113,12 +104,10 @@ def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
     second.stop()
     third = new_stream()
     end = following(third, offset)  # the finished files
-    nothing = bodies(third, offset, end)
+    assert bodies(third, offset, end) == []
     third.commit(end)
 
-    assert sorted(found) == numbered(0, 500)
-    assert sorted(more) == numbered(500, 900)
-    assert nothing == []
+    assert (sorted(found), sorted(more)) == (numbered(0, 500), numbered(500, 900))
     (directory,) = settings.folder.iterdir()
     assert [path.name for path in directory.iterdir() if "jsonl" in path.name] == []
 
@@ -144,8 +133,11 @@ def test_a_checkpoint_belongs_to_its_topics_and_channel(
     _, offset = upto(first, first.initial(), 50)
     first.stop()
 
+    stream = new_stream(replace(settings, **other))
     with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
-        new_stream(replace(settings, **other)).latest(offset, UNLIMITED)
+        stream.latest(offset, UNLIMITED)
+    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
+        stream.latest({"version": 1, "writers": {}}, UNLIMITED)
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -178,10 +170,10 @@ def test_a_spool_that_is_gone_is_said(
     stream = new_stream(fail_on_data_loss=fails)
     if fails:
         with pytest.raises(NsqError, match=f"the spool .*{start['run']} is gone"):
-            stream.latest(offset, BatchLimits())
+            stream.latest(offset, UNLIMITED)
     else:
         nsqd.publish(TOPIC, b"new")
-        end = stream.latest(offset, BatchLimits())
+        end = stream.latest(offset, UNLIMITED)
         found = bodies(stream, offset, end)
         assert found + upto(stream, end, 1 - len(found))[0] == [b"new"]
 
@@ -191,7 +183,7 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
 ) -> None:
     stream = new_stream(replace(settings, max_rows=100))
     start = stream.initial()
-    stream.latest(start, BatchLimits())
+    stream.latest(start, UNLIMITED)
     nsqd.publish(TOPIC, *numbered(50, 200))
 
     def ready() -> list[int]:
@@ -212,25 +204,17 @@ def test_two_queries_cannot_have_one_spool(
     monkeypatch.setattr("nsqtools.spark.topic_stream.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
-    first.latest(start, BatchLimits())
+    first.latest(start, UNLIMITED)
 
     with pytest.raises(OutputError, match="another process writes the spool"):
-        second.latest(start, BatchLimits())
-
-
-def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
-    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
-        new_stream().latest({"version": 1, "writers": {}}, BatchLimits())
-
-
-GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
+        second.latest(start, UNLIMITED)
 
 
 def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     from nsqtools.spark.nsq_format import NsqFormat
 
     monkeypatch.setenv("NSQ_AUTH_SECRET", "sesame")
-    source = NsqFormat(GIVEN)
+    source = NsqFormat({"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"})
     reader = source.streamReader(source.schema())
     reader.initialOffset()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from nsqtools.spark.publishing.row_outcomes import (
 
 ROWS = 3 * AHEAD_ROWS
 CHUNK = 1000
+REFUSED = Envelope("clicks", "n:4150", b"%016d" % 1, 17, 2, b"")
 
 
 @pytest.fixture
@@ -40,10 +42,6 @@ def place(bucket: Bucket) -> StoredPlace:
     found = parse_place(f"{bucket.url}/progress")
     assert isinstance(found, StoredPlace)
     return found
-
-
-def message(topic: str, number: int) -> Envelope:
-    return Envelope(topic, "n:4150", b"%016d" % number, 17, 2, b"%06d" % number)
 
 
 # -- the ledger -----------------------------------------------------------------------------------
@@ -108,17 +106,14 @@ def chunks(rows: int) -> Iterator[Chunk]:
     for first in range(0, rows, CHUNK):
         bodies: list[bytes | None] = [b"%06d" % n for n in range(first, first + CHUNK)]
         bodies[0] = b""
-        yield Chunk(bodies, None, None, lambda index, topic: message(topic, 0))
+        yield Chunk(bodies, None, None, lambda *_: REFUSED)
 
 
 def run(nsqd: EmbeddedServer, place: StoredPlace, rows: Iterator[Chunk]) -> PublishReport:
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True)
-    client = ClientOptions(max_outstanding=8)
-    ledger, dead = place / "ledger", place / "dead"
-    at = (nsqd.tcp_address,)
-    plan = SinkPlan(
-        ConnectionSettings(), client, options, "clicks", "job", at, dead_letters=dead, ledger=ledger
-    )
+    client, at = ClientOptions(max_outstanding=8), (nsqd.tcp_address,)
+    plan = SinkPlan(ConnectionSettings(), client, options, "clicks", "job", at)
+    plan = replace(plan, dead_letters=place / "dead", ledger=place / "ledger")
     return PublishTask(plan, 0).run(rows)
 
 
