@@ -67,8 +67,7 @@ def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> 
 
     assert made == [body for _ in range(3) for body in again.batch(7)]
     assert all(size[0] <= len(body) <= size[1] for body in made)
-    assert len(bodies.batch(3)) == 3
-    assert len(bodies.batch(9)) == 9
+    assert [len(bodies.batch(count)) for count in (3, 9)] == [3, 9]
 
 
 def test_stamps_are_read_as_they_were_put() -> None:
@@ -124,10 +123,10 @@ def test_shares_of_a_count_are_even_and_add_up() -> None:
 def test_a_report_says_what_was_the_limit() -> None:
     assert limits(0.5, 0.5, 99.0, rate=100.0) == []
     client, machine, rate = limits(0.97, 0.99, 50.0, rate=100.0)
-    assert client == (
-        "the client was the limit: its busiest process used 97% of a processor; add --connections"
+    assert client.startswith(
+        "the client was the limit: its busiest process used 97% of a processor"
     )
-    assert "this machine was the limit" in machine
+    assert machine.startswith("this machine was the limit")
     assert rate == "the rate of 100 messages/s was not reached"
 
 
