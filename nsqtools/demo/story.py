@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self, TextIO
@@ -72,9 +72,8 @@ class DemoStage:
             directory = TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True)
             self.directory = Path(undo.enter_context(directory))
             self.lookupd = undo.enter_context(EmbeddedNsqlookupd())
-            self.nsqd = undo.enter_context(
-                EmbeddedNsqd(lookupd_tcp_address=(self.lookupd.tcp_address,))
-            )
+            nsqd = EmbeddedNsqd(lookupd_tcp_address=(self.lookupd.tcp_address,))
+            self.nsqd = undo.enter_context(nsqd)
             self._resources = undo.pop_all()
         self._environ = self._environment()
         self._usual = {
@@ -159,10 +158,8 @@ class DemoStage:
 
 def end_group(pid: int) -> None:
     """Kill what is left of a process and of those it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 PAGES = {

@@ -22,7 +22,7 @@ from nsqtools.spark.archives.read_settings import (
     archive_settings,
     stream_settings,
 )
-from nsqtools.spark.format_options import Options, as_options, consumer_connection, hand_on_secrets
+from nsqtools.spark.format_options import Options, as_options, hand_on_secrets, read_connection
 from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
@@ -52,12 +52,9 @@ def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(set(re.findall(r"`([A-Za-z]+)`", rows)) - known - {"body"}) == []
 
 
-# -- where NSQ is ---------------------------------------------------------------------------------
-
-
 def consumer(environ: Mapping[str, str] | None = None, **given: str) -> ConnectionSettings:
     options = Options("nsq", {name.lower(): text for name, text in given.items()})
-    settings = consumer_connection(options, environ or {})
+    settings = read_connection(options, environ or {})
     options.end()
     return settings
 
@@ -118,9 +115,6 @@ def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it(
     assert consumer(environ, **given) == settings
     with pytest.raises(ConfigurationError, match="must not be in an option"):
         consumer(environ, lookupdHttpAddress=lookupd)
-
-
-# -- an archive -----------------------------------------------------------------------------------
 
 
 def read(**given: str) -> ReadSettings:
@@ -186,8 +180,6 @@ def test_paths_are_text_or_what_spark_sends_and_may_be_patterns(
         assert read(path=str(tmp_path / name)).roots() == [tmp_path / name]
 
 
-# -- a sink ---------------------------------------------------------------------------------------
-
 BODY = {"body": "binary"}
 ARCHIVED = BODY | {
     **dict.fromkeys(("topic", "nsqd", "id", "file"), "string"),
@@ -226,7 +218,6 @@ def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> No
     ("columns", "complaint", "hint"),
     [
         ({}, "column 'body' is missing (columns: none)", "to_json"),
-        ({"topic": "string"}, "column 'body' is missing (columns: topic)", "to_json"),
         ({"body": "int"}, "column 'body' is of type int, not binary or string", "cast"),
         ({"body": "struct<a:int>"}, "is of type struct<a:int>, not binary or string", "to_json"),
         ({**BODY, "defer_ms": "string"}, "'defer_ms' is of type string", "cast"),
@@ -265,15 +256,8 @@ def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:
         make_folders(sink(deadLetterPath=str(tmp_path / "file")))
 
 
-# -- what is refused ------------------------------------------------------------------------------
-
-
 def topics(**given: str) -> None:
     topic_settings(given, {})
-
-
-def bare_sink(**given: str) -> None:
-    sink_plan(given, BODY, {})
 
 
 TOPIC = {"topic": "clicks", "channel": "spark"}
@@ -316,7 +300,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),
         (stream, {"startingoffsets": "latest", "startingtimestamp": "-1h"}, "exclude each other"),
         (stream, {"maxrowspertrigger": "many"}, "is not a whole number"),
-        (bare_sink, {}, "neither a column nor an option 'topic'"),
+        (lambda: sink_plan({}, BODY, {}), {}, "neither a column nor an option 'topic'"),
         (sink, {"topic": "a b"}, "invalid topic name 'a b'"),
         (sink, {"rate": "100"}, "the number of parallel tasks is unknown"),
         (sink, {"rate": "-1", "slots": "2"}, "rate=-1 must be a number >= 0"),

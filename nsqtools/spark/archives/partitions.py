@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
-from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
@@ -223,9 +222,9 @@ def planned_again(plan: Callable[[], Planned]) -> Planned:
         with failing("read", ""):
             try:
                 return plan()
-            except FileNotFoundError as exc:
+            except FileNotFoundError:
                 if not tries_left:
-                    raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+                    raise
     raise AssertionError("unreachable")
 
 

@@ -126,10 +126,8 @@ class ReadSettings:
         since_ns, until_ns = self.within.since_ns, self.within.until_ns
         first_ns = {"=": low_ns, ">=": low_ns, ">": high_ns}.get(comparison)
         after_ns = {"=": high_ns, "<=": high_ns, "<": low_ns}.get(comparison)
-        if first_ns is not None:
-            since_ns = first_ns if since_ns is None else max(since_ns, first_ns)
-        if after_ns is not None:
-            until_ns = after_ns if until_ns is None else min(until_ns, after_ns)
+        since_ns = max((ns for ns in (since_ns, first_ns) if ns is not None), default=None)
+        until_ns = min((ns for ns in (until_ns, after_ns) if ns is not None), default=None)
         return replace(self, within=TimeRange(since_ns, until_ns))
 
     def stored(self) -> list[StoredPlace]:

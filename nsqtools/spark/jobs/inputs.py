@@ -106,12 +106,8 @@ def load_columns(
     known = struct_of(bodies.archived_schema())
     read = [each for each in known.fields if each.name in used] or known.fields[-1:]
     rows = reader.schema(StructType(read)).load(list(paths))
-    return rows.select(
-        *(
-            each.name if each in read else F.lit(None).cast(each.dataType).alias(each.name)
-            for each in known.fields
-        )
-    )
+    missing = {each.name: F.lit(None).cast(each.dataType) for each in known if each not in read}
+    return rows.withColumns(missing).select(*known.names)
 
 
 def damage_options(damage_path: Location | None) -> dict[str, str]:

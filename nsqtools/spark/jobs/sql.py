@@ -212,12 +212,10 @@ def zoned(value: Any, kind: DataType) -> Any:
     if isinstance(kind, ArrayType):
         return [zoned(each, kind.elementType) for each in value]
     if isinstance(kind, MapType):
-        return {
-            zoned(key, kind.keyType): zoned(each, kind.valueType) for key, each in value.items()
-        }
+        of = kind.keyType, kind.valueType
+        return {zoned(key, of[0]): zoned(each, of[1]) for key, each in value.items()}
     if isinstance(kind, StructType):
-        types = [each.dataType for each in kind]
-        return Row(*kind.names)(*map(zoned, value, types))
+        return Row(*kind.names)(*map(zoned, value, [each.dataType for each in kind]))
     return value
 
 
