@@ -7,9 +7,8 @@
     raw.py           what was measured, kept in tests/benchmarks/results, one file a part
     pages.py         the tables, made of that alone
 
-Rounds are interleaved, because the speed of a shared machine drifts: what counts are medians and
-their ratios, not a single figure. A figure in the text is never typed: a test compares. Each part
-of a report runs in a process of its own, so that none disturbs or ends another.
+What counts are medians and their ratios, not a single figure. A figure in the text is never typed:
+a test compares. Each part of a report runs in a process of its own: none ends another.
 """
 
 from __future__ import annotations

@@ -96,14 +96,15 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
 
     An endless contestant reads nothing and is ended when nsqd has as many.
     """
-    with new_job(nsqd) as job, lines_of(messages) as lines:
+    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {messages}"]
+    with new_job(nsqd) as job, running(make_lines, stdout=subprocess.PIPE) as source:
         nsqd.create_topic(job.topic)
 
         def published() -> int:
             return int(nsqd.topic_stats(job.topic)["message_count"])
 
         began = time.monotonic()
-        with running(contestant.command(job), stdin=lines) as program:
+        with running(contestant.command(job), stdin=source.stdout) as program:
             found = measured(published, messages, program, began)
             if contestant.is_endless:
                 return found
@@ -111,14 +112,6 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
         if status != 0 or published() != messages:
             raise RuntimeError(f"{contestant.name}: {published()} of {messages} published")
         return found
-
-
-@contextmanager
-def lines_of(count: int) -> Iterator[Any]:
-    """A pipe of lines."""
-    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {count}"]
-    with running(make_lines, stdout=subprocess.PIPE) as source:
-        yield source.stdout
 
 
 def measured(
@@ -189,9 +182,6 @@ def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen
             program.kill()  # pynsq would take five seconds to end by itself
 
 
-# -- this process and all that it started -------------------------------------------------------
-
-
 def in_turns(
     contestants: Mapping[str, Callable[[], object]], messages: int, rounds: int
 ) -> Iterator[Row]:
@@ -204,11 +194,8 @@ def in_turns(
 
 
 def cost(run: Callable[[], object], messages: int) -> Figures:
-    """Seconds, rate and CPU of some work, and the most memory of a process it was done in; and the
-    figures that the work itself returns.
-
-    That is a process below this one that is no JVM: what this one has is of the benchmark, too.
-    """
+    """Seconds, rate and CPU of some work, its own figures, and the most memory of a process below
+    this one that is no JVM."""
     peaks = [0.0]
     is_over = threading.Event()
 

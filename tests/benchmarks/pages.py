@@ -133,8 +133,10 @@ QUERIES = {
 GROUP, SCAN, JOB = "GROUP BY, spark.read.json", "scan, spark.read.json", "a job with dropDuplicates"
 BESIDE_SPARK = Table(
     (
-        *(("s", median("s")), ("ratio", less("s"))),
-        *(("CPU us", median("cpu_us")), ("ratio", less("cpu_us"))),
+        ("s", median("s")),
+        ("ratio", less("s")),
+        ("CPU us", median("cpu_us")),
+        ("ratio", less("cpu_us")),
         ("MB", median("peak_mb")),
     ),
     {

@@ -1,16 +1,10 @@
 """All that runs in a Spark session, beside what a user would do who has only Spark.
 
-Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns;
-the stream with ``availableNow``, 500,000 rows a batch. Its latency is from publishing to
-``foreachBatch``, at 200 messages a second, by ``nsq to-file`` and ``nsq-archive``, and through
-``nsq``. Targets: batch 1.0 times spark.read.json, stream 0.6 times, median latency below 400 ms.
+Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns,
+and as a stream. Latency is from publishing to ``foreachBatch``, at 200 messages a second.
 
 Compaction does all it always does, also without Java: it plans, removes the 1 % of duplicates,
-sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet by topic and
-date; nothing is verified.
-
-Queries of ``nsq spark sql`` are beside the same filter as options of the reader (target: 1.1
-times), and beside ``spark.read.json`` (count 1.2 times, group 1.0).
+sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet.
 
 Publishing writes the bodies of a Parquet file to a plain topic of two Go nsqd, which keep on disk
 what does not fit in memory, beside the same rows handed to Spark's ``noop`` sink.
@@ -76,9 +70,6 @@ def by_json(spark: SparkSession, archives: Path) -> DataFrame:
 
 def write(rows: DataFrame, output: Path) -> None:
     rows.write.mode("overwrite").option("compression", "zstd").parquet(str(output))
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 def reading(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
@@ -163,9 +154,6 @@ def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float)
         query.stop()
 
 
-# -- a table, and its logs as files of JSON -------------------------------------------------------
-
-
 def queries(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
     """The table is what `Lander` makes of finished logs, with its defaults."""
     with TemporaryDirectory(prefix="nsq-lake-") as place:
@@ -201,9 +189,6 @@ def _by_duckdb(lake: Path) -> None:
 
     files = f"read_parquet('{lake}/*/*/*.parquet', hive_partitioning = true)"
     assert len(duckdb.sql(GROUP.format(files)).fetchall()) == 24
-
-
-# -- compaction -----------------------------------------------------------------------------------
 
 
 def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
@@ -242,9 +227,6 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
         yield from in_turns(contestants, written, rounds)
 
 
-# -- queries of nsq spark sql ---------------------------------------------------------------------
-
-
 def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
     """Four topics in one day, a file for each six hours."""
     with TemporaryDirectory(prefix="query-") as place, spark_session(SETTINGS) as spark:
@@ -274,9 +256,6 @@ def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
             "group by topic, by SQL": ours("topic, count(*) FROM archive GROUP BY topic"),
         }
         yield from in_turns(contestants, messages, rounds)
-
-
-# -- publishing -----------------------------------------------------------------------------------
 
 
 def publishing(messages: int, rounds: int) -> Iterator[Row]:

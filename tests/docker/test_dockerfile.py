@@ -30,7 +30,6 @@ STAGES = {
 
 
 def step(stage: str, name: str) -> list[str]:
-    """The texts of the instructions of this name."""
     return [" ".join(text.split()) for each, text in STAGES[stage] if each == name]
 
 

@@ -31,15 +31,13 @@ SPARK_FIXTURES = {"spark", "spark_env"}
 
 RunSpark = Callable[..., Result]
 
-CONF = {"spark.sql.shuffle.partitions": "2"}
-
 
 @pytest.fixture(scope="session")
 def spark_settings(tmp_path_factory: pytest.TempPathFactory, quick_jvm: str) -> SparkSettings:
     from nsqtools.spark.spark_settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
-    conf = {**CONF, "spark.driver.extraJavaOptions": quick_jvm}
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": quick_jvm}
     return SparkSettings("local[2,4]", "tests", "1g", conf, log_file)
 
 

@@ -53,7 +53,7 @@ class SparkCluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
-    """Spark's own way to test a cluster; executors write their logs below SPARK_HOME."""
+    """Spark's own way to test one; executors write their logs below SPARK_HOME."""
     from nsqtools.spark.spark_settings import spark_home
 
     home = tmp_path_factory.mktemp("spark")
@@ -165,14 +165,8 @@ class SparkDriver:
     ) -> None:
         self.log = directory / "spark.log"
         self._cluster = cluster
-        settings = {
-            "master": cluster.url,
-            "app_name": "tests",
-            "driver_memory": "512m",
-            "conf": SMALL,
-            "log_file": str(self.log),
-            "places": places,
-        }
+        small = {"app_name": "tests", "driver_memory": "512m", "conf": SMALL}
+        settings = {**small, "master": cluster.url, "log_file": str(self.log), "places": places}
         path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
         self._complaints = (directory / "driver.err").open("w+")
         self._process = subprocess.Popen(

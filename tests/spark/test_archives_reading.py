@@ -36,7 +36,9 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 BASE_NS = 1_700_000_000_000_000_123
 
 BODIES = [
-    *(b"plain", b"", b"\xff\x00\x80"),
+    b"plain",
+    b"",
+    b"\xff\x00\x80",
     "\u2028 caf\u00e9 \n\r\t\0 \U0001f600".encode(),
     b'{"a": "\\ud83d\\ude00", "b": "\\u0000"}',
     b'"}\n{"topic": "x"',
@@ -120,9 +122,6 @@ def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"body": "x", "attempts": 1, {identity}}}\n')
 
     assert bodies(tmp_path) == [b"x"]
-
-
-# -- which files, which part of them --------------------------------------------------------------
 
 
 def test_a_large_file_is_many_partitions_and_small_files_are_few(
@@ -212,9 +211,6 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
         bodies(tmp_path)
 
 
-# -- bare bodies and files of others --------------------------------------------------------------
-
-
 def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their_index(
     tmp_path: Path,
 ) -> None:
@@ -251,9 +247,6 @@ def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
     (tmp_path / ".a.log.damaged").write_bytes(b"rubbish")
 
     assert bodies(tmp_path) == []
-
-
-# -- damage ---------------------------------------------------------------------------------------
 
 
 def test_damage_fails_with_its_place_and_the_remedy_or_is_passed_over_and_counted_once(

@@ -18,12 +18,20 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 from plugins.examples import examples
 
-from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
-from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.offsets import (
+    Offset,
+    decode_offset,
+    format_spans,
+    has_number,
+    numbers_beyond,
+    parse_spans,
+    unite,
+)
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
@@ -66,8 +74,6 @@ def drain(
         start = end
     return found, start
 
-
-# -- any order of events --------------------------------------------------------------------------
 
 KINDS = ("batch", "batch planned twice", "new reader", "available now")
 events = st.lists(
@@ -136,9 +142,6 @@ def test_every_message_is_read_once_whatever_happens_in_between(
         assert sorted(found + more) == written
 
 
-# -- where a stream starts ------------------------------------------------------------------------
-
-
 def test_latest_starts_after_what_is_there_even_when_the_first_batch_is_planned_again(
     tmp_path: Path,
 ) -> None:
@@ -176,9 +179,6 @@ def test_a_stream_starts_at_a_time_or_at_an_offset_and_refuses_another(tmp_path:
         stream_of(tmp_path / "none").latest(Offset(), ALL)
 
 
-# -- limits ---------------------------------------------------------------------------------------
-
-
 def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path) -> None:
     one, other = Writer(tmp_path, topic="a"), Writer(tmp_path, topic="b")
     one.write(messages(0, 5), messages(10, 15))
@@ -213,9 +213,6 @@ def test_a_file_that_is_finished_and_wholly_read_leaves_the_offset(tmp_path: Pat
     assert found == []
     assert offset.encode()["writers"] == {writer.writer: {"read": "1", "under_way": {}}}
     assert not stream._names  # a stream may see files for years
-
-
-# -- files without a number -----------------------------------------------------------------------
 
 
 def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) -> None:
@@ -263,9 +260,6 @@ def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     (damage,) = read_damage(reports)
     assert damage[:2] == (str(path), 4)
     assert "it has 6 bytes, and had 4 when it was read" in damage.problem
-
-
-# -- what is gone ---------------------------------------------------------------------------------
 
 
 def gone(path: Path) -> None:
@@ -381,9 +375,6 @@ def test_the_lag_is_what_follows_the_offset_as_of_the_last_look(tmp_path: Path) 
     assert stream.lag() == {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0}
 
 
-# -- choosing -------------------------------------------------------------------------------------
-
-
 def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path) -> None:
     Writer(tmp_path, topic="a").write(messages(0, 10), messages(10, 20))
     Writer(tmp_path, topic="b").write(messages(100, 110))
@@ -450,3 +441,73 @@ def test_a_batch_waits_for_enough_rows_but_not_for_ever(tmp_path: Path) -> None:
     write_archive(tmp_path / "d.gz", messages(11, 12))
     stream.freeze()
     assert stream.latest(enough, BatchLimits()) != enough
+
+
+WRITER, OTHER = "a" * 32, "b" * 32
+
+numbers = st.sets(st.integers(1, 60))
+heads = st.builds(Head, st.sampled_from([WRITER, OTHER]), st.integers(1, 60))
+
+
+@given(some=numbers, before=numbers)
+def test_spans_hold_exactly_their_numbers(some: set[int], before: set[int]) -> None:
+    spans, earlier = (unite((number, number) for number in each) for each in (some, before))
+
+    assert {number for number in range(62) if has_number(spans, number)} == some
+    assert parse_spans(format_spans(spans)) == spans
+    assert numbers_beyond(spans, earlier) == sorted(some - before)
+
+
+@given(read=st.sets(heads), under_way=st.dictionaries(heads, st.integers(1)), started=st.booleans())
+def test_an_offset_is_read_back_as_it_was(
+    read: set[Head], under_way: dict[Head, int], started: bool
+) -> None:
+    offset = Offset({}, under_way, {"old.log": 7}, is_start=started).with_read(read)
+
+    decoded = decode_offset(json.loads(json.dumps(offset.encode())))
+
+    assert decoded == offset
+    assert json.dumps(decoded.encode()) == json.dumps(offset.encode())
+    assert all(decoded.has_read(head) for head in read)
+    assert set(decoded.under_way) == set(under_way) - read
+
+
+def test_ten_thousand_files_stay_small() -> None:
+    files = {f"host/clicks.2026-11-21_{n:05}.log.gz": 4000 + n * 7919 % 5000 for n in range(10_000)}
+    numbered = Offset().with_read([Head(WRITER, number) for number in range(1, 10_001)])
+    assert numbered.encode() == {
+        "version": 1,
+        "writers": {WRITER: {"read": "1-10000", "under_way": {}}},
+    }
+
+    text = json.dumps(Offset(files=files).encode())
+
+    assert decode_offset(json.loads(text)) == Offset(files=files)
+    assert len(text) < len(json.dumps(files)) / 5
+    assert json.dumps(decode_offset(json.loads(text)).encode()) == text
+
+
+WRITERS = [
+    {},
+    {"read": "9-1", "under_way": {}},
+    {"read": "1-5,4", "under_way": {}},
+    {"read": "", "under_way": {"x": 1}},
+]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        None,
+        {"version": 1},
+        *({"version": 1, "writers": {WRITER: each}} for each in WRITERS),
+        *({"version": 2, "writers": {}, "packed_files": each} for each in ("", "AAA!", "AAAA", 7)),
+    ],
+)
+def test_what_is_no_offset_is_refused(document: Any) -> None:
+    with pytest.raises(ConfigurationError, match="is not an offset of an archive"):
+        decode_offset(document)
+    with pytest.raises(ConfigurationError, match="version 3, this program knows 2"):
+        decode_offset({"version": 3, "writers": {}})

