@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -141,11 +141,12 @@ class Options:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""
-        return self.choice(name, ("true", "false"), default=str(default).lower()) == "true"
+        choices = ("true", "false") if default else ("false", "true")
+        return self.choice(name, choices) == "true"
 
-    def choice(self, name: str, choices: Iterable[str], *, default: str) -> str:
-        """Return one of some words."""
-        value = (self.text(name) or default).strip().lower()
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return one of some words; the first is the default."""
+        value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
             raise ConfigurationError(f"option {name}={value} must be one of {', '.join(choices)}")
         return value
@@ -188,10 +189,8 @@ VARIABLE = {
     LOOKUPD_HTTP: "NSQ_LOOKUPD_HTTP_ADDRESS",
     NSQD_HTTP: "NSQ_NSQD_HTTP_ADDRESS",
 }
-FLAGS = (
-    *("tls", "tlsCaFile", "tlsCert", "tlsKey", "tlsInsecure", "tlsMinVersion"),
-    *("snappy", "deflate", "deflateLevel"),
-)
+FLAGS = ["tls", "tlsCaFile", "tlsCert", "tlsKey", "tlsInsecure", "tlsMinVersion"]
+FLAGS += ["snappy", "deflate", "deflateLevel"]
 """Options that are flags on the command line, where they are written ``tls-ca-file``."""
 
 

@@ -16,9 +16,9 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.errors import NsqError
 
@@ -43,8 +43,7 @@ exec {java} "$@"
 """
 
 
-@dataclass(frozen=True)
-class Java:
+class Java(NamedTuple):
     """A Java that runs: ``program``, its ``version`` as it prints it, and where it was found.
 
     Spark runs on it directly when it ``has_vector_module``, else through a shim. ``released`` is

@@ -93,10 +93,9 @@ def _files(
 def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:
     """Cut batches where their partition changes."""
     for batch in batches:
+        keys = zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True)
         begin = 0
-        for key, some in groupby(
-            zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True)
-        ):
+        for key, some in groupby(keys):
             count = len(list(some))
             yield Slot(*key), batch.slice(begin, count)
             begin += count

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
@@ -111,8 +111,7 @@ class SpoolSettings:
         return hashlib.sha256(json.dumps(self.about()).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
+class TopicSettings(NamedTuple):
     """All of it."""
 
     spool: SpoolSettings
@@ -158,8 +157,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
 # -- the spool -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(NamedTuple):
     """How much is unread."""
 
     rows: int

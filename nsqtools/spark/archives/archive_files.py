@@ -513,9 +513,8 @@ class StoredArchive(ListedFile):
         self.recorded = recorded
         self._is_named = is_named
         self._lines: bytes | None = None
-        self._beginning = None
+        self._beginning = self._content = None
         self._version = entry.version
-        self._content = None
         if recorded is not None:
             self.has_index, self.head, self.total = True, recorded.head, recorded.total
             self.first_ts = recorded.total.min_ts
@@ -584,9 +583,8 @@ class StoredListing:
                     learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
-            if (other := found.setdefault(file.key, file)) is file:
-                continue
-            if other.members() != file.members():
+            other = found.setdefault(file.key, file)
+            if other is not file and other.members() != file.members():
                 problem = f"not read: {other.location} has the same identity and other data"
                 on_damage(ArchiveDamage(file.location, 0, problem))
         return found
@@ -662,9 +660,8 @@ def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
         document = json.loads(place.storage.read(aside(place.key, MANIFEST)))
         if document["size"] != entry.size:
             return None
-        writer, number = document["writer"], document["number"]
-        head = Head(writer, int(number)) if writer else None
-        times = (document["min_ts"] or 0, document["max_ts"] or 0)
+        writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
+        head = Head(writer, int(document["number"])) if writer else None
         total = Total(0, int(document["messages"]), entry.size, *times)
         return Recorded(entry.version, head, total)
     except (ValueError, KeyError, TypeError):

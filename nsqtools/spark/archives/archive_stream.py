@@ -405,4 +405,4 @@ def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
         return unread
     if not older:
         return None
-    return replace(unread, end=older[-1].end, is_finished=False, members=lambda: older)
+    return unread._replace(end=older[-1].end, is_finished=False, members=lambda: older)

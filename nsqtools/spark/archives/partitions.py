@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
@@ -38,8 +37,7 @@ Part = tuple[ListedFile, FileContent, list[Member]]
 """What is to be read of a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned."""
 
     path: str
@@ -152,7 +150,7 @@ def pack(
             partitions.append(tuple(held))
             held, total, before = [], 0.0, None
         if before is not None and is_next and before.end == each.begin and each.lines:
-            held[-1] = replace(before, end=each.end, lines=before.lines + each.lines)
+            held[-1] = before._replace(end=each.end, lines=before.lines + each.lines)
         else:
             held.append(each)
         total += weight

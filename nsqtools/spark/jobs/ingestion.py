@@ -36,7 +36,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -239,8 +239,7 @@ DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS}
 """Spark's own functions of a timestamp go by the time zone of the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class IngestSource:
+class IngestSource(NamedTuple):
     """What is read: a format with its options, and how it is called in messages."""
 
     name: str
@@ -428,7 +427,8 @@ class DeltaSink:
             return
         kept = batch.persist()  # it is read twice, and must be counted once
         try:
-            if slots := _slots(kept):
+            first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
+            if slots := kept.groupBy(*PARTITIONS).agg(first, last).collect():
                 rows = self._new(kept, slots)
                 placed = rows.repartition(min(len(slots), MOST_TASKS), *PARTITIONS)
                 writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
@@ -438,6 +438,7 @@ class DeltaSink:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
+        """Of the rows in some topics and days, with the range of their times, those to append."""
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
         ranges = {
@@ -466,9 +467,3 @@ class DeltaSink:
             return str(json.loads(place.read("metadata"))["id"])
         except (OSError, ValueError, KeyError) as exc:
             raise OutputError(f"cannot read {place.where('metadata')} ({exc})") from exc
-
-
-def _slots(rows: DataFrame) -> list[Row]:
-    """The topics and days in a batch, with the range of their times."""
-    first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
-    return rows.groupBy(*PARTITIONS).agg(first, last).collect()

@@ -16,9 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -146,8 +146,7 @@ def size_of(path: str) -> int:
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOutcome:
+class ReplayOutcome(NamedTuple):
     """How a replay ended. ``is_complete`` is whether all tasks ended, ``error`` is why not, or that
     messages were not published; ``in_doubt`` messages may come twice when it is run again with its
     ledger."""
@@ -331,7 +330,7 @@ def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> Repla
     for entry in entries:
         report.add(entry)
     in_doubt = sum(entry.sent - entry.done for entry in entries)
-    return replace(outcome, report=report, in_doubt=in_doubt)
+    return outcome._replace(report=report, in_doubt=in_doubt)
 
 
 def target(topics: Mapping[str, str]) -> Column:

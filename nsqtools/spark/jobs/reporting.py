@@ -104,12 +104,12 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Document], 
     intervals: list[Document] = []
     topics: list[Document] = []
     for figures in (row.asDict() for row in rows):
-        is_total, topic, begin_ns = (
-            figures.pop(name) for name in ("is_total", "topic", "begin_ns")
-        )
+        is_total, begin_ns = figures.pop("is_total"), figures.pop("begin_ns")
         figures |= {each: moment(figures[each]) for each in ("first", "last")}
-        of = {"topic": topic} if is_total else {"topic": topic, "begin": moment(begin_ns)}
-        (topics if is_total else intervals).append(of | figures)
+        if is_total:
+            topics.append(figures)
+        else:
+            intervals.append({"topic": figures.pop("topic"), "begin": moment(begin_ns), **figures})
     return intervals, topics
 
 
