@@ -20,29 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
 pytest.register_assert_rewrite("plugins")
-pytest_plugins = [
-    "plugins.auth_server",
-    "plugins.browser",
-    "plugins.certificates",
-    "plugins.cli",
-    "plugins.clients",
-    "plugins.clusters",
-    "plugins.console",
-    "plugins.examples",
-    "plugins.http_server",
-    "plugins.disks",
-    "plugins.java_classes",
-    "plugins.network",
-    "plugins.object_store",
-    "plugins.schedule",
-    "plugins.screens",
-    "plugins.scripted_lookupd",
-    "plugins.scripted_nsqd",
-    "plugins.hostile_cluster",
-    "plugins.servers",
-    "plugins.spark",
-    "plugins.spark_cluster",
-]
+_PLUGINS = """auth_server browser certificates cli clients clusters console examples http_server
+disks java_classes network object_store schedule screens scripted_lookupd scripted_nsqd
+hostile_cluster servers spark spark_cluster"""
+pytest_plugins = [f"plugins.{name}" for name in _PLUGINS.split()]
 
 
 def pytest_report_header() -> str:

@@ -15,6 +15,7 @@ from manual.man import render_man
 from manual.markdown import to_roff
 from manual.tables import fill_lists
 from manual.tree import Page, read_tree
+from plugins.archives import finished_files, to_file
 from plugins.cli import RunNsq
 from plugins.http_api import Nsqd
 
@@ -51,12 +52,10 @@ def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: P
     for part in (bodies[:3], bodies[3:]):
         for body in part:
             nsqd.publish("clicks", body)
-        where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)]
-        form = ["--gzip", "--sync-count=2"]
-        done = run_nsq(["to-file", "-t", "clicks", *where, *form, "-n", "3"])
+        done = run_nsq(to_file(nsqd.tcp_address, tmp_path, "--gzip", "--sync-count=2", "-n", "3"))
         assert done.status == 0, done.err
 
-    files = [file for file in tmp_path.iterdir() if not file.name.startswith(".")]
+    files = finished_files(tmp_path)
     assert files
     for file in files:
         index = (tmp_path / f".{file.name}.index").read_text()
@@ -64,21 +63,15 @@ def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: P
         assert re.fullmatch(r"writer [0-9a-f]{32} \d+", head)
         first, last = members[0].split(), members[-1].split()
         count = sum(int(member.split()[2]) for member in members)
-        assert total.split() == [
-            "total",
-            *map(str, (len(members), count, file.stat().st_size)),
-            first[3],
-            last[4],
-        ]
+        size = file.stat().st_size
+        assert total == f"total {len(members)} {count} {size} {first[3]} {last[4]}"
         for member in members:
             offset, length, count, low, high = map(int, member.split())
             assert low <= high
             # tail -c +N FILE | head -c LENGTH | zcat
             cut = file.read_bytes()[offset : offset + length]
             assert len(gzip.decompress(cut).splitlines()) == count
-        assert offset + length == file.stat().st_size
-    read = subprocess.run(
-        "zcat *.log.gz | wc -l", shell=True, cwd=tmp_path, capture_output=True, check=True
-    )
-    assert int(read.stdout) == len(bodies)
-    assert len(list(tmp_path.glob(".clicks@nsq_to_file.lock"))) == 1
+        assert offset + length == size
+    read = subprocess.check_output("zcat *.log.gz | wc -l", shell=True, cwd=tmp_path)
+    assert int(read) == len(bodies)
+    assert (tmp_path / ".clicks@archive.lock").exists()

@@ -45,8 +45,8 @@ class StoredNumbers:
 
     def latest(self) -> int:
         """Return the greatest number there is, 0 for none."""
-        names = [entry.name for entry in self.place.below()]
-        return max((int(name.removesuffix(SUFFIX)) for name in names), default=0)
+        names = [entry.name.removesuffix(SUFFIX) for entry in self.place.below()]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def read(self, number: int) -> bytes:
         """Return what an object holds. Raises `FileNotFoundError` when it was followed up."""

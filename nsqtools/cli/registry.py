@@ -21,8 +21,6 @@ class Command:
     programs, and no list of commands shows it.
     """
 
-    __slots__ = ("entry", "help", "hidden", "raw")
-
     def __init__(self, entry: str, help: str, *, raw: bool = False, hidden: bool = False):
         self.entry = entry
         self.help = help
@@ -41,8 +39,6 @@ class Command:
 
 class Group:
     """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
-
-    __slots__ = ("commands", "examples", "help")
 
     def __init__(self, help: str, commands: dict[str, Command | Group]):
         self.help = help
@@ -98,12 +94,9 @@ Messages
   pub pub:pub Publish messages: texts, or the lines of standard input or of files.
   peek tail:peek Show some messages of a channel and requeue them.
   redrive replay:redrive Publish dead letters again, to the topics that they came from.
-  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, each message finished once it
-      ... is there.
-  to-http forwarding:to_http Send topics to HTTP endpoints, each message finished when one has
-      ... accepted it.
-  to-exec to_exec:to_exec Run a command for each message, which is finished when the command ends
-      ... with status 0.
+  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, each message finished once it is there.
+  to-http forwarding:to_http Send topics to HTTP endpoints, each message finished when one has accepted it.
+  to-exec to_exec:to_exec Run a command for each message, which is finished when the command ends with status 0.
 Archives
   to-file to_file:to_file Archive topics to files, each message finished after it is on disk.
   archive Check, repair and read archives.
@@ -113,8 +106,7 @@ Archives
     convert archive:convert Bring archives into a table.
     schema archive:schema Print the columns of JSON bodies, as a JSON Schema.
     info archive:info List archives with their messages, topics and times.
-    compact compact:archive_compact Turn archives and tables into few Parquet files by topic and
-        ... date, each message once.
+    compact compact:archive_compact Turn archives and tables into few Parquet files by topic and date, each message once.
     $ nsq archive info /var/nsq
     $ nsq archive cat /var/nsq/clicks.*.log.gz
   replay replay:replay Publish archived messages again, in order of time.
@@ -133,8 +125,7 @@ Cluster
   topic List topics, and create, delete, empty or pause them.
     list topic:list_ List topics, with the number of nsqd that have them and their depth.
     info topic:info Show one topic and its channels, on every nsqd that has it.
-    create topic:create Create topics: on the nsqd given, and registered with every nsqlookupd
-        ... given.
+    create topic:create Create topics: on the nsqd given, and registered with every nsqlookupd given.
     delete topic:delete Delete topics, with their channels and messages, everywhere.
     empty topic:empty Discard the messages in topics; with --channels, in their channels too.
     pause topic:pause Pause topics: messages stay in them and do not reach the channels.
@@ -154,16 +145,14 @@ Cluster
   topology Export the topics and channels of a cluster, and create those that it lacks.
     export topology:export Print the topics and channels of a cluster, with what is paused, as TOML.
     plan topology:plan Show what each nsqd and nsqlookupd lacks of a topology.
-    apply topology:apply Create what a topology has and the cluster lacks, and pause and unpause as
-        ... it says.
+    apply topology:apply Create what a topology has and the cluster lacks, and pause and unpause as it says.
     $ nsq topology export > topology.toml
     $ nsq topology plan topology.toml
   nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
   lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
   ping nodes:ping Check the health of every daemon.
   info nodes:info Show version, addresses and limits of every nsqd.
-  tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it
-      ... there.
+  tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it there.
   drain nodes:drain Move the messages that are left on one nsqd to another, or to their consumers.
   bench Measure the speed and the latency of an nsqd.
     pub bench:pub Measure how fast messages are published, each confirmed by nsqd.
@@ -186,34 +175,29 @@ Settings
   completion completion:completion raw Print the completion script for bash, zsh or fish.
 Spark
   spark Run archives and topics through Spark.
-    ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each
-        ... message once.
+    ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each message once.
     compact compact:spark_compact Do what nsq archive compact does, in the tasks of Spark.
-    report spark_report:report Report what went through topics: messages, bytes, sizes, attempts,
-        ... duplicates and gaps.
+    report spark_report:report Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
     replay spark_replay:replay Publish messages from archives and Parquet again, in parallel.
-    doctor spark_doctor:doctor Check Java, the versions of packages, a session of Spark and its
-        ... executors.
+    doctor spark_doctor:doctor Check Java, the versions of packages, a session of Spark and its executors.
     sql spark_sql:sql Query archives and Parquet in SQL.
     $ nsq spark doctor
     $ nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
 Servers
   demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
-  nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the
-      ... real one.
+  nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
 Hidden
-  __complete_line complete_line:complete_line raw hidden Print what can follow a command line, for
-      ... the completion of shells.
+  __complete_line complete_line:complete_line raw hidden Print what can follow a command line, for the completion of shells.
 """
 """A heading, and below it a line for each command: name, entry, ``raw`` or ``hidden``, help. Groups
-have no entry, and their commands and examples (``$``) below. ``...`` continues a line."""
+have no entry, and their commands and examples (``$``) below."""
 
 
 def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
     panels: dict[str, dict[str, Command | Group]] = {}
     group = Group("", {})
-    for line in table.replace("\n      ... ", " ").replace("\n        ... ", " ").splitlines():
+    for line in table.splitlines():
         text = line.lstrip()
         name, _, rest = text.partition(" ")
         entry, _, help = rest.partition(" ")

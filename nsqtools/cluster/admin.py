@@ -26,7 +26,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import (
@@ -36,7 +36,7 @@ from nsqtools.cluster.inventory import (
     registered_channels,
     take_inventory,
 )
-from nsqtools.cluster.topics import select
+from nsqtools.cluster.topics import but_for, select
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
@@ -71,8 +71,7 @@ class DaemonKind(enum.Enum):
     NSQD = "nsqd"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One change at one daemon. ``channel`` is "" for the topic itself.
 
     ``messages`` are lost with it. ``clients`` are connected consumers, which would recreate what is
@@ -94,8 +93,7 @@ class Step:
         return subject_of(self.topic, self.channel)
 
 
-@dataclass(frozen=True, slots=True)
-class AdminPlan:
+class AdminPlan(NamedTuple):
     """What will change, where. ``failures`` are daemons that could not be asked about it;
     ``notes`` are warnings to show first."""
 
@@ -109,8 +107,7 @@ class AdminPlan:
         return any(step.action.is_destructive for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """A step that was tried, and why it failed if it did."""
 
     step: Step
@@ -126,12 +123,10 @@ def _try(cluster: Cluster, step: Step) -> NsqError | None:
     try:
         if step.action is Action.TOMBSTONE:
             cluster.lookupds[step.address].tombstone(step.topic, step.node)
-        elif step.daemon is DaemonKind.NSQLOOKUPD:
-            lookupd = cluster.lookupds[step.address]
-            lookupd.administer(step.action.value, step.topic, step.channel)
         else:
-            nsqd = cluster.nsqd(step.address)
-            nsqd.administer(step.action.value, step.topic, step.channel)
+            is_nsqd = step.daemon is DaemonKind.NSQD
+            daemon = cluster.nsqd(step.address) if is_nsqd else cluster.lookupds[step.address]
+            daemon.administer(step.action.value, step.topic, step.channel)
     except NsqError as exc:
         return exc
     return None
@@ -148,7 +143,7 @@ def plan_topics(
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
         return AdminPlan(in_order(_create(inventory, names)), inventory.failures)
-    names = select("topic", patterns, inventory.topics)
+    names = select("topic", patterns, inventory.topics, inventory.failures)
     steps: list[Step] = []
     for name in names:
         if action is Action.DELETE:
@@ -158,7 +153,8 @@ def plan_topics(
             if with_channels:
                 steps += [channel_step(address, action, topic, each) for each in topic.channels]
     if not steps:
-        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}")
+        where = but_for(inventory.failures)
+        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}{where}")
     notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
     return AdminPlan(in_order(steps), inventory.failures, tuple(notes))
 
@@ -168,7 +164,7 @@ def plan_channels(
 ) -> AdminPlan:
     """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
     inventory = take_inventory(cluster)
-    topics = select("topic", topic_patterns, inventory.topics)
+    topics = select("topic", topic_patterns, inventory.topics, inventory.failures)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
         return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
@@ -177,7 +173,8 @@ def plan_channels(
     for topic in topics:
         for _, stats in inventory.where(topic):
             known |= {(topic, channel.channel_name) for channel in stats.channels}
-    chosen = set(select("channel", channels, {channel for _, channel in known}))
+    failures = [*inventory.failures, *failures]
+    chosen = set(select("channel", channels, {channel for _, channel in known}, failures))
     steps: list[Step] = []
     for topic, channel in sorted(pair for pair in known if pair[1] in chosen):
         if action is Action.DELETE:
@@ -187,8 +184,9 @@ def plan_channels(
             if (found := channel_of(stats, channel)) is not None:
                 steps.append(channel_step(address, action, stats, found))
     if not steps:
-        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
-    return AdminPlan(in_order(steps), (*inventory.failures, *failures))
+        where = but_for(failures)
+        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}{where}")
+    return AdminPlan(in_order(steps), tuple(failures))
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
@@ -210,14 +208,11 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
         Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=announced)
         for address in inventory.lookupds_that_know(topic)
     ]
-    there_too = [
-        topic_step(address, Action.DELETE, stats)
-        for address, stats in inventory.where(topic)
-        if address == nsqd
-    ]
-    if not there_too:
+    stats = dict(inventory.where(topic)).get(nsqd)
+    if stats is None:
         raise NotFoundError(f"the nsqd {nsqd} does not have the topic {topic}")
-    return AdminPlan(in_order([*steps, *there_too]), inventory.failures)
+    steps.append(topic_step(nsqd, Action.DELETE, stats))
+    return AdminPlan(in_order(steps), inventory.failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,10 +310,8 @@ def _call(client: ClientStats) -> str:
 
 def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        kept = sum(
-            messages_of(channel) for _, topic in inventory.where(name) for channel in topic.channels
-        )
-        if kept:
+        channels = (channel for _, topic in inventory.where(name) for channel in topic.channels)
+        if kept := sum(map(messages_of, channels)):
             yield f"the channels of {name} keep their {kept} messages; --channels empties them too"
 
 

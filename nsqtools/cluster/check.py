@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.directory import Cluster, Nsqds
@@ -61,8 +61,7 @@ class Memory:
     counts: Sequence[tuple[float, Mapping[str, int]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What was found. ``not_judged`` has a line for each thing that could not be."""
 
     problems: tuple[Problem, ...]
@@ -100,39 +99,31 @@ def take_verdict(
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
     unreachable = [*_unreachable(cluster, nodes)]
-    announced = {problem.node for problem in unreachable}
+    announced = {(Kind.NO_ANSWER, problem.node) for problem in unreachable}
+    shown = problems_of(sample, Earlier(first.totals, ago_s), bounds)
     found = [
-        *(
-            problem
-            for problem in problems_of(sample, Earlier(first.totals, ago_s), bounds)
-            if problem.what is not Kind.NO_ANSWER or problem.node not in announced
-        ),
+        *(problem for problem in shown if (problem.what, problem.node) not in announced),
         *unreachable,
         *problems_of_nodes(nodes, lookupds),
         *_clocks(cluster, sampler.answering),
     ]
     not_judged = [*_not_judged(sample, window_s, lookupds, memory)]
+    before = memory or Memory()
     if bounds.max_age_s is not None:
-        counts = _counts(memory or Memory(), sample, bounds.max_age_s)
+        counts = _counts(before, sample, bounds.max_age_s)
         if sample.time_ns / 1e9 - counts[0][0] < bounds.max_age_s:
             not_judged.append("how old messages are: no run that left --state is as long ago")
         else:
             found += _old(counts[0], sample)
-        memory = replace(memory or Memory(), counts=counts)
+        before = replace(before, counts=counts)
     if expected is not None:
         lacking = [*_lacking(cluster, expected, sample)]
-        queues = {(each.topic, each.channel) for each in lacking}
-        found = [
-            *lacking,
-            *(
-                each
-                for each in found
-                if each.what is not Kind.CHANNEL_MISSING or (each.topic, each.channel) not in queues
-            ),
-        ]
-    found += _since(memory, sample, found) if memory is not None else ()
-    memory = _next(memory or Memory(), sample, found)
-    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), memory)
+        told = {(Kind.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
+        others = (each for each in found if (each.what, each.topic, each.channel) not in told)
+        found = [*lacking, *others]
+    found += _since(before, sample, found)
+    after = _next(before, sample, found)
+    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), after)
 
 
 def _clocks(cluster: Cluster, nsqds: Nsqds) -> Iterator[Problem]:
@@ -238,7 +229,7 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
     for problem in found:
         since_s = memory.problems.get(problem.key, now_s)
         if problem.what is Kind.PAUSED and now_s - since_s >= PAUSED_LONG_S:
-            yield replace(problem, what=Kind.PAUSED_LONG)
+            yield problem._replace(what=Kind.PAUSED_LONG)
 
 
 def _not_judged(

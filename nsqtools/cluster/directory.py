@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -54,8 +53,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterAddresses:
+class ClusterAddresses(NamedTuple):
     """Addresses of daemons, as they were given."""
 
     nsqd_http: Sequence[str] = ()
@@ -78,8 +76,7 @@ class NodeReport(NamedTuple):
     stats: NsqdStats
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStats:
+class ClusterStats(NamedTuple):
     """The statistics of every nsqd that answered, and who did not."""
 
     nodes: tuple[NodeReport, ...]

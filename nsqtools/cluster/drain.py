@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
@@ -34,8 +34,7 @@ DRAIN_CHANNEL = "nsq-drain"
 IDLE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """The messages of one topic; ``channel`` is the one that holds them, "" for the topic's own.
 
     ``growing`` is the channel that gets them on the other nsqd, with what is to be known of it.
@@ -54,8 +53,7 @@ class Move:
         return f"move about {what} of topic {self.topic}{channel}{growing}"
 
 
-@dataclass(frozen=True, slots=True)
-class DrainPlan:
+class DrainPlan(NamedTuple):
     """What can be moved, and a line for each queue that cannot, with the reason."""
 
     moves: tuple[Move, ...]
@@ -64,7 +62,10 @@ class DrainPlan:
 
 def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> DrainPlan:
     """Decide what to move, from the statistics of both nsqd. Pure."""
-    there = {topic.topic_name: topic for topic in target}
+    there = {
+        topic.topic_name: {channel.channel_name: channel.paused for channel in topic.channels}
+        for topic in target
+    }
     moves, left = [], []
     for topic in source:
         name = topic.topic_name
@@ -89,9 +90,7 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
             waiting = 0
         if not holding and not waiting:
             continue
-        paused: dict[str, bool] = {}  # of the channels on the other nsqd
-        if name in there:
-            paused = {channel.channel_name: channel.paused for channel in there[name].channels}
+        paused = there.get(name, {})  # whether the channels on the other nsqd are
         known = sorted({*paused, *(channel.channel_name for channel in channels)})
         messages = waiting + sum(map(messages_of, holding))
         if len(known) > 1:

@@ -209,9 +209,7 @@ _unpacked = functools.lru_cache(256)(_unpack)
 def _values_of(row: QueueRow) -> Values:
     rates = row.rates
     latency_s = max(row.latency)[1] if row.latency else math.nan
-    if rates is None:
-        return (row.depth, row.in_flight, row.clients, math.nan, math.nan, math.nan, latency_s)
-    moved = rates.ingress, rates.finish, rates.requeue
+    moved = (rates.ingress, rates.finish, rates.requeue) if rates else (math.nan,) * 3
     return (row.depth, row.in_flight, row.clients, *moved, latency_s)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ AT_ONCE = 10
 """Topics, in the time of one question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(NamedTuple):
     """What the daemons that answered have. ``nodes`` and ``registered`` go by address."""
 
     nodes: Mapping[str, tuple[TopicStats, ...]]
@@ -101,8 +99,7 @@ def messages_of(channel: ChannelStats) -> int:
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(NamedTuple):
     """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
 
     ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
@@ -230,7 +227,7 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         raise failures[0].error
     if not any(answer.is_known for answer in answers.values()):
         listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
-        raise missing("topic", topic, all_of(listed))
+        raise missing("topic", topic, all_of(listed), failures)
     nodes: dict[tuple[str, str], list[str]] = {}
     for lookupd, answer in answers.items():
         for node in answer.nodes:

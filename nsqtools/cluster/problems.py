@@ -16,13 +16,13 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from nsqtools.cluster.inventory import NodeStatus
 from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
 from nsqtools.cluster.sampling import NodeState, Sample
+from nsqtools.protocol.names import is_ephemeral
 
 LEAST_WINDOW_S = 5.0
 """In less time it does not show whether a queue is stuck or grows."""
@@ -107,8 +107,7 @@ class Kind(enum.Enum):
         self.remedy = remedy
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A line. ``topic`` and ``channel`` are those it is about, ``node`` the address of a daemon.
 
     ``weight`` orders problems of one severity: the number of messages as a rule.
@@ -141,8 +140,7 @@ class Problem:
         return f"{self.kind} {self.where}"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """From where on it is a problem. ``max_depth`` is messages of one queue, ``max_age_s`` how long
     one of them waits; None for any.
 
@@ -156,8 +154,7 @@ class Bounds:
     max_age_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(NamedTuple):
     """The totals of a sample that was taken ``ago_s`` seconds before."""
 
     totals: Sequence[QueueRow]
@@ -208,18 +205,17 @@ def problems_of(
     sample: Sample, earlier: Earlier | None = None, bounds: Bounds = DEFAULT_BOUNDS
 ) -> list[Problem]:
     """Return what a sample shows, the worst first."""
-    window = earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else None
-    before = {row.key: row for row in window.totals} if window is not None else {}
+    window = earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else Earlier((), 0)
+    before = {row.key: row for row in window.totals}
     found = [*_of_daemons(sample), *_of_topology(sample.rows)]
     with_channels = {row.topic for row in sample.totals if row.channel}
     there = Counter((row.topic, row.channel) for row in sample.rows)
     paused_there = Counter((row.topic, row.channel) for row in sample.rows if row.paused)
     for row in sample.totals:
-        lately = None
-        if window is not None and (then := before.get(row.key)) is not None:
-            lately = rates_between(then, row, window.ago_s)
-            if lately is not None and row.channel and not row.paused:
-                found += _of_window(then, row, lately, window.ago_s, bounds)
+        then = before.get(row.key)
+        lately = then and rates_between(then, row, window.ago_s)
+        if then and lately and row.channel and not row.paused:
+            found += _of_window(then, row, lately, window.ago_s, bounds)
         found += _of_queue(row, lately or row.rates, row.topic in with_channels, bounds)
         if row.paused:
             queue, text = (row.topic, row.channel), f"{row.depth:,} messages wait"
@@ -249,11 +245,10 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
         kind = Kind.NO_ANSWER if node is None else Kind.GONE
         text = str(failure.error) if node is None else gone_text(node)
         yield Problem(kind, text, node=failure.address, weight=1 << 62)
-    for report in sample.reports:
-        stats = report.stats
+    for address, _, stats in sample.reports:
         if stats.health not in ("OK", ""):
             text = f"nsqd says: {stats.health}"
-            yield Problem(Kind.NOT_WELL, text, node=report.address, weight=1 << 61)
+            yield Problem(Kind.NOT_WELL, text, node=address, weight=1 << 61)
     versions = Counter(report.stats.version for report in sample.reports)
     if len(versions) > 1:
         text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
@@ -318,19 +313,13 @@ def _of_window(
         text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
         yield problem(Kind.STUCK, text)
     elif now.clients and now.depth > bounds.behind_depth and growth > 0:
-        yield problem(Kind.BEHIND, f"{waiting}, {_growth(rates, growth)}")
+        moved = f"{_rate(rates.ingress)} come, {_rate(rates.finish)} are finished"
+        yield problem(Kind.BEHIND, f"{waiting}, {_rate(growth)} more every second: {moved}")
     if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
         share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
         yield problem(Kind.REQUEUES, f"{share:.0%} of what was sent came back")
     if now.disk > then.disk and now.disk > bounds.behind_depth:
         yield problem(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more")
-
-
-def _growth(rates: Rates, growth: float) -> str:
-    return (
-        f"{_rate(growth)} more every second: {_rate(rates.ingress)} come, "
-        f"{_rate(rates.finish)} are finished"
-    )
 
 
 def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
@@ -345,28 +334,24 @@ def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
             continue
         for channel in sorted({name for channels in nodes.values() for name in channels}):
             lacking = [node for node, channels in nodes.items() if channel not in channels]
-            if lacking and not channel.endswith("#ephemeral"):
+            if lacking and not is_ephemeral(channel):
                 text = f"not on {', '.join(sorted(lacking))}"
                 yield Problem(Kind.CHANNEL_MISSING, text, topic, channel)
             present = [channels[channel] for channels in nodes.values() if channel in channels]
-            if not any(row.clients for row in present):
-                continue
+            has_consumers = any(row.clients for row in present)
             for row in present:
-                if row.depth and not row.clients and not row.paused:
+                if has_consumers and row.depth and not row.clients and not row.paused:
                     text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
-                    yield Problem(
-                        Kind.NO_CONSUMERS_HERE, text, topic, channel, row.node, weight=row.depth
-                    )
+                    where = (topic, channel, row.node)
+                    yield Problem(Kind.NO_CONSUMERS_HERE, text, *where, weight=row.depth)
 
 
 def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:
     """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
     for node in nodes:
-        missing = sorted(set(lookupds) - set(node.lookupds))
-        if missing:
-            yield Problem(
-                Kind.NOT_REGISTERED, f"{', '.join(missing)} does not know it", node=node.address
-            )
+        if missing := ", ".join(sorted(set(lookupds) - set(node.lookupds))):
+            text = f"{missing} does not know it"
+            yield Problem(Kind.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
             yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
@@ -148,8 +149,7 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """Several queues together. ``ingress`` is what was published to topics, ``copies`` what the
     channels got of it: that compares with what was finished. The rest is counted at channels."""
 

@@ -66,8 +66,7 @@ class Question(NamedTuple):
 QUEUES_ONLY = Question()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(NamedTuple):
     """An nsqd as a sample has it.
 
     ``silent_s`` is the time since its last answer, 0.0 while it answers; ``error`` says why, as far
@@ -96,8 +95,7 @@ class NodeState:
         return bool(self.error) and self.seen_s is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One sample. ``rows`` are those of each nsqd that counts, ``totals`` of all these together.
 
     ``reports`` are their statistics. ``failures`` are the nsqd that do not count and why, and the
@@ -112,8 +110,7 @@ class Sample:
     nodes: tuple[NodeState, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampleFilter:
+class SampleFilter(NamedTuple):
     """What to sample: names or patterns of topics and channels, none for all.
 
     With channels named, topics themselves are not shown.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, consumers_of, rows_of_topic
+from nsqtools.cluster.queue_rows import QueueRow, channel_row, consumers_of, rows_of_topic
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
@@ -57,15 +57,9 @@ def _latency(row: QueueRow) -> dict[str, float]:
 
 def _node(report: NodeReport) -> dict[str, Any]:
     stats = report.stats
-    node: dict[str, Any] = {
-        "node": report.address,
-        "version": stats.version,
-        "health": stats.health,
-        "start_time": moment_text(stats.start_time),
-    }
-    if stats.memory is not None:
-        node["memory"] = stats.memory
-    return node
+    node = {"node": report.address, "version": stats.version, "health": stats.health}
+    memory = {} if stats.memory is None else {"memory": stats.memory}
+    return {**node, "start_time": moment_text(stats.start_time), **memory}
 
 
 def topic_document(node: str, topic: TopicStats) -> dict[str, Any]:
@@ -88,47 +82,27 @@ def channel_document(node: str, topic: str, channel: ChannelStats) -> dict[str, 
 
 
 def _channel(row: QueueRow, stats: ChannelStats) -> dict[str, Any]:
-    numbers = {name: getattr(row, name) for name in CHANNEL_NUMBERS}
+    numbers = {name: getattr(row, name) for name in CHANNEL_NUMBERS.split()}
     consumers = [consumer_document(client) for client in stats.clients or ()]
     return {**numbers, "e2e_latency_ms": _latency(row), "consumers": consumers}
 
 
-CHANNEL_NUMBERS = [
-    "depth",
-    "memory",
-    "disk",
-    "in_flight",
-    "deferred",
-    "requeued",
-    "timed_out",
-    "messages",
-    "clients",
-    "paused",
-]
+CHANNEL_NUMBERS = "depth memory disk in_flight deferred requeued timed_out messages clients paused"
 
 
 def consumer_document(client: ClientStats) -> dict[str, Any]:
     """A consumer as JSON; the counts have the names that they have everywhere."""
     return {
-        **{name: getattr(client, name) for name in CONSUMER_FACTS},
+        **{name: getattr(client, name) for name in CONSUMER_FACTS.split()},
         **{name: getattr(client, theirs) for name, theirs in CONSUMER_NUMBERS.items()},
         "connect_time": moment_text(client.connect_ts),
     }
 
 
-CONSUMER_FACTS = [
-    "client_id",
-    "hostname",
-    "remote_address",
-    "user_agent",
-    "version",
-    "tls",
-    "snappy",
-    "deflate",
-    "sample_rate",
-    "authed",
-    "auth_identity",
-]
+CONSUMER_FACTS = (
+    "client_id hostname remote_address user_agent version tls snappy deflate sample_rate authed"
+    " auth_identity"
+)
 CONSUMER_NUMBERS = {
     "ready": "ready_count",
     "in_flight": "in_flight_count",
@@ -144,12 +118,8 @@ def client_documents(
     """Return every consumer of the channels among ``rows``, with its channel and nsqd."""
     shown = {(row.topic, row.channel) for row in rows}
     return [
-        {
-            "topic": row.topic,
-            "channel": row.channel,
-            "node": row.node,
-            **consumer_document(row.client),
-        }
+        {name: getattr(row, name) for name in ("topic", "channel", "node")}
+        | consumer_document(row.client)
         for report in reports
         for row in consumers_of(report.address, report.stats)
         if (row.topic, row.channel) in shown
@@ -170,10 +140,9 @@ Test = Callable[[QueueRow], bool]
 
 def _rate(name: str) -> Callable[[QueueRow], float | None]:
     def read(row: QueueRow) -> float | None:
-        rates: Rates | None = row.rates
-        if rates is None or (name == "finish" and not row.channel):
+        if row.rates is None or (name == "finish" and not row.channel):
             return None  # a topic hands its messages on, and finishes none
-        value: float = getattr(rates, name)
+        value: float = getattr(row.rates, name)
         return value
 
     return read

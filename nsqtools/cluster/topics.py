@@ -118,16 +118,6 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     return report
 
 
-def topics_on_nsqds(cluster: Cluster) -> tuple[set[str], bool]:
-    """Return the topics that any nsqd has, and whether these are all: some nsqd and each answered.
-
-    What nsqlookupd says of topics does not count: one that was restarted knows none, and no nsqd,
-    for as long as nsqd takes to register again.
-    """
-    answers, failures = cluster.ask_nsqds(_topics_on, required=False)
-    return all_of(answers), bool(answers) and not failures
-
-
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
     return read_stats(nsqd.stats(topic)).topics or ()
 
@@ -252,27 +242,42 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: expression.search(name) is not None
 
 
-def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
+def select(
+    what: str,
+    patterns: Iterable[str],
+    names: Collection[str],
+    failures: Iterable[DaemonFailure] = (),
+) -> list[str]:
     """Return the names that the patterns match, in order.
 
-    Raises `NotFoundError`, with similar names, for a pattern that matches none.
+    Raises `NotFoundError` as `missing` makes it, for a pattern that matches none.
     """
     chosen: set[str] = set()
     for pattern in patterns:
         found = set(filter(_matcher(pattern), names))
         if not found:
-            raise missing(what, pattern, names)
+            raise missing(what, pattern, names, failures)
         chosen |= found
     return sorted(chosen)
 
 
-def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
+def missing(
+    what: str, pattern: str, names: Collection[str], failures: Iterable[DaemonFailure] = ()
+) -> NotFoundError:
     """Return the error for a name that does not exist or a pattern that matches nothing."""
+    where = but_for(failures)
     if is_pattern(pattern):
-        return NotFoundError(f"no {what} matches {pattern}", hint=_glob_hint(pattern, names))
+        hint = _glob_hint(pattern, names)
+        return NotFoundError(f"no {what} matches {pattern}{where}", hint=hint)
     near = difflib.get_close_matches(pattern, sorted(names), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else ""
-    return NotFoundError(f"{what} {pattern} does not exist", hint=hint)
+    return NotFoundError(f"{what} {pattern} does not exist{where}", hint=hint)
+
+
+def but_for(failures: Iterable[DaemonFailure]) -> str:
+    """Say who may have what was not found, "" when every daemon answered."""
+    left_out = "; ".join(str(failure.error) for failure in failures)
+    return f" on the daemons that answer; left out: {left_out}" if left_out else ""
 
 
 def _glob_hint(pattern: str, names: Collection[str]) -> str:
@@ -452,31 +457,32 @@ class Deletions:
         now = time.monotonic()
         if now < self._ask_at_s or self._suspects.empty():
             return set()
-        suspects = set()
-        while not self._suspects.empty():
-            suspects.add(self._suspects.get())
-        suspects = set(filter(is_cut_off, suspects))
+        waiting = (self._suspects.get() for _ in range(self._suspects.qsize()))
+        suspects = set(filter(is_cut_off, waiting))
         if not suspects:
             return set()
         names, are_all = self._ask()
         self._ask_at_s = time.monotonic() + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
         missing = suspects - names
-        if are_all:
-            return missing
-        for topic in missing:
+        for topic in () if are_all else missing:
             self._suspects.put(topic)
-        return set()
+        return missing if are_all else set()
 
     def found_again(self, topics: Set[str]) -> set[str]:
         """Return those of some topics that some nsqd has."""
         return self._ask()[0] & topics
 
     def _ask(self) -> tuple[set[str], bool]:
+        """Return the topics that any nsqd has, and whether these are all: each nsqd answered.
+
+        What nsqlookupd says of topics does not count: one that was restarted knows none, and no
+        nsqd, for as long as nsqd takes to register again.
+        """
         try:
             with open_cluster(self._connection) as cluster:
-                found = topics_on_nsqds(cluster)
+                answers, failures = cluster.ask_nsqds(_topics_on, required=False)
         except (NsqError, OSError) as exc:
             self._troubles.has("", f"cannot ask which topics there are: {exc}; trying again")
             return set(), False
         self._troubles.over("")
-        return found
+        return all_of(answers), bool(answers) and not failures

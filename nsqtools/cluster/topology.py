@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.admin import (
     Action,
@@ -46,8 +46,7 @@ from nsqtools.protocol.stats import TopicStats
 Registered = Mapping[str, Collection[tuple[str, str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedTopic:
+class WantedTopic(NamedTuple):
     """A topic, as in the file. ``everywhere``: on every nsqd, not only where it is."""
 
     channels: frozenset[str] = frozenset()

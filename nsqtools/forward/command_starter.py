@@ -126,13 +126,8 @@ def _leaders(session: int) -> Iterator[int]:
 
 # -- the process itself ----------------------------------------------------------------------------
 
-_DEFAULT = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGPIPE,  # Python ignores these two
-    signal.SIGXFSZ,
-)
+_LEFT_TO_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which decide when this ends
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python
 
 
 class _Process:
@@ -146,14 +141,21 @@ class _Process:
         self._signalled: set[int] = set()
 
     def run(self) -> None:
-        """Until the other end of the socket is closed."""
+        """Until the other end of the socket is closed, which ends all commands."""
+        try:
+            self._run()
+        finally:
+            for pid in self._tokens:
+                _kill(pid, signal.SIGKILL)
+
+    def _run(self) -> None:
         wake, waker = socket.socketpair()
         wake.setblocking(False)
         waker.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the other side decides when this ends
+        for number in _LEFT_TO_US:
+            signal.signal(number, signal.SIG_IGN)
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
@@ -164,10 +166,6 @@ class _Process:
                         self._reap()
                     elif not self._take():
                         return
-
-    def kill_all(self) -> None:
-        for pid in self._tokens:
-            _kill(pid, signal.SIGKILL)
 
     def _take(self) -> bool:
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -206,7 +204,7 @@ class _Process:
                 {**os.environb, **dict(each.split(b"=", 1) for each in added)},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds)],
                 setpgroup=0,
-                setsigdef=_DEFAULT,
+                setsigdef=(*_LEFT_TO_US, *_IGNORED),
             )
         except OSError as exc:
             self._reply(NOT_STARTED, exc.errno or 0, token)
@@ -246,15 +244,7 @@ def _kill(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _main() -> None:
-    process = _Process(*map(int, sys.argv[1:]))
-    try:
-        process.run()
-    except OSError:  # the other side is gone
-        pass
-    finally:
-        process.kill_all()
-
-
 if __name__ == "__main__":
-    _main()
+    process = _Process(*map(int, sys.argv[1:]))
+    with contextlib.suppress(OSError):  # the other side is gone
+        process.run()

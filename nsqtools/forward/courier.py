@@ -32,13 +32,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 from nsqtools.client.giving_up import DeadLetters
-from nsqtools.client.message import touch_when_due
+from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
@@ -133,22 +134,30 @@ class Courier:
                 self._under_way[parcel] = None
                 self._under_way_bytes += parcel.size
 
-    def _settle(self, parcel: Parcel) -> None:
+    def _settle(self, *parcels: Parcel) -> None:
         with self._lock:
-            if self._under_way.pop(parcel, self) is None:
-                self._under_way_bytes -= parcel.size
+            for parcel in parcels:
+                if self._under_way.pop(parcel, self) is None:
+                    self._under_way_bytes -= parcel.size
 
-    def _report(self, parcel: Parcel, outcome: Outcome) -> None:
-        if outcome.repeated:
-            self._counters.add(parcel.messages.topic, repeated=outcome.repeated)
-        if outcome.fate is Fate.DELIVERED:
-            parcel.messages.finish()
-            self._counters.add(parcel.messages.topic, delivered=len(parcel), bytes=parcel.size)
-            self._settle(parcel)
-            if self.is_failing:
+    def _report(self, parcels: Sequence[Parcel], outcome: Outcome) -> None:
+        is_delivered = outcome.fate is Fate.DELIVERED
+        places: dict[Answers, list[Parcel]] = {}
+        for parcel in parcels:
+            places.setdefault(parcel.messages.source, []).append(parcel)
+        for source, some in places.items():
+            messages, topic = sum(map(len, some)), source.topic
+            if outcome.repeated:
+                self._counters.add(topic, repeated=outcome.repeated * messages)
+            if is_delivered:
+                Batch(source, chain.from_iterable(each.messages for each in some)).finish()
+                size = sum(each.size for each in some)
+                self._counters.add(topic, delivered=messages, bytes=size)
+        if is_delivered:
+            self._settle(*parcels)
+        if not is_delivered or self.is_failing:
+            for parcel in parcels:
                 self._outcomes.put((parcel, outcome))
-        else:
-            self._outcomes.put((parcel, outcome))
         self.changed.set()
 
     def _kept(self, parcel: Parcel, is_kept: bool) -> None:

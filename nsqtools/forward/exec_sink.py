@@ -193,8 +193,7 @@ class ExecSink:
 
     def report(self, work: _Work, outcome: Outcome) -> None:
         """Report what became of some work."""
-        for parcel in work:
-            self._report(parcel, outcome)
+        self._report(work, outcome)
 
     def go_on(self) -> None:
         """Give out what waits, as far as a command is free for it."""

@@ -284,9 +284,7 @@ class HttpPool:
         left = 1
         while left:
             left, good, bad = self._multi.info_read()
-            for curl in good:
-                self._end(curl, 0, "")
-            for curl, code, message in bad:
+            for curl, code, message in (*((curl, 0, "") for curl in good), *bad):
                 self._end(curl, code, message)
 
     def _end(self, curl: pycurl.Curl, code: int, message: str) -> None:

@@ -66,8 +66,7 @@ class Endpoint:
             raise ConfigurationError(f"{url!r} is not a URL: {exc}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(
-                f"{url!r} is not the URL of an endpoint",
-                hint="Begin it with http:// or https://.",
+                f"{url!r} is not the URL of an endpoint", hint="Begin it with http:// or https://."
             )
         if parts.username is not None:
             raise ConfigurationError(
@@ -79,6 +78,7 @@ class Endpoint:
         path = path.partition("#")[0]
         port = port if port is not None else 443 if parts.scheme == "https" else 80
         self.origin = parts.scheme, Address(parts.hostname, port)
+        self.name = str(self.origin[1])
         self.base = base
         self.target = _encoded(path.encode())
         self.template: Encoder | None = None
@@ -155,14 +155,12 @@ class RequestBuilder:
         self._shared = self._shared_headers()
 
     def _shared_headers(self) -> list[bytes]:
-        shared = [b"User-Agent: %b" % self._user_agent.encode()]
+        shared = {"user-agent": b"User-Agent: %b" % self._user_agent.encode()}
         if not self._is_get:
-            shared.append(b"Content-Type: %b" % self._content_type.encode())
+            shared["content-type"] = b"Content-Type: %b" % self._content_type.encode()
         if self._secrets.authorization:
-            shared.append(b"Authorization: %b" % self._secrets.authorization)
-        names = [line.partition(b":")[0].decode().lower() for line in shared]
-        shared = [line for line, name in zip(shared, names, strict=True) if name not in self._given]
-        return [*_UNASKED, *shared]
+            shared["authorization"] = b"Authorization: %b" % self._secrets.authorization
+        return [*_UNASKED, *(line for name, line in shared.items() if name not in self._given)]
 
     def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> HttpRequest:
         """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
@@ -198,7 +196,7 @@ class RequestBuilder:
             endpoint.base + self._target(endpoint, parcel),
             headers,
             None if self._is_get else body,
-            str(endpoint.origin[1]),
+            endpoint.name,
             endpoint.allows_private,
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import email.utils
 import enum
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +27,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
-from nsqtools.forward.parcel import (
-    DELIVERED,
-    Circuit,
-    Fate,
-    Outcome,
-    Parcel,
-    Report,
-    check_key,
-)
+from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report, check_key
 from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -60,47 +53,31 @@ DEFAULTS = {
     "4xx": StatusAction.DEAD_LETTER,
     "5xx": StatusAction.RETRY,
     # the request was fine, the moment was not; and what an operator mends without touching messages
-    "401": StatusAction.RETRY,
-    "403": StatusAction.RETRY,
-    "404": StatusAction.RETRY,
-    "408": StatusAction.RETRY,
-    "425": StatusAction.RETRY,
-    "429": StatusAction.RETRY,
+    **dict.fromkeys(("401", "403", "404", "408", "425", "429"), StatusAction.RETRY),
 }
+_RULE = re.compile(r"\s*([2-5](?:[0-9]{2}|(?i:xx)))\s*=\s*(ok|retry|drop|dead-letter)\s*")
 SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def parse_policy(rules: Iterable[str]) -> dict[str, StatusAction]:
-    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual. Raises `ConfigurationError`."""
+def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
+    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual; return what follows from each
+    status. Raises `ConfigurationError`."""
     policy = dict(DEFAULTS)
     for rule in rules:
-        status, _, action = rule.partition("=")
-        status = status.strip().lower()
-        is_class = len(status) == 3 and status[0] in "2345" and status[1:] == "xx"
-        if not is_class and not (status.isdigit() and 200 <= int(status) <= 599):
-            raise _wrong(rule)
-        try:
-            policy[status] = StatusAction(action.strip())
-        except ValueError:
-            raise _wrong(rule) from None
-        if is_class:  # more special ones that were not given go with their class
+        if (match := _RULE.fullmatch(rule)) is None:
+            raise ConfigurationError(
+                f"--on-status {rule!r} is not STATUS=ACTION",
+                hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
+            )
+        status = match[1].lower()
+        policy[status] = StatusAction(match[2])
+        if status.endswith("xx"):  # more special ones that were not given go with their class
             for special in [each for each in policy if each[0] == status[0] and each != status]:
                 if policy[special] is DEFAULTS.get(special):
                     policy[special] = policy[status]
-    return policy
-
-
-def _wrong(rule: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"--on-status {rule!r} is not STATUS=ACTION",
-        hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
-    )
-
-
-def action_for(policy: Mapping[str, StatusAction], status: int) -> StatusAction:
-    """Return what follows from a status: the rule for it, or for its class."""
-    return policy.get(str(status)) or policy.get(f"{status // 100}xx", StatusAction.RETRY)
+    every = range(200, 600)
+    return {each: policy.get(str(each)) or policy[f"{each // 100}xx"] for each in every}
 
 
 def describe(status: int) -> str:
@@ -128,7 +105,7 @@ class HttpSettings:
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
     concurrency: int = 100
-    policy: Mapping[str, StatusAction] = field(default_factory=lambda: DEFAULTS)
+    policy: Mapping[int, StatusAction] = field(default_factory=parse_policy)
     redirects: Redirects = Redirects.REFUSE
     batch_count: int = 1
     batch_bytes: int = 1 << 20
@@ -247,8 +224,6 @@ class HttpSink:
         most = self._settings.batch_count if self._is_batched else 1
         if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
             return [parcel]
-        if most == 1:
-            return [parcel.part(at, at + 1) for at in range(len(parcel))]
         parts, begin, size = [], 0, 0
         for at, body in enumerate(parcel.bodies):
             if at > begin and (at - begin == most or size + len(body) > self._settings.batch_bytes):
@@ -322,10 +297,8 @@ class HttpSink:
         now = time.monotonic()
         circuit = exchange.tried[-1] if exchange.target else self._choose(exchange, now)
         if circuit is None:
-            if exchange.last is None:
-                self._finish(exchange, Outcome(Fate.UNREACHABLE, "no endpoint works"))
-            else:
-                self._finish(exchange, exchange.last)
+            nothing_works = Outcome(Fate.UNREACHABLE, "no endpoint works")
+            self._finish(exchange, exchange.last or nothing_works)
             return
         if not exchange.target:
             exchange.tried.append(circuit)
@@ -342,7 +315,7 @@ class HttpSink:
         def done(answer: Answer, is_resent: bool) -> None:
             self._under_way -= 1
             if is_resent:
-                exchange.repeated += sum(map(len, exchange.parcels))
+                exchange.repeated += 1
             if answer.error:
                 self._broke(exchange, circuit, answer)
             else:
@@ -379,7 +352,7 @@ class HttpSink:
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
             if len(exchange.tried) < len(self._circuits):
-                exchange.repeated += sum(map(len, exchange.parcels))
+                exchange.repeated += 1
         elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint
@@ -388,16 +361,17 @@ class HttpSink:
         self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         status = answer.status
-        action = action_for(self._settings.policy, status)
+        action = self._settings.policy.get(status, StatusAction.RETRY)
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
             self._redirected(exchange, circuit, endpoint, answer)
             return
         if status < 500 and status != 429:
             circuit.worked()
-        error = f"{describe(status)} from {endpoint}"
         if action is StatusAction.OK:
             self._settle(exchange, circuit, DELIVERED)
-        elif action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
+            return
+        error = f"{describe(status)} from {endpoint}"
+        if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             may_split = status in SPLITTABLE
             self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
@@ -470,8 +444,13 @@ class HttpSink:
     def _report_ended(self) -> None:
         """Report what ended in this turn together: the FINs share a write, and waking for it."""
         ended, self._ended = self._ended, []
+        arrived: list[Parcel] = []
         for exchange, outcome in ended:
             if exchange.repeated:
                 outcome = replace(outcome, repeated=exchange.repeated)
-            for parcel in exchange.parcels:
-                self._report(parcel, outcome)
+            if outcome is DELIVERED:
+                arrived += exchange.parcels
+            else:
+                self._report(exchange.parcels, outcome)
+        if arrived:
+            self._report(arrived, DELIVERED)

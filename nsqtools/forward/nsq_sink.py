@@ -22,6 +22,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import TypeVar
 from zlib import crc32
 
@@ -58,9 +59,9 @@ def nsqd_of(destination: ConnectionSettings) -> tuple[str, ...]:
 
     Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
     """
-    found = set(destination.nsqd_tcp_addresses)
     if not destination.lookupd_http_addresses:
         return destination.nsqd_tcp_addresses
+    found = set(destination.nsqd_tcp_addresses)
     with open_cluster(destination) as cluster:
         answers, failures = cluster.known_nodes()
         if failures and not answers:
@@ -134,22 +135,17 @@ class NsqSink:
         middle = count // 2
         if not middle:
             return [parcel]
-        return [
-            *self._sized(parcel.part(0, middle)),
-            *self._sized(parcel.part(middle, count)),
-        ]
+        return [*self._sized(parcel.part(0, middle)), *self._sized(parcel.part(middle, count))]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""
 
         def ended(error: PublishError | None) -> None:
-            report(parcel, outcome_of(error))
+            report([parcel], outcome_of(error))
 
         producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
-        except PublishInvalid as exc:
-            report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
         except PublishError as exc:
             ended(exc)
 
@@ -169,7 +165,7 @@ def outcome_of(error: PublishError | None) -> Outcome:
         return DELIVERED
     if isinstance(error, PublishUnknown):
         return Outcome(Fate.UNKNOWN, str(error), may_split=is_stored_in_part(error))
-    if may_split(error):
+    if isinstance(error, PublishInvalid) or may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
     # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no
     # reason for dead letters
@@ -211,21 +207,15 @@ def renamer(destination: str | None, texts: Sequence[str]) -> Callable[[str], st
     if destination is not None:
         name = check_topic(destination)
         return lambda topic: name
-    names: dict[str, str] = {}
 
+    @cache
     def rename(topic: str) -> str:
-        if topic not in names:
-            names[topic] = check_topic(_renamed(topic, rules))
-        return names[topic]
+        for pattern, name in rules:
+            if match := pattern.fullmatch(topic):
+                return check_topic(match.expand(name))
+        return check_topic(topic)
 
     return rename
-
-
-def _renamed(topic: str, rules: Sequence[Rule]) -> str:
-    for pattern, name in rules:
-        if match := pattern.fullmatch(topic):
-            return match.expand(name)
-    return topic
 
 
 # -- loops ---------------------------------------------------------------------------------------

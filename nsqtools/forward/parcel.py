@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -46,8 +46,8 @@ class Fate(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``error`` says why; ``retry_after_s`` is when the destination wants to see it again;
-    ``may_split`` that a part of the messages may be to blame for the others; ``repeated`` how many
-    messages were sent again although the destination may have had them."""
+    ``may_split`` that a part of the messages may be to blame for the others; ``repeated`` how often
+    they were sent again although the destination may have had them."""
 
     fate: Fate
     error: str = ""
@@ -107,7 +107,7 @@ class Parcel:
         return self.chosen(places) if places else None
 
 
-Report = Callable[[Parcel, Outcome], None]
+Report = Callable[[Sequence[Parcel], Outcome], None]
 
 
 class Circuit:
@@ -154,7 +154,8 @@ class Sink(Protocol):
         """Return a parcel as the parts that are delivered together."""
 
     def submit(self, parcel: Parcel, report: Report) -> None:
-        """Deliver such a part; return at once. ``report`` is called once, on any thread."""
+        """Deliver such a part; return at once. ``report`` is called once, on any thread,
+        maybe for several together."""
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when it cannot work any more: a defect, not an outage."""
@@ -187,17 +188,19 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._topics: dict[str, Counter[str]] = {}
+        self._topics: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, topic: str, **counts: int) -> None:
         """Add to some counts of a topic."""
         with self._lock:
-            self._topics.setdefault(topic, Counter()).update(counts)
+            known = self._topics[topic]
+            for name, count in counts.items():  # `Counter.update` takes four times as long
+                known[name] += count
 
     def requeued(self, topic: str) -> int:
         """How many messages of a topic went back to their queue."""
         with self._lock:
-            return self._topics.get(topic, Counter())["requeued"]
+            return self._topics[topic]["requeued"]
 
     @property
     def totals(self) -> ForwardTotals:
@@ -213,15 +216,11 @@ class Counters:
             what = name if name in ("failures", "bytes") else f"{name}_messages"
             samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]
             yield Metric(f"nsq_forward_{what}_total", "counter", help, samples)
-        yield Metric(
-            "nsq_forward_held_messages",
-            "gauge",
-            "Messages on their way or waiting to be sent.",
-            [({}, held)],
-        )
-        yield Metric(
-            "nsq_forward_failing", "gauge", "1 while no destination works.", [({}, int(is_failing))]
-        )
+        for name, help, value in (
+            ("held_messages", "Messages on their way or waiting to be sent.", held),
+            ("failing", "1 while no destination works.", int(is_failing)),
+        ):
+            yield Metric(f"nsq_forward_{name}", "gauge", help, [({}, value)])
 
 
 def check_key(key: object | None, *, is_hash: bool) -> None:

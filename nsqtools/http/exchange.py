@@ -65,12 +65,11 @@ class Exchanges:
 
     def __init__(
         self,
-        *,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
         connect_timeout_s: float,
         timeout_s: float,
         max_body_bytes: int,
-        tls: ssl.SSLContext | None,
-        headers: Mapping[str, str],
     ) -> None:
         self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
@@ -79,13 +78,11 @@ class Exchanges:
         self._open = 0  # requests
         self._is_closed = False
         self._transport = _Transport(tls)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers}
         self._client = httpx.Client(
             transport=self._transport,
             trust_env=False,
-            headers=httpx.Headers(
-                {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers},
-                encoding="utf-8",
-            ),
+            headers=httpx.Headers(headers, encoding="utf-8"),
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none
         )
 

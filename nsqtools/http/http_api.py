@@ -74,23 +74,16 @@ _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 
 class HTTPAPI:
-    """One HTTP address. ``url`` is the base URL; ``timeout_s`` is for a whole exchange.
+    """One HTTP address. ``url`` is the base URL; ``access`` has the limits, and TLS.
 
     User, password and query of the address are sent, and not shown: ``url`` has none of them.
 
     Thread-safe. Close it, or use it as a context manager.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        connect_timeout_s: float = 2.0,
-        timeout_s: float = 5.0,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        tls: ssl.SSLContext | None = None,
-        bearer: str = "",
-    ) -> None:
+    kind = "NSQ"
+
+    def __init__(self, url: str, access: HTTPAccess | None = None, *, bearer: str = "") -> None:
         import httpx
 
         from nsqtools.http.exchange import Exchanges
@@ -108,12 +101,9 @@ class HTTPAPI:
             headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
         elif bearer:
             headers["Authorization"] = f"Bearer {bearer}"
+        limits = access or HTTPAccess()
         self._exchanges = Exchanges(
-            connect_timeout_s=connect_timeout_s,
-            timeout_s=timeout_s,
-            max_body_bytes=max_body_bytes,
-            tls=tls,
-            headers=headers,
+            headers, limits.tls, limits.connect_timeout_s, limits.timeout_s, limits.max_body_bytes
         )
 
     def close(self) -> None:
@@ -242,6 +232,15 @@ class HTTPAPI:
             return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
 
+    def _answer(self, path: str, **parameters: str) -> bytearray:
+        """GET a path that every daemon of the kind has: 404 is the answer of another server."""
+        try:
+            return self._request("GET", self.url + path, parameters)
+        except HTTPError as exc:
+            if exc.status == 404:
+                raise _unlike(self.url, self.kind) from exc
+            raise
+
     def _decode(self, body: bytes | bytearray) -> Any:
         """Read JSON, wrapped or not. Raises `ProtocolError`."""
         try:
@@ -275,13 +274,15 @@ def _error_code(answer: HTTPAnswer) -> str:
 class NsqdHTTPClient(HTTPAPI):
     """One nsqd."""
 
+    kind = "nsqd"
+
     def info(self) -> dict[str, Any]:
         """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
         info = self._object(self._answer("/info"), "tcp_port")
         ports = [info["tcp_port"], info.setdefault("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
-            raise _unlike(self.url, "nsqd")
+            raise _unlike(self.url, self.kind)
         return info
 
     def stats(
@@ -297,16 +298,10 @@ class NsqdHTTPClient(HTTPAPI):
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
     ) -> bytearray:
         """Ask as `stats`, for those who look at the size before they decode the answer."""
-        parameters = {
-            "format": "json",
-            "include_clients": str(clients).lower(),
-            "include_mem": str(memory).lower(),
-        }
-        if topic:
-            parameters["topic"] = topic
-        if channel:
-            parameters["channel"] = channel
-        return self._answer("/stats", **parameters)
+        names = {"topic": topic} if topic else {}
+        names |= {"channel": channel} if channel else {}
+        wanted = {"include_clients": str(clients).lower(), "include_mem": str(memory).lower()}
+        return self._answer("/stats", format="json", **wanted, **names)
 
     def decode_stats(self, body: bytes | bytearray) -> dict[str, Any]:
         """Decode what `ask_stats` returned. Raises `ProtocolError`."""
@@ -329,19 +324,11 @@ class NsqdHTTPClient(HTTPAPI):
         except (ValueError, RecursionError):
             return body.decode("utf-8", "backslashreplace")
 
-    def _answer(self, path: str, **parameters: str) -> bytearray:
-        try:
-            return self._request("GET", self.url + path, parameters)
-        except HTTPError as exc:
-            if exc.status == 404:
-                raise _unlike(self.url, "nsqd") from exc
-            raise
-
     def _object(self, body: bytes | bytearray, expected: str) -> dict[str, Any]:
         answer = self._decode(body)
         if isinstance(answer, dict) and expected in answer:
             return answer
-        raise _unlike(self.url, "nsqd")
+        raise _unlike(self.url, self.kind)
 
 
 log = logging.getLogger("nsqtools")
@@ -356,8 +343,7 @@ class ProducerNode(NamedTuple):
     http: Address | None
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNode:
+class KnownNode(NamedTuple):
     """An nsqd in the list /nodes. ``tombstoned`` are those of its topics that are hidden there."""
 
     node: ProducerNode
@@ -368,8 +354,7 @@ class KnownNode:
     remote_address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """What one nsqlookupd knows of a topic: its channels, and the nsqd that have it.
 
     ``is_known`` is False where the answer was TOPIC_NOT_FOUND, which is an answer, not a failure.
@@ -393,17 +378,11 @@ class NsqlookupdHTTPClient(HTTPAPI):
     (patterns of TCP addresses) those elsewhere are left out.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        max_nodes: int = MAX_NODES,
-        allow_announced: tuple[str, ...] = (),
-        **options: Any,
-    ) -> None:
-        super().__init__(url, **options)
-        self._max_nodes = max_nodes
-        self._allowed = allow_announced
+    kind = "nsqlookupd"
+
+    def __init__(self, url: str, access: HTTPAccess | None = None) -> None:
+        self._access = access or HTTPAccess()
+        super().__init__(url, access, bearer=self._access.bearer)
 
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
@@ -413,64 +392,46 @@ class NsqlookupdHTTPClient(HTTPAPI):
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
             raise
-        return decode_lookup(answer, self.url, self._max_nodes, self._allowed)
+        return decode_lookup(answer, self.url, self._access)
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
-        return _names(self._answer("/topics"), "topics", self.url)
+        return _names(self._decode(self._answer("/topics")), "topics", self.url)
 
     def channels(self, topic: str) -> list[str]:
         """Return the names of a topic's channels; none for an unknown topic."""
-        return _names(self._answer("/channels", topic=topic), "channels", self.url)
+        answer = self._decode(self._answer("/channels", topic=topic))
+        return _names(answer, "channels", self.url)
 
     def nodes(self) -> list[KnownNode]:
         """Return every nsqd that is registered and was heard of lately."""
-        answer = self._answer("/nodes")
-        producers = answer.get("producers") if isinstance(answer, dict) else None
-        if not isinstance(producers, list):
-            raise _unlike(self.url, "nsqlookupd")
-        some = _some(producers, self.url, self._max_nodes, self._allowed)
+        some = _producers(self._decode(self._answer("/nodes")), self.url, self._access)
         known = (_known_node(producer, self.url) for producer in some)
-        return [node for node in known if node is not None]
+        return list(filter(None, known))
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
         self.post("/topic/tombstone", topic=topic, node=node)
 
-    def _answer(self, path: str, **parameters: str) -> Any:
-        try:
-            return self.get(path, **parameters)
-        except HTTPError as exc:
-            if exc.status == 404:  # no nsqlookupd says so to these paths
-                raise _unlike(self.url, "nsqlookupd") from exc
-            raise
 
-
-def decode_lookup(
-    answer: Any, url: str, max_nodes: int = MAX_NODES, allowed: tuple[str, ...] = ()
-) -> Lookup:
+def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:
     """Read the answer to /lookup. Raises `ProtocolError` when it has another shape."""
     channels = _names(answer, "channels", url)
-    producers = answer.get("producers")
-    if not isinstance(producers, list):
-        raise _unlike(url, "nsqlookupd")
-    some = _some(producers, url, max_nodes, allowed)
-    nodes = (_node(producer, url) for producer in some)
-    return Lookup(True, frozenset(channels), frozenset(node for node in nodes if node is not None))
+    nodes = (_node(producer, url) for producer in _producers(answer, url, access))
+    return Lookup(True, frozenset(channels), frozenset(filter(None, nodes)))
 
 
-def _some(producers: list[Any], url: str, max_nodes: int, allowed: tuple[str, ...]) -> list[Any]:
-    if allowed:  # first, or what is not allowed would be drawn
-        producers = _allowed(producers, url, allowed)
-    if len(producers) <= max_nodes:
+def _producers(answer: Any, url: str, access: HTTPAccess) -> list[dict[str, Any]]:
+    found = _list(answer, "producers", url)
+    producers = [p if isinstance(p, dict) else {"broadcast_address": p} for p in found]
+    if access.allow_announced:  # first, or what is not allowed would be drawn
+        producers = _allowed(producers, url, access.allow_announced)
+    most = access.max_nodes
+    if len(producers) <= most:
         return producers
-    log.warning(
-        "%s announces %d nsqd; %d of them, drawn at random, are believed (max_discovered_nsqd)",
-        url,
-        len(producers),
-        max_nodes,
-    )
-    return random.sample(producers, max_nodes)
+    text = "%s announces %d nsqd; %d of them, drawn at random, are believed (max_discovered_nsqd)"
+    log.warning(text, url, len(producers), most)
+    return random.sample(producers, most)
 
 
 def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[Any]:
@@ -484,21 +445,19 @@ def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[
     return kept
 
 
-def _node(producer: Any, url: str) -> ProducerNode | None:
+def _node(producer: dict[str, Any], url: str) -> ProducerNode | None:
     name = _name(producer)
     host = announced_host(name)
     tcp, http = (_listener(host, producer, key) for key in ("tcp_port", "http_port"))
     if tcp is None:
-        port = producer.get("tcp_port") if isinstance(producer, dict) else None
+        port = producer.get("tcp_port")
         _report(url, f"{name!r:.80}, port {port!r:.20}, which is not an address")
         return None
     return ProducerNode(tcp, http)
 
 
-def _name(producer: Any) -> Any:
+def _name(producer: dict[str, Any]) -> Any:
     """Return where a producer says that it is: its broadcast address, or the best there is."""
-    if not isinstance(producer, dict):
-        return producer
     remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
     return producer.get("broadcast_address") or producer.get("hostname") or remote_host
 
@@ -519,7 +478,7 @@ def _report(url: str, problem: str) -> None:
         log.warning("%s announces more nsqd that are left out; further ones are not named", url)
 
 
-def _known_node(producer: Any, url: str) -> KnownNode | None:
+def _known_node(producer: dict[str, Any], url: str) -> KnownNode | None:
     node = _node(producer, url)
     if node is None:
         return None
@@ -535,16 +494,20 @@ def _known_node(producer: Any, url: str) -> KnownNode | None:
     return KnownNode(node, hostname, version, named, named & tombstoned, remote_address)
 
 
-def _listener(host: str, producer: Any, key: str) -> Address | None:
-    port = producer.get(key) if isinstance(producer, dict) else None
+def _listener(host: str, producer: dict[str, Any], key: str) -> Address | None:
+    port = producer.get(key)
     return Address(host, port) if host and type(port) is int and 0 < port < 65536 else None
 
 
 def _names(answer: Any, key: str, url: str) -> list[str]:
-    names = answer.get(key) if isinstance(answer, dict) else None
-    if not isinstance(names, list):
-        raise _unlike(url, "nsqlookupd")
-    return list(filter(_is_name, names))
+    return list(filter(_is_name, _list(answer, key, url)))
+
+
+def _list(answer: Any, key: str, url: str) -> list[Any]:
+    found = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(found, list):
+        raise _unlike(url, NsqlookupdHTTPClient.kind)
+    return found
 
 
 def _is_name(name: Any) -> bool:
@@ -580,7 +543,7 @@ class HTTPAccess:
 
     def nsqd(self, url: str) -> NsqdHTTPClient:
         """Return the client for one nsqd, to be closed."""
-        return NsqdHTTPClient(url, **self._options)
+        return NsqdHTTPClient(url, self)
 
     def nsqlookupd(self, url: str) -> NsqlookupdHTTPClient:
         """Return the client for one nsqlookupd, to be closed.
@@ -594,18 +557,7 @@ class HTTPAccess:
                     hint="Give an https:// address, or do without auth_requires_tls.",
                 )
             _warn_of_plain_text(shown_url(url))
-        return NsqlookupdHTTPClient(
-            url,
-            max_nodes=self.max_nodes,
-            allow_announced=self.allow_announced,
-            bearer=self.bearer,
-            **self._options,
-        )
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        names = ("connect_timeout_s", "timeout_s", "max_body_bytes", "tls")
-        return {name: getattr(self, name) for name in names}
+        return NsqlookupdHTTPClient(url, self)
 
     def reachable(self, announced: Address) -> Address:
         """Return where to connect to over TCP for an announced address."""
@@ -624,8 +576,5 @@ class HTTPAccess:
 
 @functools.cache
 def _warn_of_plain_text(url: str) -> None:
-    log.warning(
-        "the auth secret goes to %s in plain text; give an https:// address, or refuse this with"
-        " auth_requires_tls",
-        url,
-    )
+    hint = "give an https:// address, or refuse this with auth_requires_tls"
+    log.warning("the auth secret goes to %s in plain text; %s", url, hint)

@@ -57,6 +57,7 @@ _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
 DUE_FILE = "nsqd.deferred"
 _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
 _AT_ONCE = 1000
+_MTIME_BEHIND_NS = 20_000_000  # the clock of files is as coarse as the kernel's ticks
 
 
 def times_kept(data_path: Path) -> int:
@@ -151,9 +152,10 @@ class DurablePath:
     # opening
 
     def written_ns(self) -> int:
-        """Return when a database was last written, 0 without one."""
+        """Return when a database was last written at the latest, 0 without one."""
         files = self._path.glob("nsqd.durable.*.db*")
-        return max((each.stat().st_mtime_ns for each in files), default=0)
+        written_ns = max((each.stat().st_mtime_ns for each in files), default=0)
+        return written_ns + _MTIME_BEHIND_NS
 
     def open(self, latest_ns: int = sys.maxsize) -> Database:
         """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.

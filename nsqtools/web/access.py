@@ -39,6 +39,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
@@ -156,8 +157,7 @@ def own_names(settings: WebSettings) -> frozenset[str]:
 MAX_USER = 256
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(NamedTuple):
     """``name`` is "" for an unknown user. ``may_change`` is whether writes are allowed."""
 
     name: str = ""
@@ -189,13 +189,16 @@ class Identities:
 
         ``peer`` is who is connected, ``address`` who asks.
         """
-        name = self._of_proxy(headers, peer)
+        settings, name = self._settings, ""
+        if self._is_proxy(peer):
+            name = headers.get(settings.acl_http_header.lower(), "")[:MAX_USER]
         if not name and self._passwords is not None:
             given = basic_credentials(headers.get("authorization", ""))
             if given is None or not await self._passwords.is_right(*given, address):
                 return None
             name = given[0]
-        return User(name, self._may_change(name))
+        is_admin = not settings.admin_users or name in settings.admin_users
+        return User(name, settings.allow_changes and is_admin)
 
     def token(self, user: User) -> str:
         """Return the token that a form of this user has to carry."""
@@ -205,22 +208,11 @@ class Identities:
         """Tell whether a form carries the token of the user."""
         return hmac.compare_digest(text.encode("utf-8", "replace"), self.token(user).encode())
 
-    def _may_change(self, name: str) -> bool:
-        settings = self._settings
-        if not settings.allow_changes:
-            return False
-        return not settings.admin_users or name in settings.admin_users
-
     def _is_proxy(self, text: str) -> bool:
         address = as_ip(text)
         return address is not None and any(
             address in each for each in self._settings.trusted_proxies
         )
-
-    def _of_proxy(self, headers: Mapping[str, str], peer: str) -> str:
-        if not self._is_proxy(peer):
-            return ""
-        return headers.get(self._settings.acl_http_header.lower(), "")[:MAX_USER]
 
 
 HEADERS = {

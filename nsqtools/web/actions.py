@@ -28,9 +28,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -41,7 +40,7 @@ from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, a
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
-from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import counted, escape_line, go_json
@@ -60,7 +59,7 @@ def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
     """Plan a change; its notes say what will create again what is deleted. Raises as its plan."""
     plan = change.plan(cluster)
     if change.action in (Action.DELETE, Action.TOMBSTONE):
-        return replace(plan, notes=(*plan.notes, *recreators(cluster, change, plan)))
+        return plan._replace(notes=(*plan.notes, *recreators(cluster, change, plan)))
     return plan
 
 
@@ -94,8 +93,7 @@ STOP_S = 6.0  # an exchange may take 5
 MAX_ANSWER_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
+class RequestOrigin(NamedTuple):
     """Where a change was asked for: the user, the address, the program and the URL."""
 
     user: str
@@ -188,7 +186,8 @@ class Notifier:
         import ssl
 
         tls = ssl.create_default_context() if self._endpoint.startswith("https:") else None
-        with HTTPAPI(self._endpoint, max_body_bytes=MAX_ANSWER_BYTES, tls=tls) as api:
+        access = HTTPAccess(max_body_bytes=MAX_ANSWER_BYTES, tls=tls)
+        with HTTPAPI(self._endpoint, access) as api:
             while (body := self._waiting.get()) is not None:
                 try:
                     api.send(body)

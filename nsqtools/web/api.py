@@ -50,7 +50,7 @@ from nsqtools.protocol.stats import (
     TopicStats,
     read_stats,
 )
-from nsqtools.protocol.text import go_json
+from nsqtools.protocol.text import go_json, go_members
 from nsqtools.web.access import as_ip
 from nsqtools.web.actions import WebContext
 
@@ -179,12 +179,7 @@ def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
 
 
 CHANNEL_COUNTS = (
-    "in_flight_count",
-    "deferred_count",
-    "requeue_count",
-    "timeout_count",
-    "message_count",
-    "client_count",
+    "in_flight_count deferred_count requeue_count timeout_count message_count client_count"
 )
 
 
@@ -197,7 +192,7 @@ def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> D
         "topic_name": topic,
         "channel_name": channel.channel_name,
         **_depths(channel),
-        **{name: getattr(channel, name) for name in CHANNEL_COUNTS},
+        **{name: getattr(channel, name) for name in CHANNEL_COUNTS.split()},
         "nodes": None,
         "clients": clients and [client_of(nsqd.name, client, now_s) for client in clients],
         "paused": channel.paused,
@@ -213,24 +208,11 @@ def _depths(queue: TopicStats | ChannelStats) -> Document:
     }
 
 
-CLIENT_FACTS = ("remote_address", "version", "client_id", "hostname", "user_agent", "connect_ts")
+CLIENT_FACTS = "remote_address version client_id hostname user_agent connect_ts"
 CLIENT_NUMBERS = (
-    "in_flight_count",
-    "ready_count",
-    "finish_count",
-    "requeue_count",
-    "message_count",
-    "sample_rate",
-    "deflate",
-    "snappy",
-    "authed",
-    "auth_identity",
-    "auth_identity_url",
-    "tls",
-    "tls_cipher_suite",
-    "tls_version",
-    "tls_negotiated_protocol",
-    "tls_negotiated_protocol_is_mutual",
+    "in_flight_count ready_count finish_count requeue_count message_count sample_rate deflate"
+    " snappy authed auth_identity auth_identity_url tls tls_cipher_suite tls_version"
+    " tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
 )
 
 
@@ -238,25 +220,24 @@ def client_of(node: str, client: ClientStats, now_s: float) -> Document:
     """A consumer; ``connected`` is in nanoseconds."""
     return {
         "node": node,
-        **{name: getattr(client, name) for name in CLIENT_FACTS},
+        **{name: getattr(client, name) for name in CLIENT_FACTS.split()},
         "connected": (int(now_s) - client.connect_ts) * 1_000_000_000,
-        **{name: getattr(client, name) for name in CLIENT_NUMBERS},
+        **{name: getattr(client, name) for name in CLIENT_NUMBERS.split()},
     }
 
 
 def latency_of(latency: LatencyStats) -> Document:
     """The latency of one nsqd, in nanoseconds."""
-    percentiles = None
-    if latency.percentiles is not None:
-        percentiles = [
-            {
-                **dict.fromkeys(("average", "count", "max", "min"), _whole(value)),
-                "count": latency.count,
-                "quantile": quantile,
-                "value": _whole(value),
-            }
-            for quantile, value in latency.percentiles
-        ]
+    given = latency.percentiles
+    percentiles = given and [
+        {
+            **dict.fromkeys(("average", "count", "max", "min"), _whole(value)),
+            "count": latency.count,
+            "quantile": quantile,
+            "value": _whole(value),
+        }
+        for quantile, value in given
+    ]
     nowhere = {"topic": "", "channel": "", "host": ""}
     return {"count": latency.count, "percentiles": percentiles, **nowhere}
 
@@ -604,24 +585,12 @@ def _query(request: Request) -> dict[str, str]:
 
 
 def read_body(body: bytes) -> dict[str, str]:
-    """Return the texts in the object, by lower-case key. Raises ``HTTPException``."""
+    """Return the topic, the channel and the action that are given. Raises ``HTTPException``."""
     text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:
         raise HTTPException(400, "EOF")
     try:
-        value, _ = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
+        _, end = json.JSONDecoder().raw_decode(text)
+        return go_members(text[:end].encode(), dict.fromkeys(("topic", "channel", "action"), str))
     except (ValueError, RecursionError) as exc:
         raise HTTPException(400, f"invalid JSON ({exc})") from exc
-    if not isinstance(value, dict):
-        raise HTTPException(400, "the JSON is not an object")
-    fields: dict[str, str] = {}
-    for key, each in value.items():
-        if isinstance(each, str):
-            fields[key.lower()] = each
-        elif key.lower() in ("topic", "channel", "action"):
-            raise HTTPException(400, f"{key} is not a string")
-    return fields
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")

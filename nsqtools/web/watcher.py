@@ -68,10 +68,6 @@ class Watcher:
             self._sampler.stop()
             self._wake()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, after `stop`."""
-        self._thread.join()
-
     def earlier(self, sample: Sample) -> Earlier | None:
         """Return the totals of about a minute before a sample, as far as there are any."""
         with self._changed:

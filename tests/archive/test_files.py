@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import gzip
 import os
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
-from plugins.archives import parts, text_of, write_archive
+from plugins.archives import numbered, parts, text_of, write_archive
+from plugins.disks import full, link_within
 from plugins.power_cut import PowerCut
 
 from nsqtools.archive import reader
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import (
-    Head,
-    Member,
-    index_of,
-    load_index,
-    part_of,
-)
-from nsqtools.archive.members import gzip_members, scan_members
+from nsqtools.archive.layout import Head, Member, index_of, load_index, part_of
+from nsqtools.archive.members import gzip_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.reader import repair, verify
 from nsqtools.files import durable
-from nsqtools.protocol.frames import WireMessage
 
 NAME = "clicks.log.gz"
 
@@ -44,13 +37,11 @@ def flush(file: PartFile, text: bytes, count: int = 1, ts: int = 7) -> Member:
     return member
 
 
-def begun(directories: Directories, name: str = NAME) -> PartFile:
-    return PartFile(directories.work / name, 0o640, gzip_members(6), now_s=0.0)
+HEAD = Head("0123456789abcdef" * 2, 17)
 
 
-def members_of(index: Path) -> list[Member] | None:
-    read = load_index(index)
-    return None if read is None else read.members
+def begun(directories: Directories, head: Head | None = None) -> PartFile:
+    return PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, head)
 
 
 def crashed(directories: Directories) -> tuple[Path, list[Member]]:
@@ -63,33 +54,25 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
 def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories) -> None:
     path, members = crashed(directories)
     index_of(path).unlink()
-
     (final,) = recover(directories)
-
-    found = members_of(index_of(final)) or []
-    assert [member[:3] for member in found] == [member[:3] for member in members]
+    found = load_index(index_of(final))
+    assert found is not None
+    assert [member[:3] for member in found.members] == [member[:3] for member in members]
     assert text_of(final) == b"one\ntwo\nthree\n"
 
 
-def test_a_file_that_another_archiver_has_begun_is_left_alone(directories: Directories) -> None:
-    locks = directories.locks()
-    assert locks.take(NAME)
-    flush(begun(directories), b"one\n")
-
-    assert recover(directories) == []
+@pytest.mark.parametrize("lock", ["of its archiver", "while it is written"])
+def test_a_file_that_another_process_has_is_left_alone(directories: Directories, lock: str) -> None:
+    file, locks = begun(directories), directories.locks()
+    flush(file, b"one\n")
+    if lock == "of its archiver":
+        assert locks.take(NAME)
+        assert recover(directories) == []
+    else:
+        with file._opened():
+            assert recover(directories) == []
 
     locks.close()
-    assert len(recover(directories)) == 1
-
-
-def test_a_file_is_left_alone_while_it_is_written_whatever_other_locks_say(
-    directories: Directories,
-) -> None:
-    file = begun(directories)
-    flush(file, b"one\n")
-
-    with file._opened():
-        assert recover(directories) == []
     assert len(recover(directories)) == 1
 
 
@@ -99,11 +82,9 @@ def test_a_file_that_another_process_has_finished_is_not_written_any_more(
     file = begun(directories)
     flush(file, b"one\n")
     (final,) = recover(directories)
-
     with pytest.raises(OSError, match="another process has removed or finished it"):
         flush(file, b"two\n")
     (directories.work / part_of(final).name).write_bytes(b"another file of this name")
-
     assert file.has_vanished
     assert text_of(final) == b"one\n"
 
@@ -111,11 +92,7 @@ def test_a_file_that_another_process_has_finished_is_not_written_any_more(
 def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flock(descriptor: int, operation: int) -> None:
-        raise BlockingIOError
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=BlockingIOError))
     with pytest.raises(FileExistsError):
         begun(directories)
 
@@ -123,13 +100,11 @@ def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
 def test_a_finished_file_never_replaces_another(directories: Directories) -> None:
     path, _ = crashed(directories)
     (directories.output / NAME).write_bytes(b"somebody else's")
-
     final = finish(path, directories)
-
     assert final.name == "clicks-000001.log.gz"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
     assert not index_of(directories.output / NAME).exists()
-    assert members_of(index_of(final))
+    assert load_index(index_of(final))
     assert parts(directories.work) == []
 
 
@@ -137,50 +112,26 @@ def test_a_file_that_a_full_disk_has_no_room_for_keeps_its_name(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = crashed(directories)
-    copy, link = durable.copy_file, os.link
+    copy, final = durable.copy_file, directories.output / NAME
 
-    def copy_file(source: Path, *args: Path) -> None:
-        if source == part_of(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        copy(source, *args)
-
-    def link_within(source: Path, target: Path) -> None:
-        if source.parent != target.parent:
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        link(source, target)
+    def copy_index(source: Path, *args: Path) -> None:
+        (full if source == part_of(path) else copy)(source, *args)
 
     monkeypatch.setattr(os, "link", link_within)
-    monkeypatch.setattr(durable, "copy_file", copy_file)
+    monkeypatch.setattr(durable, "copy_file", copy_index)
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
             finish(path, directories)
     monkeypatch.undo()
 
-    assert finish(path, directories) == directories.output / NAME
-    assert sorted(directories.output.iterdir()) == [
-        index_of(directories.output / NAME),
-        directories.output / NAME,
-    ]
+    assert finish(path, directories) == final
+    assert sorted(directories.output.iterdir()) == [index_of(final), final]
 
 
-def test_a_scan_finds_counts_and_times(tmp_path: Path) -> None:
-    line = b'{"topic": "t", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": ""}\n'
-    path = tmp_path / "x"
-    path.write_bytes(gzip.compress(line % (1, 50) + line % (2, 40)) + gzip.compress(line % (3, 60)))
-
-    scan = scan_members(path)
-
-    assert [member[2:] for member in scan.members] == [(2, 40, 50), (1, 60, 60)]
-    assert scan.damage == ""
-
-
-HEAD = Head("0123456789abcdef" * 2, 17)
-
-
-def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery(
+def test_a_head_stands_before_the_members_and_stays_through_failure_recovery_and_repair(
     directories: Directories,
 ) -> None:
-    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+    file = begun(directories, HEAD)
     members = [flush(file, b"one\n")]
     with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
         data.write(b"half of a member")
@@ -194,38 +145,24 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery
 
     assert load_index(index_of(final)) == (HEAD, members)
     assert text_of(final) == b"one\ntwo\n"
-
-
-def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
-    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
-    flush(file, b"one\n")
-    final = finish(file.path, directories)
     with final.open("ab") as data:
         data.write(b"\x1f\x8brubbish")
-    (archive,) = find_archives([final])
-
-    assert repair(archive) == 1
-
+    assert repair(*find_archives([final])) == 2
     index = load_index(index_of(final))
     assert index is not None
-    assert (index.head, len(index.members)) == (HEAD, 1)
+    assert (index.head, len(index.members)) == (HEAD, 2)
 
 
-@pytest.mark.parametrize("step", ["rename", "replace_file"])
-def test_a_repair_that_was_killed_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    messages = [WireMessage(n, 1, b"%016d" % n, b"body") for n in range(1, 6)]
-    path = write_archive(tmp_path / "a.gz", *([each, each] for each in messages))
+@pytest.mark.parametrize(("where", "step"), [(Path, "rename"), (reader, "replace_file")])
+def test_a_repair_that_was_killed_is_done_again(tmp_path: Path, where: object, step: str) -> None:
+    path = write_archive(tmp_path / "a.gz", *([each, each] for each in numbered(1, 6)))
     data = path.read_bytes()
     second = find_archives([path])[0].members[1]  # type: ignore[index]
     path.write_bytes(data[: second.offset] + bytes(second.length) + data[second.end :])
     damaged = path.read_bytes()
-    with monkeypatch.context() as patch:
-        where = Path if step == "rename" else reader
-        patch.setattr(where, step, lambda *args, **kwargs: pytest.fail("killed"))
-        with pytest.raises(pytest.fail.Exception):
-            repair(find_archives([path])[0])
+    killed = patch.object(where, step, side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):
+        repair(find_archives([path])[0])
 
     assert repair(find_archives([path])[0]) == 8
     assert verify(find_archives([path])[0], lambda *problem: pytest.fail(str(problem))) == 8
@@ -233,27 +170,18 @@ def test_a_repair_that_was_killed_is_done_again(
 
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
-def test_a_file_without_any_member_is_removed_also_when_its_head_is_torn(
+def test_a_file_without_any_member_leaves_nothing_also_when_its_head_is_torn_or_not_written(
     directories: Directories, index: bytes
 ) -> None:
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun(directories, HEAD)
+    assert list(directories.work.iterdir()) == []
     begun(directories)
     index_of(directories.work / NAME).write_bytes(index)
 
     assert recover(directories) == []
-    assert list(directories.work.iterdir()) == []
-
-
-def test_an_index_that_cannot_be_begun_leaves_nothing_behind(
-    directories: Directories, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.write", full)
-
-    with pytest.raises(OSError, match="No space left"):
-        PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
-
     assert list(directories.work.iterdir()) == []
 
 
@@ -266,6 +194,5 @@ def test_a_repaired_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
     with PowerCut(tmp_path) as record:
         assert repair(archive) == 2
         record.note("repaired")
-
     for promised, cut in record.cuts():
         assert cut.files["a.log"] in [b"one\ntwo\n"] + [b"one\ntwo\nthr"] * (not promised)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import journal_in
+from plugins.disks import full
 
 from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock
 from nsqtools.archive.layout import LOCKS, Head, Member
@@ -60,7 +61,6 @@ def known(journal: Journal, *numbers: int) -> list[bool]:
 def test_what_was_written_is_known_and_only_from_its_nsqd(journal_of: Open) -> None:
     journal = journal_of()
     write(journal, 0, 1)
-
     assert known(journal, 1, 2) == [True, False]
     assert not journal.knows("other:4150", ids(1)[0])
 
@@ -69,7 +69,6 @@ def test_a_member_that_the_crash_kept_from_the_index_is_not_known(journal_of: Op
     first = journal_of()
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
-
     assert known(journal_of(durable={0}), 1, 2) == [True, False]
 
 
@@ -98,7 +97,6 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
 def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(journal_of: Open) -> None:
     write(journal_of(), 0, 1)
     assert known(journal_of(durable={0}), 1) == [True]
-
     assert known(journal_of(durable=set()), 1) == [True]
 
 
@@ -108,7 +106,6 @@ def test_what_was_not_written_after_all_is_not_known_then_nor_later(journal_of: 
     first.discard(NSQD, ids(1))
     assert known(first, 1) == [False]
     write(first, 0, 2)
-
     assert known(journal_of(), 1, 2) == [False, True]
 
 
@@ -116,7 +113,6 @@ def test_the_two_youngest_generations_stay(journal_of: Open) -> None:
     journal = journal_of(size=2)
     for number in range(5):
         write(journal, number, number)
-
     assert known(journal, 0, 1, 2, 3, 4) == [False, False, True, True, True]
     assert known(journal_of(), 1, 2, 4) == [False, True, True]
 
@@ -127,22 +123,13 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
     journal.keep()
     for number in range(2, 20):
         write(journal, number, number)
-
     assert known(journal, 1) == [True]
     assert known(journal_of(), 1) == [True]
-
-
-def test_after_several_crashes_the_first_is_not_forgotten(journal_of: Open) -> None:
-    for number in range(5):
-        write(journal_of(), 0, number)
-
-    assert known(journal_of(), 0, 4) == [True, True]
 
 
 def test_files_are_removed_after_a_week(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
-
     assert known(journal_of(now_s=later), 1) == [False]
     assert list(tmp_path.iterdir()) == []
 
@@ -155,7 +142,6 @@ def test_of_many_files_the_youngest_stay(
     for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
         os.utime(path, (NOW - number, NOW - number))
     monkeypatch.setattr("nsqtools.archive.journal.KEPT_FILES", 2)
-
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
 
 
@@ -163,61 +149,49 @@ def test_damaged_lines_are_passed_over(journal_of: Open, tmp_path: Path) -> None
     write(journal_of(), 0, 1)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")
-
     assert known(journal_of(), 1) == [True]
 
 
 NAME = ".clicks@archive.lock"
 
 
-def lock_of(folder: Path, topic: str, channel: str) -> TopicLock:
+def lock_of(folder: Path) -> TopicLock:
     """As another process would."""
-    return TopicLock(FolderLocks(folder / LOCKS), folder, topic, channel)
+    return TopicLock(FolderLocks(folder / LOCKS), folder, "clicks", "archive")
 
 
-@pytest.mark.parametrize("content", ["kept", None, b"", b"4711", b"4711 writer ab 7\n"])
+@pytest.mark.parametrize("content", [None, b"", b"4711", b"4711 writer ab 7\n"])
 def test_numbers_go_on_where_the_last_run_ended_and_without_a_count_there_is_a_new_writer(
-    tmp_path: Path, content: bytes | str | None
+    tmp_path: Path, content: bytes | None
 ) -> None:
-    first = lock_of(tmp_path, "clicks", "archive")
-    heads = [first.next_head(), first.next_head()]
-    first.release()
-    if content is None:
-        (tmp_path / NAME).unlink()
-    elif isinstance(content, bytes):
+    heads = []
+    for _ in range(2):
+        lock = lock_of(tmp_path)
+        heads += [lock.next_head(), lock.next_head()]
+        lock.release()
+    (tmp_path / NAME).unlink()
+    if content is not None:
         (tmp_path / NAME).write_bytes(content)
-    second = lock_of(tmp_path, "clicks", "archive")
-    heads.append(second.next_head())
-    second.release()
+    lock = lock_of(tmp_path)
+    other = lock.next_head()
+    lock.release()
 
-    goes_on = content == "kept"
-    assert [head.number for head in heads] == [1, 2, 3 if goes_on else 1]
-    assert len({head.writer for head in heads}) == (1 if goes_on else 2)
+    assert heads == [Head(heads[0].writer, number) for number in (1, 2, 3, 4)]
+    assert (other.number, other.writer == heads[0].writer) == (1, False)
 
 
-def test_a_number_that_could_not_be_kept_names_no_file(
+def test_a_number_that_could_not_be_kept_names_no_file_and_who_holds_the_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    lock = lock_of(tmp_path, "clicks", "archive")
+    lock = lock_of(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", full)
         with pytest.raises(OSError, match="No space left") as caught:
             lock.next_head()
     head = lock.next_head()
+    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} archives channel archive"):
+        lock_of(tmp_path)
     lock.release()
 
     assert caught.value.filename == str(tmp_path / NAME)
     assert head.number == 2  # one may be left out, none may be given twice
-
-
-def test_who_holds_it_is_named(tmp_path: Path) -> None:
-    lock = lock_of(tmp_path, "clicks", "archive")
-    lock.next_head()
-
-    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} archives channel archive"):
-        lock_of(tmp_path, "clicks", "archive")
-
-    lock.release()

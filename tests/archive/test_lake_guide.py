@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import numbered, write_archive
 from plugins.cli import RunNsq
-
-from nsqtools.protocol.frames import WireMessage
 
 GUIDE = (Path(__file__).parents[2] / "man" / "nsq-lake.7.md").read_text("utf-8")
 PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
@@ -21,9 +19,7 @@ PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PROGRAMS)
 def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
-    begin = 1_790_000_000 * 10**9
-    messages = [WireMessage(begin + n, 1, b"%016x" % n, b"body %d" % n) for n in range(123)]
-    write_archive(tmp_path / "a" / "clicks.gz", messages, messages)
+    write_archive(tmp_path / "a" / "clicks.gz", numbered(0, 123), numbered(0, 123))
     command = ["archive", "compact", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
     assert run_nsq(command).status == 0
     into = ["install", "-q", "--target", str(tmp_path / "site"), package]

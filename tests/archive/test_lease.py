@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import threading
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import pytest
 from plugins.object_store import Bucket
-from plugins.waiting import patience_s
+from plugins.waiting import wait_until
 
 from nsqtools.archive.lease import Lease, StoredNumbers, held
 from nsqtools.archive.location import StoredPlace, parse_place
@@ -22,6 +24,7 @@ def place(bucket: Bucket) -> StoredPlace:
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace) -> None:
+    place.storage.put((place / "lock" / "note.txt").key, b"of somebody")
     with held(place, "lock") as lease:
         lease.check()
         threading.Timer(0.3, lease.check).start()
@@ -53,9 +56,7 @@ def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> No
     lease.take()
     written = StoredNumbers(place / "lock", 1)
     written.append(written.read(1))
-
     lease.check()
-
     lease.release()
     Lease(place / "lock").take(0)
 
@@ -65,19 +66,11 @@ def test_a_store_that_is_away_for_a_moment_costs_no_lease(
 ) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
-    failures = iter([OSError("away")] * 3)
-    append, renewed = StoredNumbers.append, threading.Event()
-
-    def fails_at_first(numbers: StoredNumbers, data: bytes) -> None:
-        for failure in failures:
-            raise failure
-        append(numbers, data)
-        renewed.set()
-
-    monkeypatch.setattr(StoredNumbers, "append", fails_at_first)
+    append = Mock(side_effect=chain([OSError("away")] * 3, repeat(None)))
+    monkeypatch.setattr(StoredNumbers, "append", append)
     keeper = threading.Thread(target=lease.keep)
     keeper.start()
-    assert renewed.wait(patience_s(10))
+    wait_until(lambda: append.call_count > 3, what="a renewal that works")
     lease.need()
     lease.release()
     keeper.join()
@@ -88,12 +81,8 @@ def test_one_that_could_not_be_renewed_for_its_length_is_lost(
 ) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
-
-    def fails(numbers: StoredNumbers, data: bytes) -> None:
-        raise OSError(errno.ENETDOWN, "the network is down")
-
-    monkeypatch.setattr(StoredNumbers, "append", fails)
+    away = Mock(side_effect=OSError(errno.ENETDOWN, "the network is down"))
+    monkeypatch.setattr(StoredNumbers, "append", away)
     lease.keep(lease_s=0.1)
-
     with pytest.raises(OutputError, match="the network is down"):
         lease.need()

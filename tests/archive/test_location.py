@@ -10,8 +10,6 @@ from nsqtools.archive.location import parse_place, spark_url
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cli.options.spark_options import location
 
-REMOTE = "hdfs://name/lake"
-
 
 @pytest.mark.parametrize(
     ("text", "path"),
@@ -30,23 +28,11 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
     assert location(text) == Path(path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        REMOTE,
-        "hdfs:///x",
-        "webhdfs://name:9870/lake",
-        "s3n://bucket/x",
-        "http://h/x",
-        "dbfs:/x",
-        "wasb://x",
-        "s3://",
-        "file://host/x",
-        "file://host",
-        "",
-        str(Path(REMOTE)),
-    ],
-)
+OTHERS = "hdfs:///x webhdfs://name:9870/lake s3n://bucket/x http://h/x dbfs:/x wasb://x s3://"
+HOSTS = ["hdfs://name/lake", str(Path("hdfs://name/lake")), "file://host/x", "file://host"]
+
+
+@pytest.mark.parametrize("text", ["", *OTHERS.split(), *HOSTS])
 def test_what_is_not_supported_is_refused(text: str) -> None:
     for parse in (parse_place, location, open_storage):
         with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
@@ -65,7 +51,6 @@ def test_what_is_not_supported_is_refused(text: str) -> None:
 )
 def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) -> None:
     place = parse_place(text)
-
     assert (str(place), spark_url(place)) == (url, sparks)
     with pytest.raises(ValueError, match="only a directory is supported here"):
         location(text)

@@ -36,8 +36,9 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
     big = tmp_path / "big"
     big.write_bytes(os.urandom(PART_SIZE + 17))
     storage.put("topic=a b/.x.index", b"one")
-    storage.put_file("topic=a b/x", big)
-    storage.put_file("y.log", big)
+    with ThreadPoolExecutor(4) as pool:  # none is in the way of another
+        list(pool.map(storage.put_file, ["topic=a b/x", *["y.log"] * 5], [big] * 6))
+    storage = pickle.loads(pickle.dumps(storage))  # it travels to other processes
 
     assert names(storage) == ["topic=a b/.x.index", "topic=a b/x", "y.log"]
     assert names(storage, "topic=a b/") == ["topic=a b/.x.index", "topic=a b/x"]
@@ -50,9 +51,9 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
     assert entry.size == PART_SIZE + 17
     assert entry.version
 
-    storage.delete("y.log")
-    storage.delete("y.log")
-    assert names(storage, "") == ["topic=a b/.x.index", "topic=a b/x"]
+    for _ in range(2):
+        storage.delete("y.log")
+    assert names(storage) == ["topic=a b/.x.index", "topic=a b/x"]
 
 
 def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Path) -> None:
@@ -75,16 +76,6 @@ def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Pat
     assert [path.exists() for path in left] == [False, True]  # this one may be written to now
 
 
-def test_of_writers_of_one_object_none_is_in_the_way_of_another(tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    big.write_bytes(os.urandom(1 << 20))
-    storage = open_storage(str(tmp_path / "lake"))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: storage.put_file("x", big), range(20)))
-    assert storage.read("x") == big.read_bytes()
-    assert len(list((tmp_path / "lake").iterdir())) == 1
-
-
 @pytest.mark.parametrize("has_hard_links", [True, False])
 def test_an_object_is_put_once_whoever_is_first(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
@@ -92,10 +83,8 @@ def test_an_object_is_put_once_whoever_is_first(
     if not has_hard_links:  # as on a file system of cameras, or of another machine
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "no")))
     storage.put_if_absent("d/m", b"one")
-
     with pytest.raises(FileExistsError) as caught:
         storage.put_if_absent("d/m", b"two")
-
     assert caught.value.filename == storage.where("d/m")
     assert storage.read("d/m") == b"one"
     assert names(storage) == ["d/m"]
@@ -103,12 +92,10 @@ def test_an_object_is_put_once_whoever_is_first(
 
 def test_what_is_not_there_is_said_with_its_place(storage: Storage) -> None:
     storage.put("there", b"")
-    for ask in (storage.read, storage.stat, storage.open):
+    for ask in (storage.read, storage.stat, storage.open, lambda n: storage.read_range(n, 0, 1)):
         with pytest.raises(FileNotFoundError) as caught:
             ask("d/nothing")
         assert caught.value.filename == storage.where("d/nothing")
-    with pytest.raises(FileNotFoundError):
-        storage.read_range("d/nothing", 0, 1)
 
 
 def test_verify_notices_one_changed_byte(storage: Storage, tmp_path: Path) -> None:
@@ -129,9 +116,7 @@ def test_a_range_of_a_replaced_object_is_refused(storage: Storage) -> None:
     storage.put("x", b"one")
     version = storage.stat("x").version
     assert storage.read_range("x", 0, 3, version) == b"one"
-
     storage.put("x", b"two")
-
     with pytest.raises(ChangedError):
         storage.read_range("x", 0, 3, version)
     assert storage.read_range("x", 0, 3) == b"two"
@@ -152,14 +137,6 @@ def test_an_open_object_reads_like_a_file(storage: Storage) -> None:
     assert b"".join(lines) == content[3 : file.tell()]
     assert lines[-1].endswith(b"\n")
     file.close()
-
-
-def test_a_storage_travels_to_another_process(storage: Storage) -> None:
-    storage.put("x", b"one")
-
-    there = pickle.loads(pickle.dumps(storage))
-
-    assert (there.url, there.read("x")) == (storage.url, b"one")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
@@ -212,8 +189,7 @@ def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
     assert isinstance(storage, ObjectStorage)
     storage.put("a", b"1")
     assert storage._store.config["access_key_id"] == "d"
-    store = storage._store
-    assert storage._store is store
+    assert storage._store is storage._store
 
     beside = Path(aws_home["HOME"], ".aws", "new")
     beside.write_text("[default]\naws_access_key_id = n\naws_secret_access_key = ns\n")

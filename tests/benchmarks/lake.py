@@ -56,7 +56,7 @@ def sustained(messages: int, rounds: int) -> Iterator[Row]:
                 with new_job(nsqd) as job, TemporaryDirectory(prefix="nsq-lake-") as place:
                     nsqd.create_channel(job.topic, job.channel)
                     fill(nsqd, job, messages)
-                    into = f"--output-dir {place} --store {store} --upload {place}/lake"
+                    into = f"--output-dir {place}/logs --store {store} --upload {place}/lake"
                     line = f"nsq to-file {OURS} {into} --rotate-size 64MiB --count {messages}"
                     to_file = Contestant(f"`nsq to-file --store {store}`", line)
                     before_s = ended_cpu_s()  # without that of nsqd

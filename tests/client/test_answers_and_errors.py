@@ -110,7 +110,7 @@ def test_an_answer_never_goes_to_the_next_connection(
     conn.close()
     scripted_nsqd.identified()  # it is looked for
     again = scripted_nsqd.subscribed()
-    again.next_command()  # an RDY: the count falls with the time that `old` is held
+    again.take()  # an RDY: the count falls with the time that `old` is held
     again.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert not old.finish()

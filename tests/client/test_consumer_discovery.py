@@ -30,7 +30,7 @@ from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ConnectionFailed, ProtocolError
-from nsqtools.http.http_api import decode_lookup
+from nsqtools.http.http_api import HTTPAccess, decode_lookup
 from nsqtools.protocol.names import Address
 
 
@@ -165,7 +165,7 @@ def test_a_producer_is_where_it_says_or_hides_no_other(
 ) -> None:
     good = PRODUCER | {"broadcast_address": "good"}
     producers = [PRODUCER | changes, good, None, 1, "x", [], {}]
-    found = decode_lookup({"channels": ["c"], "producers": producers}, "url").nsqd
+    found = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
     assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
 
 
@@ -176,7 +176,7 @@ def test_a_producer_is_where_it_says_or_hides_no_other(
 )
 def test_another_answer_is_a_protocol_error_that_names_the_url(answer: object) -> None:
     with pytest.raises(ProtocolError, match="http://h:1") as caught:
-        decode_lookup(answer, "http://h:1")
+        decode_lookup(answer, "http://h:1", HTTPAccess())
     assert "4161" in caught.value.hint
 
 

@@ -436,7 +436,9 @@ def test_a_pinned_certificate_is_accepted_and_no_other(
 
     def ping(pin: str) -> None:
         options = ClientOptions(tls_v1=True, tls_pin_sha256=pin, **trusted)
-        with NsqdHTTPClient(f"https://{tls_nsqd.https_address}", tls=tls_context(options)) as nsqd:
+        with NsqdHTTPClient(
+            f"https://{tls_nsqd.https_address}", HTTPAccess(tls=tls_context(options))
+        ) as nsqd:
             nsqd.ping()
 
     ping(pin)

@@ -105,7 +105,7 @@ class FickleNsqd:
         """Take a command; return whether more are taken from this connection."""
         while True:
             try:
-                command = connection.next_command(timeout_s=0.02)
+                command = connection.take(timeout_s=0.02)
                 break
             except AssertionError as exc:
                 if self._is_over.is_set() or "the client closed" in str(exc):

@@ -1,21 +1,23 @@
-"""The cluster as one thing: who is asked, at which address, and what a silent one costs.
-
-Samples are taken of dead ones (test_sampling), and addresses mapped (test_ways_to_ask).
-"""
+"""The cluster as one thing: who is asked, at which address and how, and what a silent one costs."""
 
 from __future__ import annotations
 
 import socket
-import threading
+import ssl
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
+from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
-from plugins.waiting import patience_s
+from plugins.http_server import MakeServer
+from plugins.network import ProxyTo
+from plugins.scripted_lookupd import MakeScripted
+from plugins.servers import MakeLookupd, MakeNsqd, Serve
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import DeadlineExceeded, ProtocolError
@@ -30,10 +32,9 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
     places = ClusterAddresses([given], [lookupd.http_address for lookupd in cluster.lookupds])
 
     with Cluster(places) as asked:
-        survey = asked.stats()
+        addresses = {node.address for node in asked.stats().nodes}
 
-    addresses = [node.address for node in survey.nodes]
-    assert sorted(addresses) == sorted([given, cluster.nsqds[1].http_address])
+    assert addresses == {given, cluster.nsqds[1].http_address}
 
 
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
@@ -68,28 +69,134 @@ def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: st
         assert not asked._silent
 
 
-def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(cluster: RunningCluster) -> None:
-    class Shop(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Shop) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        shop = "{}:{}".format(*server.server_address)
-        try:
-            for address in (shop, cluster.lookupds[0].http_address):
-                with (
-                    Cluster(ClusterAddresses([address])) as asked,
-                    pytest.raises(ProtocolError, match="does not answer like nsqd"),
-                ):
-                    asked.stats()
-        finally:
-            server.shutdown()
+def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
+    cluster: RunningCluster, http_server: MakeServer
+) -> None:
+    for address in (http_server(404).url, cluster.lookupds[0].http_address):
+        with (
+            Cluster(ClusterAddresses([address])) as asked,
+            pytest.raises(ProtocolError, match="does not answer like nsqd"),
+        ):
+            asked.stats()
 
 
 def test_a_url_without_a_port_is_asked_at_that_of_its_scheme() -> None:
     with Cluster(ClusterAddresses(["http://user:secret@nsqd.example"])) as cluster:
         [address] = cluster.given
         assert address == cluster.nsqd(address).url == "http://nsqd.example"
+
+
+# -- every command asks in one way: over https, with a bearer token, by the address map
+# (nsqlookupd speaks no TLS, so a proxy does it for it)
+
+ANNOUNCED = "nsqd.internal"
+BODIES = tuple(b"m%d" % number for number in range(5))
+
+
+def registered(go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, broadcast: str = "127.0.0.1") -> GoNsqd:
+    """An nsqd with five messages in the topic payments, which has no channel."""
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", f"-broadcast-address={broadcast}")
+    nsqd.publish("payments", *BODIES)
+    wait_until(lambda: len(lookupd.producers("payments")) == 1, what="payments is registered")
+    return nsqd
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def https(lookupd: GoNsqlookupd, certificates: Certificates, proxy_to: ProxyTo) -> list[str]:
+    """The options that lead a command to the nsqlookupd over https."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    address = proxy_to(lookupd.http_address, context).address
+    return [f"--lookupd-http-address=https://{address}", f"--tls-ca-file={certificates.ca}"]
+
+
+def test_an_https_nsqlookupd_leads_to_what_tail_must_not_destroy_and_to_file_archives(
+    run_nsq: RunNsq, https: list[str], lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
+) -> None:
+    nsqd = registered(go_nsqd, lookupd)
+
+    refused = run_nsq(["tail", "-t", "payments", "-n", "1", "--no-tls", *https])
+    assert (refused.status, refused.out) == (2, b"")
+    assert "no channel and 5 messages waiting" in refused.err
+    assert nsqd.depth("payments") == 5
+
+    misspelt = run_nsq(["tail", "-t", "payment", "-c", "c", "--no-tls", *https])
+    assert misspelt.status == 3
+    assert "Did you mean payments?" in misspelt.err
+
+    flags = ["--output-dir", str(tmp_path / "out"), "--format", "raw", "--exit-idle", "1s"]
+    archived = run_nsq(["to-file", "--topic-pattern", ".", "--no-tls", *https, *flags])
+    assert archived.status == 0, archived.err
+    [file] = (tmp_path / "out").glob("*.log")
+    assert sorted(file.read_bytes().split()) == sorted(BODIES)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tail -t t -c c --for 500ms",
+        "peek -t t -c c",
+        "to-file -t t --output-dir DIRECTORY --for 500ms",
+        "to-file --topic-pattern t --output-dir DIRECTORY --for 500ms",
+        "topic list",
+        "stat --once",
+        "lookup t",
+        "nodes",
+    ],
+)
+def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
+    command: str, run_nsq: RunNsq, scripted_lookupd: MakeScripted, tmp_path: Path
+) -> None:
+    for wanted, bearer in (["--lookupd-authorization"], "Bearer s3cret"), ([], None):
+        lookupd = scripted_lookupd()
+        lookupd.answer = {"topics": [], "channels": [], "producers": []}
+        words = command.replace("DIRECTORY", str(tmp_path)).split()
+        args = [*words, f"--lookupd-http-address={lookupd.address}", *wanted]
+        said = run_nsq(args, env={"NSQ_AUTH_SECRET": "s3cret"}).err
+
+        assert {headers.get("Authorization") for _, headers in lookupd.requests} == {bearer}
+        assert ("the auth secret goes to http://" in said) == bool(wanted)
+
+
+def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
+    run_nsq: RunNsq, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
+) -> None:
+    nsqd = registered(go_nsqd, lookupd, ANNOUNCED)
+    tcp_port = nsqd.tcp_address.rpartition(":")[2]
+    pairs = [f"{ANNOUNCED}:{tcp_port}={nsqd.tcp_address}", f"{ANNOUNCED}=127.0.0.1"]
+    where = [f"--lookupd-http-address={lookupd.http_address}"]
+    where += [f"--address-map={pair}" for pair in pairs]
+
+    refused = run_nsq(["tail", "-t", "payments", *where])
+    assert "no channel and 5 messages waiting" in refused.err
+
+    stat = run_nsq(["stat", "--once", "--json", *where])
+    assert (stat.status, stat.err) == (0, "")
+    assert nsqd.http_address.encode() in stat.out
+
+    out = tmp_path / "out"
+    flags = ["--output-dir", str(out), "--format", "raw", "--until-empty", "-c", "archive"]
+    archived = run_nsq(["to-file", "--topic-pattern", "pay", *where, *flags])
+    assert archived.status == 0, archived.err
+    assert sum(len(path.read_bytes().split()) for path in out.glob("*.log")) == len(BODIES)
+
+    nsqd.publish("payments", b"more")
+    peeked = run_nsq(["peek", "-t", "payments", "-c", "archive", "-n", "1", *where])
+    assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
+
+
+def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
+    run_nsq: RunNsq, lookupd: GoNsqlookupd, proxy_to: ProxyTo, tmp_path: Path
+) -> None:
+    slow = proxy_to(lookupd.http_address)
+    slow.delay_s = 0.25
+    to_file = ["to-file", "--topic-pattern", ".", "--output-dir", str(tmp_path), "--for", "500ms"]
+    for command in (["topic", "list"], to_file):
+        args = [*command, f"--lookupd-http-address={slow.address}", "--timeout"]
+        assert run_nsq([*args, "100ms"]).status == 4
+        assert run_nsq([*args, "20s"]).status == 0

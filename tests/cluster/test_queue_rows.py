@@ -23,32 +23,8 @@ from nsqtools.cluster.stats_documents import parse_filter, sort_rows
 from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.protocol.stats import StatsReader, read_stats
 
-ROW = QueueRow(
-    node="a:1",
-    topic="clicks",
-    channel="arch",
-    depth=10,
-    disk=4,
-    in_flight=5,
-    messages=100,
-    clients=1,
-    paused=False,
-)
-
-
-def report(
-    node: str, at_s: float, *, start: int = 1, messages: int = 0, depth: int = 0
-) -> NodeReport:
-    channel: dict[str, Any] = {
-        "channel_name": "arch",
-        "depth": depth,
-        "message_count": messages,
-        "client_count": 1,
-    }
-    topic = {"topic_name": "clicks", "message_count": messages, "channels": [channel]}
-    return NodeReport(node, at_s, read_stats({"start_time": start, "topics": [topic]}))
-
-
+COUNTS_OF_ROW = {"depth": 10, "disk": 4, "in_flight": 5, "messages": 100, "clients": 1}
+ROW = QueueRow(node="a:1", topic="clicks", channel="arch", paused=False, **COUNTS_OF_ROW)
 IDLE = replace(ROW, clients=0, in_flight=0)
 
 
@@ -80,38 +56,13 @@ def test_rates_are_over_the_time_that_passed_and_count_what_was_finished(
     assert found == expected
 
 
-def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
-    meter = RateMeter()
-    meter.measure(report("a:1", 10.0, messages=100))
-
-    restarted = meter.measure(report("a:1", 12.0, start=2, messages=500))
-    later = meter.measure(report("a:1", 14.0, start=2, messages=600))
-
-    assert [row.rates for row in restarted] == [None, None]
-    assert [row.rates.ingress for row in later if row.rates] == [50, 50]
-
-
-def test_queues_that_are_gone_are_forgotten() -> None:
-    meter = RateMeter()
-    for number in range(100):
-        topic = {"topic_name": f"t{number}", "channels": []}
-        meter.measure(NodeReport("a:1", float(number), read_stats({"topics": [topic]})))
-    assert len(meter._topics) == 1
-
-
 def answer(start_time: int = 1, **topics: Any) -> dict[str, Any]:
     """An answer with these topics, each with so many messages in itself and its channel."""
-    return {
-        "start_time": start_time,
-        "topics": [
-            {
-                "topic_name": name,
-                "message_count": count,
-                "channels": [{"channel_name": "arch", "message_count": count, "depth": count // 2}],
-            }
-            for name, count in topics.items()
-        ],
-    }
+    found = []
+    for name, count in topics.items():
+        channel = {"channel_name": "arch", "message_count": count, "depth": count // 2}
+        found.append({"topic_name": name, "message_count": count, "channels": [channel]})
+    return {"start_time": start_time, "topics": found}
 
 
 def as_sent(document: dict[str, Any]) -> bytes:
@@ -152,7 +103,18 @@ class Reading:
         return row.rates and row.rates.ingress
 
 
-def test_a_topic_that_does_not_change_has_its_rows_again() -> None:
+def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
+    reading = Reading()
+    reading.read(answer(a=100), 10.0)
+
+    restarted = reading.read(answer(2, a=500), 12.0)
+    later = reading.read(answer(2, a=600), 14.0)
+
+    assert [row.rates for row in restarted] == [None, None]
+    assert [row.rates.ingress for row in later if row.rates] == [50, 50]
+
+
+def test_a_topic_that_does_not_change_has_its_rows_again_until_it_is_gone() -> None:
     reading = Reading()
     for at_s in (0.0, 1.0):
         rows = reading.read(answer(a=10, last=0), at_s)  # the last is always read
@@ -160,6 +122,7 @@ def test_a_topic_that_does_not_change_has_its_rows_again() -> None:
     again = reading.read(answer(a=10, last=0), 2.0)
     assert all(one is other for one, other in zip(rows, again, strict=True))
     assert reading.rate(answer(a=40), 4.0) == 15
+    assert list(reading._meter._topics) == ["a"]
 
 
 def test_answers_close_together_keep_the_rates_they_had() -> None:
@@ -178,10 +141,7 @@ def test_sums_are_those_of_totals_and_made_again_only_where_a_row_changed() -> N
     before: list[QueueRow] = []
     now: list[QueueRow] = []
     for at_s in range(4):
-        rows = [
-            *one.read(answer(a=10, b=at_s), float(at_s)),
-            *other.read(answer(a=5), float(at_s)),
-        ]
+        rows = one.read(answer(a=10, b=at_s), at_s) + other.read(answer(a=5), at_s)
         before, now = now, sums.totals(rows)
         assert now == totals(rows)
     same = {row.key for row, earlier in zip(now, before, strict=True) if row is earlier}
@@ -214,12 +174,6 @@ def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> Non
         assert all(each.topic_name == "" for each in read_stats({"topics": topics}).topics or ())
     with pytest.raises(ProtocolError):
         read_stats(["clicks"])
-
-
-def test_the_value_of_the_embedded_server_is_read_back() -> None:
-    stats = report("a:1", 0.0, messages=7).stats
-
-    assert read_stats(json.loads(stats.encode())) == stats
 
 
 def test_a_filter_compares_a_column_and_one_that_means_nothing_is_refused() -> None:

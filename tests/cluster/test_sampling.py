@@ -21,7 +21,6 @@ from nsqtools.cluster import sampling as live
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.queue_rows import ConsumerMeter
 from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
-from nsqtools.errors import ConnectionFailed, NotFoundError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
 from nsqtools.server import EmbeddedNsqd
@@ -37,9 +36,9 @@ def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
 
 
 @contextmanager
-def sampling(*addresses: str, topics: tuple[str, ...] = ()) -> Iterator[Sampler]:
+def sampling(*addresses: str) -> Iterator[Sampler]:
     with Cluster(ClusterAddresses(nsqd_http=addresses)) as cluster:
-        yield Sampler(cluster, SampleFilter(topics), interval_s=INTERVAL_S)
+        yield Sampler(cluster, SampleFilter(), interval_s=INTERVAL_S)
 
 
 @pytest.fixture
@@ -54,12 +53,11 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(nsqd: Nsqd, si
         first = sampler.sample()
         assert {row.topic for row in first.totals} == {"clicks"}
 
-        named = wait_until(
-            lambda: next((node for node in sampler.sample().nodes if node.is_silent), None),
+        [named] = wait_until(
+            lambda: [node for node in sampler.sample().nodes if node.is_silent],
             what="the silent one is named",
         )
-        assert named.address == silent
-        assert named.rows == []
+        assert (named.address, named.rows) == (silent, [])
         nsqd.create_topic("views")
         wait_until(
             lambda: {row.topic for row in sampler.sample().totals} == {"clicks", "views"},
@@ -90,21 +88,11 @@ def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
         wait_until(lambda: sampler.sample().failures, what="all together have a budget, too")
 
 
-def test_the_first_sample_raises_what_a_command_would(nsqd: Nsqd) -> None:
-    with sampling("127.0.0.1:1") as sampler, pytest.raises(ConnectionFailed):
-        sampler.sample()
-    with sampling(nsqd.http_address, topics=("clikcs",)) as sampler:
-        with pytest.raises(NotFoundError, match="clikcs") as raised:
-            sampler.sample()
-        assert "Did you mean clicks?" in raised.value.hint
-
-
 def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> None:
     with (
-        Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
+        Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]),
         sampling(nsqd.http_address) as sampler,
     ):
-        consumer.start()
         [node] = sampler.sample().nodes
         assert node.consumers == []
         for question in (Question(True), Question(True, "clicks", "arch")):
@@ -120,29 +108,26 @@ def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> 
 
 
 @contextmanager
-def watching(cluster: RunningCluster, timeout_s: float = 0.5) -> Iterator[Sampler]:
-    """Samples of what the nsqlookupd of a cluster announce."""
-    addresses = ClusterAddresses(lookupd_http=[each.http_address for each in cluster.lookupds])
-    with Cluster(addresses, HTTPAccess(timeout_s=timeout_s)) as asked:
-        yield Sampler(asked, SampleFilter(), required=False, interval_s=INTERVAL_S)
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nsqlookupd is asked at each sample."""
-    monkeypatch.setattr(live, "LOOKUP_S", 0.0)
+def watching(*lookupds: str, timeout_s: float) -> Iterator[Sampler]:
+    """Samples of what some nsqlookupd announce, which are asked at each."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Cluster(ClusterAddresses((), lookupds), HTTPAccess(timeout_s=timeout_s)) as cluster,
+    ):
+        patch.setattr(live, "LOOKUP_S", 0.0)
+        yield Sampler(cluster, SampleFilter(), required=False, interval_s=INTERVAL_S)
 
 
 def failed(sample: Sample) -> set[str]:
     return {failure.address for failure in sample.failures}
 
 
-@pytest.mark.usefixtures("often")
 def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = cluster.nsqds[0]
-    with watching(cluster) as sampler:
+    lookupds = [each.http_address for each in cluster.lookupds]
+    with watching(*lookupds, timeout_s=0.5) as sampler:
         wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
         monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
         for lookupd in cluster.lookupds:
@@ -157,17 +142,14 @@ def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
         assert sampler.sample().nodes[0].address == cluster.nsqds[1].http_address
 
 
-@pytest.mark.usefixtures("often")
 def test_nsqd_that_come_and_go_leave_nothing_behind(
     scripted_lookupd: MakeScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pods do, that get a new address each time."""
     monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
     lookupd = scripted_lookupd()
-    addresses = ClusterAddresses(lookupd_http=[lookupd.address])
     descriptors, threads = [], threading.active_count()
-    with Cluster(addresses, HTTPAccess(timeout_s=patience_s(5))) as cluster:
-        sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=INTERVAL_S)
+    with watching(lookupd.address, timeout_s=patience_s(5)) as sampler:
 
         def answering() -> set[str]:
             return {each.address for each in sampler.sample().reports}
@@ -183,7 +165,7 @@ def test_nsqd_that_come_and_go_leave_nothing_behind(
             lookupd.list_nsqd()
             wait_until(lambda: not sampler.sample().nodes, what="those that left are forgotten")
             descriptors.append(len(os.listdir("/proc/self/fd")))
-            assert not cluster._clients
+            assert not sampler._cluster._clients
         assert descriptors[-1] <= descriptors[0] + 5, descriptors
     wait_until(lambda: threading.active_count() <= threads, what="no thread is left")
 

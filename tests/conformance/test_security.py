@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from plugins.auth_server import AuthServer
@@ -17,10 +16,6 @@ from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
-
-from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
-
-CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 
 
 @pytest.fixture
@@ -44,47 +39,30 @@ def trusting(certificates: Certificates) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificates.ca))
 
 
-def negotiate(client: RawClient, certificates: Certificates | None, codec: str = "") -> None:
-    reply = client.identify(
-        **{name: True for name in ("tls_v1" if certificates else "", codec) if name}
-    )
-    if certificates is not None:
-        assert reply["tls_v1"] is True
-        client.start_tls(trusting(certificates))
-        assert client.read_response() == b"OK"
-    if codec:
-        assert reply[codec] is True
-        client.start_compression(CODECS[codec]())
-        assert client.read_response() == b"OK"
-
-
-def exchange(client: RawClient, nsqd: Nsqd, topic: str) -> None:
-    """Publish and consume bodies that compress well, badly, and not at all."""
-    bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
-    client.subscribe(topic, "ch")
-    client.publish(topic, *bodies)
-    client.send(b"RDY 10\n")
-    received = client.read_messages(3)
-    assert [message.body for message in received] == bodies
-    client.finish(received)
-    client.settle()
-    assert nsqd.channel_stats(topic, "ch")["in_flight_count"] == 0
-
-
 def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
+    bodies = [
+        b"x" * 300_000,
+        bytes(range(256)) * 10,
+        b"y",
+    ]  # which compress well, badly, not at all
     for codec, with_tls in product(("", "snappy", "deflate"), (False, True)):
         topic = f"{codec or 'plain'}.{with_tls}"
         with RawClient(nsqd.tcp_address) as client:
-            negotiate(client, certificates if with_tls else None, codec)
-            exchange(client, nsqd, topic)
-            [stats] = nsqd.channel_stats(topic, "ch")["clients"]
+            client.negotiate(codec, trusting(certificates) if with_tls else None)
+            client.subscribe(topic, "ch")
+            client.publish(topic, *bodies)
+            client.send(b"RDY 10\n")
+            received = client.read_messages(3)
+            assert [message.body for message in received] == bodies
+            client.finish(received)
+            client.settle()
+            channel = nsqd.channel_stats(topic, "ch")
 
-        assert (stats["tls"], stats["snappy"], stats["deflate"]) == (
-            with_tls,
-            codec == "snappy",
-            codec == "deflate",
-        )
+        assert channel["in_flight_count"] == 0
+        [stats] = channel["clients"]
+        layers = [name for name in ("tls", "snappy", "deflate") if stats[name]]
+        assert layers == [name for name in ("tls" if with_tls else "", codec) if name]
         assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
         assert bool(stats["tls_cipher_suite"]) == with_tls
 
@@ -99,9 +77,7 @@ def test_a_failed_handshake_is_reported_in_plain_text(
         error = b"E_IDENTIFY_FAILED IDENTIFY failed tls: first record does not look like"
         received = b""
         while error not in received:
-            chunk = client.socket.recv(1000)
-            assert chunk, received
-            received += chunk
+            received += client.socket.recv(1000) or pytest.fail(f"{received!r}")
 
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
@@ -113,7 +89,7 @@ def test_required_tls_is_required(
         client.send(b"SUB t ch\n")
         assert client.read_error() == b"E_INVALID cannot SUB in current state (TLS required)"
     with RawClient(nsqd.tcp_address) as client:
-        negotiate(client, certificates)
+        client.negotiate(tls=trusting(certificates))
         client.subscribe("t", "ch")
 
     status, body = nsqd.request("GET", "/ping")
@@ -124,13 +100,9 @@ def test_required_tls_is_required(
 
 def test_https_serves_the_same(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
-    context = trusting(certificates)
-    connection = http.client.HTTPSConnection(nsqd.https_address, timeout=TIMEOUT_S, context=context)
-    try:
-        connection.request("POST", "/pub?topic=t", b"body")
-        assert connection.getresponse().read() == b"OK"
-    finally:
-        connection.close()
+    url = f"https://{nsqd.https_address}/pub?topic=t"
+    with urlopen(url, b"body", TIMEOUT_S, context=trusting(certificates)) as answer:
+        assert answer.read() == b"OK"
     assert nsqd.depth("t") == 1
 
 
@@ -146,34 +118,23 @@ def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_i
     with RawClient(nsqd.tcp_address) as client:
         context = trusting(certificates)
         context.load_cert_chain(certificates.client.cert, certificates.client.key)
-        client.identify(tls_v1=True)
-        client.start_tls(context)
-        assert client.read_response() == b"OK"
+        client.negotiate(tls=context)
         auth(client)
     [question] = auth_server.questions
     assert (question["common_name"], question["tls"]) == ("client", "true")
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(tls_v1=True)
-        with pytest.raises((OSError, EOFError, AssertionError)):
-            start_tls_without_certificate(client, certificates)
-
-
-def start_tls_without_certificate(client: RawClient, certificates: Certificates) -> None:
-    """With TLS 1.3 the client learns of the refusal only when it reads."""
-    client.start_tls(trusting(certificates))
-    client.read_response()
+    refusal = pytest.raises((OSError, EOFError, AssertionError))  # read, with TLS 1.3
+    with RawClient(nsqd.tcp_address) as client, refusal:
+        client.negotiate(tls=trusting(certificates))
 
 
 def test_an_old_version_is_refused_by_the_minimum(
     tls_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     nsqd = tls_nsqd("-tls-min-version=tls1.3")
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(tls_v1=True)
-        context = trusting(certificates)
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        with pytest.raises(ssl.SSLError):
-            client.start_tls(context)
+    context = trusting(certificates)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with RawClient(nsqd.tcp_address) as client, pytest.raises(ssl.SSLError):
+        client.negotiate(tls=context)
 
 
 def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -66,16 +67,14 @@ def test_only_messages_within_a_damaged_record_are_missing(
     left_by_a_kill(source, serve)
     files = sorted(source.glob("t:ch.diskqueue.0*.dat"))
     assert len(files) > 3
-    position = (source / "t:ch.diskqueue.meta.dat").read_text().split("\n")[1].split(",")
-    read_file, start = int(position[0]), int(position[1])
-    written: dict[str, list[bytes]] = {}
-    for path in files:
-        records = records_of(path)
-        if int(path.name[-10:-4]) == read_file:
-            unread = path.read_bytes()[start:]
-            records = [each for each in records if each in unread]
-        written[path.name] = records
-    everything = {each for path in files for each in records_of(path)}
+    _, read, _ = (source / "t:ch.diskqueue.meta.dat").read_text().split()
+    read_file, start = map(int, read.split(","))
+    everything = {path.name: records_of(path) for path in files}
+    written = everything | {
+        path.name: [each for each in everything[path.name] if each in path.read_bytes()[start:]]
+        for path in files
+        if int(path.name[-10:-4]) == read_file
+    }
     assert sum(map(len, written.values())) >= COUNT - CONSUMED
 
     for seed in range(times):
@@ -110,7 +109,7 @@ def test_only_messages_within_a_damaged_record_are_missing(
             for each in records:
                 if each in stored:
                     assert (each[14:30], each[30:]) in found, f"seed {seed}: {name} {done.err}"
-        invented = found - {(each[14:30], each[30:]) for each in everything}
+        invented = found - {(each[14:30], each[30:]) for each in chain(*everything.values())}
         changed = sum(
             each not in next(path.glob(f"{name}*")).read_bytes()
             for name, records in written.items()
@@ -150,10 +149,10 @@ def damage(path: Path, chance: random.Random) -> None:
     content = bytearray(path.read_bytes())
     size = chance.choice((1, 1, 1, 16, 4096))
     at = chance.randrange(len(content)) // min(size, 16) * min(size, 16)
-    before = content[at : at + size]
-    while content[at : at + size] == before:
-        new = before[0] ^ 1 << chance.randrange(8)
-        content[at : at + size] = bytes([new]) if size == 1 else chance.randbytes(len(before))
+    if size == 1:
+        content[at] ^= 1 << chance.randrange(8)
+    else:
+        content[at : at + size] = chance.randbytes(len(content[at : at + size]))
     path.write_bytes(content)
 
 
@@ -182,7 +181,6 @@ def test_a_damaged_place_loses_little_and_says_so(
 ) -> None:
     whole, copy = data_path(), tmp_path / "damaged"
     want = left_with_a_log(whole, serve)
-    refusals: list[str] = []
     large = 0
     for number in range(places):
         chance = random.Random(number)
@@ -194,18 +192,16 @@ def test_a_damaged_place_loses_little_and_says_so(
         damage(path, chance)
         nsqd = EmbeddedServer(copy, "-durable", "-mem-queue-size=50", "-min-disk-free=1")
         try:
-            nsqd.start()
+            serve(nsqd)
         except ConfigurationError as exc:
-            refusals.append(str(exc))
+            if str(copy) not in str(exc):
+                raise
             continue
-        try:
-            lost = want - consumed(nsqd)
-            large += len(lost) > NEIGHBORS
-            if lost:
-                assert "DURABLE" in nsqd.log, (number, path)
-                assert list(copy.glob("*.damaged.*")), (number, path)
-        finally:
-            nsqd.stop()
+        lost = want - consumed(nsqd)
+        large += len(lost) > NEIGHBORS
+        if lost:
+            assert "DURABLE" in nsqd.log, (number, path)
+            assert list(copy.glob("*.damaged.*")), (number, path)
+        nsqd.stop()
     if places > 100:  # a page near the root of the tree is in few of many places only
         assert large <= places // 8
-    assert all(str(copy) in each for each in refusals)

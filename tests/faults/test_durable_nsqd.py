@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
-SOURCE = Path(__file__).with_name("unsynced_disk.c")
 CHECKPOINTING = """
 import sys
 from nsqtools.server import durable_database as database
@@ -34,11 +34,11 @@ sys.exit(nsqd(sys.argv[1:]))
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None or sys.platform != "linux":
+    if shutil.which("cc") is None or sys.platform != "linux":
         pytest.skip("needs a C compiler and Linux")
     library = tmp_path_factory.mktemp("disk") / "unsynced_disk.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", library, SOURCE], check=True)
+    source = Path(__file__).with_name("unsynced_disk.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
     return library
 
 
@@ -54,12 +54,9 @@ class Durable(EmbeddedNsqdProcess):
         self._library, self._shadow = library, shadow
 
     def _command(self) -> list[str | Path]:
-        command: list[str | Path] = [sys.executable, "-c", CHECKPOINTING]
-        command.append(str(self.checkpoint_bytes))
-        if self._library is not None:
-            disk = [f"SHADOW={self._shadow}", f"DISK={self.data_path}"]
-            command = ["env", f"LD_PRELOAD={self._library}", *disk, *command]
-        return command
+        disk = [f"SHADOW={self._shadow}", f"DISK={self.data_path}"]
+        before = ["env", f"LD_PRELOAD={self._library}", *disk] if self._library else []
+        return [*before, sys.executable, "-c", CHECKPOINTING, str(self.checkpoint_bytes)]
 
     def lose_power(self) -> None:
         self.kill()
@@ -87,18 +84,21 @@ class Load:
         for thread in self._threads:
             thread.start()
 
+    def wait_for_more(self, count: int) -> None:
+        """Until so many are confirmed: in a time it may be much, which takes long to read."""
+        before = len(self.confirmed)
+        wait_until(lambda: len(self.confirmed) > before + count, what="publishing")
+
     def join(self) -> None:
         for thread in self._threads:
             thread.join(patience_s(20))
             assert not thread.is_alive()
 
     def _run(self, work: Callable[[RawClient], None]) -> None:
-        while True:
-            try:
+        with suppress(OSError, EOFError):  # it is killed
+            while True:
                 with RawClient(self._nsqd.tcp_address) as client:
                     work(client)
-            except (OSError, EOFError):
-                return  # it was killed
 
     def _publish(self, client: RawClient) -> None:
         while True:
@@ -134,10 +134,7 @@ class Load:
                 client.send(b"REQ %b 0\n" % message.id)
 
 
-HOW = ["killed", "power", "failed sync", "full"]
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["killed", "power", "failed sync", "full"])
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_missing_however_often_it_ends(
     request: pytest.FixtureRequest,
@@ -156,19 +153,17 @@ def test_nothing_confirmed_is_missing_however_often_it_ends(
     delivered: dict[bytes, int] = {}  # to somebody who held it when nsqd was killed
     for number in range(rounds):
         load = Load(nsqd, chance, number * 1_000_000)
-        enough = chance.randint(20, 1000)  # not a time: much that is published takes long to read
-        wait_until(lambda at=load, n=enough: len(at.confirmed) > n, what="publishing")  # type: ignore[misc]
+        load.wait_for_more(chance.randint(20, 1000))
         if how in ("failed sync", "full"):
             trouble = tmp_path / ("fail" if how == "failed sync" else "full")
             trouble.touch()
-            if how == "full":
-                wait_until(lambda at=load: at.refused > 0, what="a refusal")  # type: ignore[misc]
-            else:
-                wait_until(lambda at=trouble: not at.exists(), what="a sync")  # type: ignore[misc]
+            wait_until(
+                lambda at=trouble, of=load: of.refused if at.name == "full" else not at.exists(),  # type: ignore[misc]
+                what="a refusal, or a sync",
+            )
             trouble.unlink(missing_ok=True)
-            before = len(load.confirmed)
             if number % 2:
-                wait_until(lambda at=load, n=before: len(at.confirmed) > n, what="more")  # type: ignore[misc]
+                load.wait_for_more(0)
         held_before = load.written_s
         (nsqd.kill if how in ("killed", "full") else nsqd.lose_power)()
         load.join()
@@ -192,33 +187,6 @@ def test_nothing_confirmed_is_missing_however_often_it_ends(
     if how == "killed":
         again = delivered.keys() & received.keys()
         assert all(received[body] > delivered[body] for body in again)
-
-
-def test_deferred_messages_keep_their_time_and_others_their_attempts(
-    data_path: DataPath, serve: Serve
-) -> None:
-    nsqd = serve(Durable(data_path()))
-    nsqd.create_channel("t", "ch")
-    with RawClient(nsqd.tcp_address) as client:
-        client.publish("t", b"in flight", b"given back")
-        client.publish_deferred("t", 3_600_000, b"in an hour")
-        client.publish_deferred("t", 1_500, b"soon")
-        client.subscribe("t", "ch", ready=2)
-        first, second = client.read_messages(2)
-        client.send(b"RDY 1\nREQ %b 3600000\n" % second.id)
-        client.publish("other", b"confirmed, so that what was before is on disk, too")
-        stats = nsqd.channel_stats("t", "ch")
-        assert stats["deferred_count"] + stats["depth"] == 3  # one is due soon
-    for how in (nsqd.kill, nsqd.stop, nsqd.kill):
-        how()
-        nsqd.start()
-
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=10)
-        found = {message.body: message.attempts for message in client.read_messages(2)}
-        assert found == {first.body: 2, b"soon": 1}
-        stats = nsqd.channel_stats("t", "ch")
-        assert (stats["deferred_count"], stats["depth"]) == (2, 0)
 
 
 @pytest.mark.real_nsqd

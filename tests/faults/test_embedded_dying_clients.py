@@ -14,7 +14,8 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
-from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.negotiation import TLSLayer
 from nsqtools.server.protocol_v2 import ProtocolV2
@@ -34,26 +34,25 @@ from nsqtools.server.queues.channel import Channel, ChannelSubscription
 from nsqtools.server.queues.topic import Topic
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + b"x" * 32
-CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
-LAYERS = ("plain", "tls_v1", "snappy", "deflate")
+LAYERS = ("", "tls_v1", "snappy", "deflate")
 
 
-class QuietConsumer:
-    """A consumer, and the publisher of the few messages that it gets."""
+@contextmanager
+def quiet_consumer(address: str) -> Iterator[Callable[[], None]]:
+    """What to call for one message that comes to a consumer."""
+    numbers = itertools.count()
+    with RawClient(address) as consumer, RawClient(address) as publisher:
+        consumer.subscribe("quiet", "ch", ready=1)
 
-    def __init__(self, stack: ExitStack, address: str) -> None:
-        self._consumer = stack.enter_context(RawClient(address))
-        self._consumer.subscribe("quiet", "ch", ready=1)
-        self._publisher = stack.enter_context(RawClient(address))
-        self._numbers = itertools.count()
+        def get_a_message() -> None:
+            body = b"%d" % next(numbers)
+            publisher.publish("quiet", body)
+            message = consumer.read_message()
+            assert message.body == body
+            consumer.finish([message])
+            consumer.settle()
 
-    def gets_its_message(self) -> None:
-        body = str(next(self._numbers)).encode()
-        self._publisher.publish("quiet", body)
-        message = self._consumer.read_message()
-        assert message.body == body
-        self._consumer.finish([message])
-        self._consumer.settle()
+        yield get_a_message
 
 
 @pytest.fixture
@@ -62,23 +61,14 @@ def nsqd(data_path: DataPath, serve: Serve, certificates: Certificates) -> Embed
 
 
 @contextmanager
-def quiet_consumer(address: str) -> Iterator[QuietConsumer]:
-    with ExitStack() as stack:
-        yield QuietConsumer(stack, address)
-
-
-@contextmanager
 def connected(address: str, layer: str) -> Iterator[RawClient]:
     with RawClient(address) as client:
-        if layer != "plain":
-            client.identify(**{layer: True})
-            if layer == "tls_v1":
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-                client.start_tls(context)
-            else:
-                client.start_compression(CODECS[layer]())
-            assert client.read_response() == b"OK"
+        if layer == "tls_v1":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            client.negotiate(tls=context)
+        elif layer:
+            client.negotiate(layer)
         yield client
 
 
@@ -126,35 +116,31 @@ DEATHS = (closes, is_reset, breaks_its_layer)
 
 
 def die(address: str, layer: str, sent: bytes, how: int) -> None:
-    with connected(address, layer) as client:
-        try:
-            client.send(sent)
-            DEATHS[how](client)
-        except OSError:
-            pass  # the daemon was faster
+    with connected(address, layer) as client, suppress(OSError):  # the daemon was faster
+        client.send(sent)
+        DEATHS[how](client)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     nsqd: EmbeddedNsqdProcess, rounds: int
 ) -> None:
-    states = list(STATES)
-    cases = list(itertools.product(LAYERS, states, range(len(DEATHS)))) * rounds
-    if rounds == 1:  # below TLS each death in each state, elsewhere one in each, in turn
-        cases = [
-            (layer, state, how)
-            for layer, state, how in cases
-            if layer == "tls_v1"
-            or (LAYERS.index(layer) + list(STATES).index(state)) % len(DEATHS) == how
-        ]
+    cases = [
+        (layer, sent, how)
+        for (turn, layer), (at, sent), how in itertools.product(
+            enumerate(LAYERS), enumerate(STATES.values()), range(len(DEATHS))
+        )
+        # in short: below TLS each death in each state, elsewhere one in each, in turn
+        if rounds > 1 or layer == "tls_v1" or (turn + at) % len(DEATHS) == how
+    ] * rounds
     random.Random(rounds).shuffle(cases)
     descriptors = Path(f"/proc/{nsqd.pid}/fd")
-    with quiet_consumer(nsqd.tcp_address) as quiet:
-        quiet.gets_its_message()
+    with quiet_consumer(nsqd.tcp_address) as get_a_message:
+        get_a_message()
         before = len(os.listdir(descriptors))
-        for layer, state, how in cases:  # 66, or 2,112
-            die(nsqd.tcp_address, layer, STATES[state], how)
-            quiet.gets_its_message()
+        for case in cases:  # 66, or 2,112
+            die(nsqd.tcp_address, *case)
+            get_a_message()
         wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
     assert "Exception in callback" not in nsqd.log
     assert "Fatal error" not in nsqd.log
@@ -173,20 +159,17 @@ def test_publishers_that_die_beside_busy_ones_stop_nobody(
             while not is_over.is_set():
                 assert client.ask(publish) == b"OK"
 
-    threads = [threading.Thread(target=be_busy) for _ in range(8)]
-    with quiet_consumer(nsqd.tcp_address) as quiet:
-        for thread in threads:
-            thread.start()
+    with quiet_consumer(nsqd.tcp_address) as get_a_message, ThreadPoolExecutor(8) as threads:
+        busy = [threads.submit(be_busy) for _ in range(8)]
         try:
             for number in range(deaths):
-                die(nsqd.tcp_address, "plain", CUT_OFF, 0)
+                die(nsqd.tcp_address, "", CUT_OFF, 0)
                 if number % 20 == 0:
-                    quiet.gets_its_message()
-            quiet.gets_its_message()
+                    get_a_message()
+            get_a_message()
         finally:
             is_over.set()
-            for thread in threads:
-                thread.join()
+    assert [each.result() for each in busy] == [None] * 8
 
 
 def is_closed(client: RawClient) -> bool:
@@ -200,14 +183,14 @@ def is_closed(client: RawClient) -> bool:
 def test_a_broken_tls_record_during_deliveries_stops_nobody(
     nsqd: EmbeddedNsqdProcess, tries: int
 ) -> None:
-    with quiet_consumer(nsqd.tcp_address) as quiet:
+    with quiet_consumer(nsqd.tcp_address) as get_a_message:
         for number in range(tries):
             with connected(nsqd.tcp_address, "tls_v1") as client:
                 client.subscribe("own#ephemeral", f"ch{number}#ephemeral", ready=1000)
                 for _ in range(2):
                     client.send(b"NOP\n" * 15_000 + b"PUB own#ephemeral\n" + sized(b"m"))
                 os.write(client.socket.fileno(), BROKEN_RECORD)
-                quiet.gets_its_message()
+                get_a_message()
                 wait_until(lambda: is_closed(client), what="the daemon closes it")
     wait_until(lambda: nsqd.log.count("broken TLS record") == tries, what="each is logged once")
     assert "Exception in callback" not in nsqd.log
@@ -216,31 +199,31 @@ def test_a_broken_tls_record_during_deliveries_stops_nobody(
 # whatever raises
 
 
-FAULTS = {
-    "a client's turn": (ProtocolV2, "execute"),
-    "the end of a client's turn": (ClientConnection, "_give_up_if_done"),
-    "a write": (TLSLayer, "encrypt"),
-    "a tick of the output buffer": (ChannelSubscription, "_on_tick"),
-    "a delivery": (ChannelSubscription, "deliver"),
-    "a turn of a channel": (Channel, "_deliver"),
-    "a look at deadlines": (Channel, "_queue_what_is_due"),
-    "a put": (QueueBacklog, "put"),
-    "a step of a topic": (Topic, "_copy"),
-    "a client that leaves": (Topic, "consumers_left"),
-}
+FAULTS = [
+    (ProtocolV2, "execute"),
+    (ClientConnection, "_give_up_if_done"),
+    (TLSLayer, "encrypt"),
+    (ChannelSubscription, "_on_tick"),
+    (ChannelSubscription, "deliver"),
+    (Channel, "_deliver"),
+    (Channel, "_queue_what_is_due"),
+    (QueueBacklog, "put"),
+    (Topic, "_copy"),
+    (Topic, "consumers_left"),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("owner", "name"), FAULTS)
 def test_what_raises_once_stops_nobody_else(
     data_path: DataPath,
     serve: Serve,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
-    fault: tuple[type, str],
+    owner: type,
+    name: str,
 ) -> None:
     flags = [*certificates.server.nsqd_flags, "-msg-timeout=1s"]
     nsqd = serve(EmbeddedServer(data_path(), *flags))
-    owner, name = fault
     real = getattr(owner, name)
     is_armed, has_raised = threading.Event(), threading.Event()
     published: set[bytes] = set()
@@ -257,26 +240,26 @@ def test_what_raises_once_stops_nobody_else(
         published.add(body)
 
     def be_busy() -> bool:
-        try:
-            with connected(nsqd.tcp_address, "tls_v1") as client:
-                client.socket.settimeout(1)  # what it waits for may be what failed
-                client.subscribe("busy", "ch", ready=3)
-                for _ in range(2):
-                    publish()
-                    client.send(b"REQ %b 1\n" % client.read_message().id)
-        except (OSError, EOFError):
-            pass  # its own end
+        with (
+            suppress(OSError, EOFError),  # its own end
+            connected(nsqd.tcp_address, "tls_v1") as client,
+        ):
+            client.socket.settimeout(1)  # what it waits for may be what failed
+            client.subscribe("busy", "ch", ready=3)
+            for _ in range(2):
+                publish()
+                client.send(b"REQ %b 1\n" % client.read_message().id)
         return has_raised.is_set()
 
     monkeypatch.setattr(owner, name, fail_once)
-    with quiet_consumer(nsqd.tcp_address) as quiet:
-        quiet.gets_its_message()
+    with quiet_consumer(nsqd.tcp_address) as get_a_message:
+        get_a_message()
         publish()  # which waits in the topic
         nsqd.stats()  # its turn has ended
         is_armed.set()
         wait_until(be_busy, what=f"{name} raises")
         for _ in range(3):
-            quiet.gets_its_message()
+            get_a_message()
         with RawClient(nsqd.tcp_address) as client:
             client.subscribe("busy", "ch", ready=5)
             while published:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
@@ -19,20 +19,23 @@ from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
-MEMORY = "-mem-queue-size=1000000"
-
 sizes = pytest.mark.parametrize("size", [1, pytest.param(10, marks=pytest.mark.slow)])
 
 
 @pytest.fixture
-def nsqd(data_path: DataPath, serve: Serve) -> EmbeddedNsqdProcess:
-    return serve(EmbeddedNsqdProcess(data_path(), MEMORY))
-
-
-@pytest.fixture
-def held_up_nobody(nsqd: EmbeddedNsqdProcess) -> Iterator[None]:
-    yield
+def nsqd(data_path: DataPath, serve: Serve) -> Iterator[EmbeddedNsqdProcess]:
+    """One whose loop is to be held up by nothing."""
+    nsqd = serve(EmbeddedNsqdProcess(data_path(), "-mem-queue-size=1000000"))
+    yield nsqd
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
+
+
+@contextmanager
+def paused(nsqd: EmbeddedNsqdProcess) -> Iterator[None]:
+    """It finds at one moment what happens meanwhile."""
+    nsqd.pause()
+    yield
+    nsqd.resume()
 
 
 def publish(nsqd: EmbeddedNsqdProcess, count: int) -> None:
@@ -43,7 +46,6 @@ def publish(nsqd: EmbeddedNsqdProcess, count: int) -> None:
 
 
 @sizes
-@pytest.mark.usefixtures("held_up_nobody")
 def test_messages_that_are_given_back_again_and_again_all_come_through(
     nsqd: EmbeddedNsqdProcess, size: int
 ) -> None:
@@ -68,7 +70,6 @@ def test_messages_that_are_given_back_again_and_again_all_come_through(
 
 
 @sizes
-@pytest.mark.usefixtures("held_up_nobody")
 def test_many_that_time_out_at_one_moment_are_delivered_again(
     nsqd: EmbeddedNsqdProcess, size: int
 ) -> None:
@@ -82,9 +83,8 @@ def test_many_that_time_out_at_one_moment_are_delivered_again(
             sleeper.subscribe("t", "ch", ready=2500)
             sleeper.read_messages(2500)
             sleeper.send(b"RDY 0\n")
-        nsqd.pause()
-        time.sleep(3.2)
-        nsqd.resume()
+        with paused(nsqd):
+            time.sleep(3.2)
         wait_until(
             lambda: nsqd.channel_stats("t", "ch")["timeout_count"] >= count,
             what="all have timed out",
@@ -101,7 +101,6 @@ def test_many_that_time_out_at_one_moment_are_delivered_again(
 
 
 @sizes
-@pytest.mark.usefixtures("held_up_nobody")
 def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count = 15_000 * size
     nsqd.create_channel("t", "ch")
@@ -114,9 +113,8 @@ def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: i
             client.send(b"".join(line + sized(b"%d" % number) for number in numbers))
             for _ in numbers:
                 assert client.read_response() == b"OK"
-        nsqd.pause()
-        time.sleep(max(0.0, due_s - time.monotonic()) + 0.1)
-        nsqd.resume()
+        with paused(nsqd):
+            time.sleep(max(0.0, due_s - time.monotonic()) + 0.1)
         client.subscribe("t", "ch", ready=2500)
         bodies = set()
         while len(bodies) < count:
@@ -126,7 +124,6 @@ def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: i
     assert len(bodies) == count
 
 
-@pytest.mark.usefixtures("held_up_nobody")
 def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdProcess) -> None:
     count = 12_000
     with ExitStack() as stack:
@@ -134,12 +131,11 @@ def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdP
             stack.enter_context(RawClient(nsqd.tcp_address)).subscribe("t", "ch")
         client = stack.enter_context(RawClient(nsqd.tcp_address))
         client.subscribe("t", "ch")
-        nsqd.pause()
         finishes = b"".join(b"FIN %016d\n" % number for number in range(count))
         sending = threading.Thread(target=client.send, args=[finishes])
-        sending.start()
-        time.sleep(0.2)  # so that it finds them all at once
-        nsqd.resume()
+        with paused(nsqd):
+            sending.start()
+            time.sleep(0.2)
         sending.join()
         for number in range(count):
             expected = b"E_FIN_FAILED FIN %016d failed ID not in flight" % number
@@ -147,27 +143,25 @@ def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdP
 
 
 @sizes
-@pytest.mark.usefixtures("held_up_nobody")
 def test_consumers_that_leave_at_one_moment_hold_up_nobody(
     nsqd: EmbeddedNsqdProcess, size: int
 ) -> None:
     count = 1000 * size
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = before[1]
-    resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (most, most))
     nsqd.create_channel("t", "ch")
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (before[1], before[1])
+        )  # its own it raises itself
         clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(count)]
         for client in clients:
             client.subscribe("t", "ch", ready=1)
         publish(nsqd, count)
         for client in clients:
             client.read_message()
-        nsqd.pause()  # so that all are gone when it looks
-        stack.close()
-        nsqd.resume()
+        with paused(nsqd):
+            stack.close()
         wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="all have left")
     assert nsqd.channel_stats("t", "ch")["in_flight_count"] == count
 

@@ -1,8 +1,6 @@
 """Fleets of workers whose handlers take a good part of msg_timeout: nothing unseen, little twice.
 
 Each worker is a process with default options, and writes a line for each message it has handled.
-That handlers are busy all the time is in tests/client/test_in_flight_limit.py, and workers that
-are killed are in test_crash_loop.py there and in test_forwarders_killed.py.
 `pytest -rP -m "slow or not slow" tests/faults/test_fleet.py` prints the table.
 """
 
@@ -58,34 +56,27 @@ consumer.run(handle, workers=count)
 
 
 def cells() -> Iterator[object]:
-    """(way, nsqd, processes, handlers of each, handler time in msg_timeouts, messages)"""
-    yield pytest.param("threads", 12, 2, 2, 0.35, 14)
-    ways = [
-        ("threads", 1, 1),
-        ("threads", 6, 1),
-        ("threads", 2, 16),
-        ("pool", 2, 4),
-        ("asyncio", 1, 32),
-    ]
-    for share, nsqds, (way, processes, count) in itertools.product(
-        (0.01, 0.1, 0.35, 0.7), (1, 12), ways
-    ):
-        rounds = 300 if share < 0.05 else 40 if share < 0.3 else 15
-        messages = max(rounds * processes * count, 3 * nsqds)
-        yield pytest.param(way, nsqds, processes, count, share, messages, marks=pytest.mark.slow)
-    for way, processes, count in (("threads", 4, 8), ("asyncio", 1, 32)):
-        yield pytest.param(way, 200, processes, count, 0.1, 1000, marks=pytest.mark.slow)
+    """(way, processes, handlers of each, nsqd, handler time in msg_timeouts, messages)"""
+    yield "threads", 2, 2, 12, 0.35, 14
+    ways = [("threads", 1, 1), ("threads", 6, 1), ("threads", 2, 16), ("pool", 2, 4)]
+    ways += [("asyncio", 1, 32)]
+    rounds = {0.01: 300, 0.1: 40, 0.35: 15, 0.7: 15}
+    for way, nsqds, share in itertools.product(ways, (1, 12), rounds):
+        messages = max(rounds[share] * way[1] * way[2], 3 * nsqds)
+        yield pytest.param(*way, nsqds, share, messages, marks=pytest.mark.slow)
+    for way in (("threads", 4, 8), ("asyncio", 1, 32)):
+        yield pytest.param(*way, 200, 0.1, 1000, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("way", "nsqds", "processes", "count", "share", "messages"), list(cells()))
+@pytest.mark.parametrize(("way", "processes", "count", "nsqds", "share", "messages"), [*cells()])
 def test_a_healthy_fleet_handles_everything_once(
     serve: Serve,
     data_path: DataPath,
     tmp_path: Path,
     way: str,
-    nsqds: int,
     processes: int,
     count: int,
+    nsqds: int,
     share: float,
     messages: int,
 ) -> None:

@@ -22,8 +22,10 @@ from plugins.archives import (
     TOPIC,
     Writer,
     assert_each_once,
+    bodies_at,
     ended,
     killed_again_and_again,
+    numbered,
     to_file,
     wait_until_archived,
 )
@@ -34,15 +36,11 @@ from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, Selection, in_processes
-from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import DRAFTS, Lander
-from nsqtools.archive.reader import read_messages
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
-from nsqtools.protocol.frames import WireMessage
 
 DAY_NS = 86_400 * 10**9
-BASE_NS = 20_000 * DAY_NS
 DEADLINE_S = patience_s(90.0)
 
 LANDING = f"""
@@ -67,29 +65,15 @@ print("landed")
 
 def logs_of(directory: Path) -> list[Path]:
     """Two logs: one spans two days."""
-    writer, paths = Writer(directory, topic=TOPIC), []
-    for number, times in enumerate([(0, 1), (2, DAY_NS, DAY_NS + 1)]):
-        messages = [
-            WireMessage(BASE_NS + at, 1, b"%016d" % (number * 10 + n), b"%d %d" % (number, n))
-            for n, at in enumerate(times)
-        ]
-        writer.write(messages)
+    writer, paths, messages = Writer(directory, topic=TOPIC), [], numbered(0, 5)
+    later = [each._replace(timestamp_ns=each.timestamp_ns + DAY_NS) for each in messages[3:]]
+    for some in (messages[:2], [messages[2], *later]):
+        writer.write(some)
         paths.append(writer.finish())
     return paths
 
 
-def bodies_at(place: str) -> list[bytes]:
-    problems: list[tuple[str, str]] = []
-    found = [
-        message.body
-        for archive in find_archives([place])
-        for message in read_messages(archive, lambda *problem: problems.append(problem))
-    ]
-    assert problems == []
-    return sorted(found)
-
-
-ALL = [b"0 0", b"0 1", b"1 0", b"1 1", b"1 2"]
+ALL = [b"body %d" % number for number in range(5)]
 
 
 def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, str]) -> bool:
@@ -106,29 +90,49 @@ def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, s
     return killed.returncode == 0
 
 
+def compacted(place: Path, output: Path | None) -> None:
+    if place.exists():
+        compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
+        with compaction.locked():
+            compaction.plan()
+            compaction.run(in_processes(1))
+
+
+SHORT = [
+    ("delta", False, 4),
+    ("parquet bucket", False, 6),
+    ("delta", True, 7),
+    ("parquet", True, 6),
+]
+LONG = [(place, False, 1) for place in ("delta", "delta bucket", "parquet", "parquet bucket")]
+LONG += [("delta", True, 1), ("parquet", True, 1)]
+
+
 @pytest.mark.parametrize(
-    ("is_delta", "where", "every"),
-    [
-        pytest.param(True, "directory", 4, id="delta"),
-        pytest.param(False, "bucket", 6, id="parquet-bucket"),
-        pytest.param(True, "directory", 1, id="delta-all", marks=pytest.mark.slow),
-        pytest.param(True, "bucket", 1, id="delta-bucket-all", marks=pytest.mark.slow),
-        pytest.param(False, "directory", 1, id="parquet-all", marks=pytest.mark.slow),
-        pytest.param(False, "bucket", 1, id="parquet-bucket-all", marks=pytest.mark.slow),
-    ],
+    ("store", "compacts", "every"),
+    [*SHORT, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG)],
 )
 def test_killed_at_each_step_every_message_lands_once(
-    tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], is_delta: bool, where: str, every: int
+    tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], store: str, compacts: bool, every: int
 ) -> None:
+    """Also when it is compacted before it goes on. What was compacted is even removed, as who
+    compacts to another place may do."""
     for step in range(0, 100, every):
-        place = str(tmp_path / f"table-{step}") if where == "directory" else bucket.url
-        place += f"/{step}"
-        logs = tmp_path / f"logs-{step}"
+        table, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
+        place = f"{bucket.url}/{step}" if "bucket" in store else str(table)
+        output = None if "delta" in store else tmp_path / f"output-{step}"
         logs.mkdir()
-        plan = TablePlan(place, is_delta, "web1")
+        plan = TablePlan(place, "delta" in store, "web1")
         is_over = landed_until_killed(plan, step, logs, nsq_env)
+        if compacts:
+            compacted(table, output)
+            if output is not None:
+                shutil.rmtree(table, ignore_errors=True)
 
         Lander(plan, logs).land(list(logs.glob("*.log.gz")))
+        if compacts:
+            compacted(table, output)
+            place = str(output or table)
 
         assert bodies_at(place) == ALL, f"killed at step {step}"
         assert list(logs.rglob("*.log.gz")) == []
@@ -139,65 +143,24 @@ def test_killed_at_each_step_every_message_lands_once(
     pytest.fail("it never came to its end")
 
 
-def compacted(place: Path, output: Path | None) -> None:
-    if not place.exists():
-        return
-    compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
-    with compaction.locked():
-        compaction.plan()
-        compaction.run(in_processes(1))
-
-
 @pytest.mark.parametrize(
-    ("is_delta", "every"),
+    ("store", "is_stored", "kills", "count"),
     [
-        pytest.param(True, 7, id="delta"),
-        pytest.param(False, 6, id="parquet"),
-        pytest.param(True, 1, id="delta-all", marks=pytest.mark.slow),
-        pytest.param(False, 1, id="parquet-all", marks=pytest.mark.slow),
-    ],
-)
-def test_killed_and_compacted_before_it_goes_on_every_message_is_there_once(
-    tmp_path: Path, nsq_env: dict[str, str], is_delta: bool, every: int
-) -> None:
-    """What was compacted is even removed, as who compacts to another place may do."""
-    for step in range(1, 100, every):
-        place, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
-        output = None if is_delta else tmp_path / f"output-{step}"
-        logs.mkdir()
-        plan = TablePlan(str(place), is_delta, "web1")
-        is_over = landed_until_killed(plan, step, logs, nsq_env)
-        compacted(place, output)
-        if output is not None and place.exists():
-            shutil.rmtree(place)
-
-        Lander(plan, logs).land(list(logs.glob("*.log.gz")))
-        compacted(place, output)
-
-        assert bodies_at(str(output or place)) == ALL, f"killed at step {step}"
-        if is_over:
-            return
-    pytest.fail("it never came to its end")
-
-
-@pytest.mark.parametrize(
-    ("store", "where", "kills", "count"),
-    [
-        ("delta", "directory", 2, 3000),
+        ("delta", False, 2, 3000),
         *(
-            pytest.param(store, where, 10, 40_000, marks=pytest.mark.slow)
+            pytest.param(store, is_stored, 10, 40_000, marks=pytest.mark.slow)
             for store in ("parquet", "delta")
-            for where in ("directory", "bucket")
+            for is_stored in (False, True)
         ),
     ],
 )
 def test_killed_while_it_lands_every_message_is_in_the_table_once(
     go_nsqd: MakeNsqd,
     spawn_nsq: SpawnNsq,
-    request: pytest.FixtureRequest,
+    bucket: Bucket,
     tmp_path: Path,
     store: str,
-    where: str,
+    is_stored: bool,
     kills: int,
     count: int,
 ) -> None:
@@ -207,8 +170,8 @@ def test_killed_while_it_lands_every_message_is_in_the_table_once(
     args = to_file(nsqd.tcp_address, out, "--store", store, "--body", "json")
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     place, logs = str(out), out / ".nsq-log"
-    if where == "bucket":
-        place, logs = f"{request.getfixturevalue('bucket').url}/lake", out
+    if is_stored:
+        place, logs = f"{bucket.url}/lake", out
         args += ["--upload", place]
     landed = logs / DRAFTS / "state.json"
     share = -(-count // (kills + 1))

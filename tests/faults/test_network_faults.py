@@ -11,8 +11,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,98 +40,66 @@ def link(nsqd: GoNsqd, proxy_to: ProxyTo) -> Proxy:
     return proxy_to(nsqd.tcp_address)
 
 
-class Traffic:
-    """Publishes all the time, and consumes; `confirmed` and `consumed` are what came of it."""
+class Course:
+    """A producer, a consumer and an archiver that work, whatever happens; ``confirmed`` and
+    ``consumed`` are what came of it."""
 
-    def __init__(self, address: str, padding: int) -> None:
-        self._padding = b"." * padding
-        options = OPTIONS.with_options(dict(each.split("=", 1) for each in QUICK))
-        options = options.with_options({"publish_timeout": "2s", "drain_timeout": "5s"})
+    def __init__(self, nsqd: GoNsqd, address: str, spawn_nsq: SpawnNsq, archive: Path) -> None:
+        self._nsqd, self._archive = nsqd, archive
+        self.padding = b""
         self.confirmed: list[bytes] = []
         self.consumed: Counter[bytes] = Counter()
+        options = OPTIONS.with_options(dict(each.split("=", 1) for each in QUICK))
+        options = options.with_options({"publish_timeout": "2s", "drain_timeout": "5s"})
         self._consumer = Consumer(TOPIC, "live", nsqd_tcp_addresses=address, options=options)
         self._producer = Producer(address, options)
         self._ends = threading.Event()
         self._threads = [threading.Thread(target=each) for each in (self._publish, self._consume)]
+        words = [word for option in QUICK for word in ("--consumer-opt", option)]
+        words += ["--nsqd-tcp-address", address, "--output-dir", str(archive)]
+        command = ["to-file", "-t", TOPIC, "-c", "archive", "--sync-interval", "500ms", *words]
+        self._archiver = spawn_nsq(command)
 
     def start(self) -> None:
+        clients = lambda: self._nsqd.channel_stats(TOPIC, "archive")["clients"]  # noqa: E731
+        wait_until(clients, what="the archiver", timeout_s=20)
         for thread in self._threads:
             thread.start()
+        self.goes_on()
 
     def _publish(self) -> None:
         for number in itertools.count():
             if self._ends.wait(0.005):
                 return
-            body = b"%06d" % number + self._padding
-            try:
+            body = b"%06d" % number + self.padding
+            with suppress(PublishError):
                 self._producer.publish(TOPIC, body)
-            except PublishError:
-                continue
-            self.confirmed.append(body)
+                self.confirmed.append(body)
 
     def _consume(self) -> None:
         self._consumer.run(lambda message: self.consumed.update([message.body]))
 
-    def end_publishing(self) -> None:
-        self._ends.set()
-        self._threads[0].join()
+    def goes_on(self) -> None:
+        """Wait until some more messages are confirmed."""
+        before = len(self.confirmed)
+        wait_until(lambda: len(self.confirmed) > before + 100, what="publishing", timeout_s=30)
 
     def stop(self) -> None:
         self._ends.set()
         self._producer.stop(patience_s(5))
         self._consumer.begin_stop()
         for thread in self._threads:
-            thread.join()
-
-
-@pytest.fixture
-def begin(
-    nsqd: GoNsqd, link: Proxy, spawn_nsq: SpawnNsq, tmp_path: Path
-) -> Iterator[Callable[..., Course]]:
-    """A factory of courses; what they run ends with the test."""
-    with ExitStack() as running:
-
-        def begin(padding: int = 0) -> Course:
-            for channel in ("live", "archive"):
-                nsqd.create_channel(TOPIC, channel)
-            traffic = Traffic(link.address, padding)
-            running.callback(traffic.stop)
-            return Course(nsqd, link.address, traffic, spawn_nsq, tmp_path / "archive")
-
-        yield begin
-
-
-class Course:
-    """An archiver, a consumer and a producer that work, whatever happens, and what they have done
-    in the end."""
-
-    def __init__(
-        self, nsqd: GoNsqd, address: str, traffic: Traffic, spawn_nsq: SpawnNsq, archive: Path
-    ) -> None:
-        self._nsqd, self.traffic, self._archive = nsqd, traffic, archive
-        options = [word for option in QUICK for word in ("--consumer-opt", option)]
-        place = ["--nsqd-tcp-address", address, "--output-dir", str(archive)]
-        place += ["--sync-interval", "500ms"]
-        self._archiver = spawn_nsq(["to-file", "-t", TOPIC, "-c", "archive", *place, *options])
-        archivers = lambda: nsqd.channel_stats(TOPIC, "archive")["clients"]  # noqa: E731
-        wait_until(archivers, what="the archiver", timeout_s=20)
-        traffic.start()
-        self.goes_on()
-
-    def goes_on(self) -> None:
-        """Wait until some more messages are confirmed."""
-        before = len(self.traffic.confirmed)
-        wait_until(
-            lambda: len(self.traffic.confirmed) > before + 100, what="publishing", timeout_s=30
-        )
+            if thread.ident:
+                thread.join()
 
     def end(self, *, may_lose: int = 0) -> None:
         """Publish no more, and look: nothing is missing but what nsqd itself ``may_lose``."""
-        traffic, nsqd = self.traffic, self._nsqd
-        traffic.end_publishing()
-        confirmed = set(traffic.confirmed)
+        nsqd = self._nsqd
+        self._ends.set()
+        self._threads[0].join()
+        confirmed = set(self.confirmed)
         wait_until(
-            lambda: len(confirmed - traffic.consumed.keys()) <= may_lose,
+            lambda: len(confirmed - self.consumed.keys()) <= may_lose,
             what="all to be consumed",
             timeout_s=30,
         )
@@ -146,8 +114,19 @@ class Course:
         assert len(missing) <= may_lose, f"{len(missing)} of {len(confirmed)} are not archived"
         ids = Counter(message["id"] for message in messages)
         assert [each for each, count in ids.items() if count > 1] == []
-        doubled = sum(traffic.consumed.values()) - len(traffic.consumed)
-        assert doubled <= 200  # in flight at the fault
+        assert self.consumed.total() - len(self.consumed) <= 200  # in flight at the fault
+
+
+@pytest.fixture
+def course(nsqd: GoNsqd, link: Proxy, spawn_nsq: SpawnNsq, tmp_path: Path) -> Iterator[Course]:
+    for channel in ("live", "archive"):
+        nsqd.create_channel(TOPIC, channel)
+    course = Course(nsqd, link.address, spawn_nsq, tmp_path / "archive")
+    try:
+        course.start()
+        yield course
+    finally:
+        course.stop()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +142,8 @@ class Course:
     ],
 )
 def test_what_was_confirmed_is_consumed_and_archived_once(
-    fault: str, seconds: float, nsqd: GoNsqd, link: Proxy, begin: Callable[..., Course]
+    fault: str, seconds: float, nsqd: GoNsqd, link: Proxy, course: Course
 ) -> None:
-    course = begin()
     lost = {
         "black hole": (TO_CLIENT, TO_SERVER),
         "from nsqd only": (TO_CLIENT,),
@@ -177,9 +155,9 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
         link.pause(direction)
     if not lost:
         nsqd.pause()
-    began_with = len(course.traffic.confirmed)
+    began_with = len(course.confirmed)
     time.sleep(seconds)
-    during = len(course.traffic.confirmed)
+    during = len(course.confirmed)
     if is_cut := fault == "FINs that are cut off":
         link.cut(reset=True)
     for direction in lost:
@@ -202,15 +180,15 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
     ],
 )
 def test_a_bad_link_costs_time_only(
-    delay_s: float, piece_size: int, seconds: float, link: Proxy, begin: Callable[..., Course]
+    delay_s: float, piece_size: int, seconds: float, link: Proxy, course: Course
 ) -> None:
     """Far away a publish takes a second or more; it goes on, and ends well."""
-    course = begin(padding=600)
+    course.padding = b"." * 600
     usual = link.piece_size
     link.delay_s, link.piece_size = delay_s, piece_size
-    before = len(course.traffic.confirmed)
+    before = len(course.confirmed)
     time.sleep(seconds)
-    wait_until(lambda: len(course.traffic.confirmed) > before, what="a publish", timeout_s=30)
+    wait_until(lambda: len(course.confirmed) > before, what="a publish", timeout_s=30)
     link.delay_s, link.piece_size = 0.0, usual
     course.goes_on()
     course.end()
@@ -218,9 +196,8 @@ def test_a_bad_link_costs_time_only(
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_kill_9_of_nsqd_costs_what_it_had_in_memory(
-    kills: int, nsqd: GoNsqd, begin: Callable[..., Course]
+    kills: int, nsqd: GoNsqd, course: Course
 ) -> None:
-    course = begin()
     for _ in range(kills):
         nsqd.kill()
         time.sleep(1)

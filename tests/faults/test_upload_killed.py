@@ -14,6 +14,7 @@ from plugins.archives import (
     TOPIC,
     Writer,
     assert_each_once,
+    bodies_at,
     ended,
     filled,
     finished_files,
@@ -27,7 +28,6 @@ from plugins.object_store import Bucket
 from plugins.waiting import wait_until
 
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.upload import uploaded_of
 from nsqtools.protocol.frames import WireMessage
@@ -90,14 +90,7 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
     assert "not uploaded" not in ended(process)
 
     stored = find_archives([bucket.url])
-    problems: list[tuple[str, str]] = []
-    bodies = [
-        message.body
-        for archive in stored
-        for message in read_messages(archive, lambda *problem: problems.append(problem))
-    ]
-    assert problems == []
-    assert_each_once(bodies, expected + published)
+    assert_each_once(bodies_at(bucket.url), expected + published)
     assert len({archive.head for archive in stored}) == len(stored), "a file is stored twice"
     names = bucket.names()
     assert len(names) == 3 * len(stored), "each file has its index and its manifest, and no more"

@@ -18,10 +18,8 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     path = small_disk / "nsqd.dat"
     replace_file(path, b"old")
     (small_disk / "filler").write_bytes(bytes(52 << 10))
-
     with pytest.raises(OSError, match="No space left") as caught:
         replace_file(path, b"n" * (20 << 10))
-
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(small_disk) == ["filler", "nsqd.dat"]
@@ -41,26 +39,20 @@ def test_older_content_never_replaces_newer(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / "nsqd.dat").symlink_to(victim)
-
-    replace_file(tmp_path / "nsqd.dat", b"new")
-
-    assert victim.read_text() == "precious"
-    assert not (tmp_path / "nsqd.dat").is_symlink()
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    (tmp_path / "victim").write_text("precious")
+    return tmp_path / "victim"
 
 
-def test_the_temporary_name_cannot_be_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_link_is_replaced_and_not_followed_nor_one_where_the_temporary_name_would_be(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were it guessed all the same, a link there is not followed."""
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
+    (tmp_path / "nsqd.dat").symlink_to(victim)
+    replace_file(tmp_path / "nsqd.dat", b"new")
+    assert not (tmp_path / "nsqd.dat").is_symlink()
     monkeypatch.setattr(os, "urandom", lambda size: bytes(size))
     (tmp_path / f".nsqd.dat.{'00' * 8}.tmp").symlink_to(victim)
-
     with pytest.raises(FileExistsError):
         replace_file(tmp_path / "nsqd.dat", b"new")
     assert victim.read_text() == "precious"
@@ -70,19 +62,16 @@ def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     left = f".nsqd.dat.{'0a' * 8}.tmp"
     for name in (left, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
         (tmp_path / name).touch()
-
     remove_temporaries(tmp_path)
-
     assert names(tmp_path) == [".other.tmp", "nsqd.dat", "t.diskqueue.000000.dat"]
 
 
-def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path, victim: Path) -> None:
     """Across file systems a file is copied beside its target first."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system")
-    victim, source = tmp_path / "victim", other / f"nsqtools-{os.getpid()}"
-    victim.write_text("precious")
+    source = other / f"nsqtools-{os.getpid()}"
     source.write_text("archive")
     (tmp_path / ".target.copy").symlink_to(victim)
     source.chmod(0o604)

@@ -18,18 +18,10 @@ from nsqtools.files.opening import (
 
 
 @pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return path
-
-
-@pytest.fixture
 def link(tmp_path: Path) -> Path:
     (tmp_path / "victim").write_text("precious")
-    path = tmp_path / "link"
-    path.symlink_to(tmp_path / "victim")
-    return path
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    return tmp_path / "link"
 
 
 def test_a_file_is_read_also_through_a_link(link: Path) -> None:
@@ -52,7 +44,9 @@ def test_no_link_is_followed_for_writing(link: Path) -> None:
     assert link.read_text() == "precious"
 
 
-def test_a_fifo_neither_blocks_its_reader_nor_is_written_to(fifo: Path) -> None:
+def test_a_fifo_neither_blocks_its_reader_nor_is_written_to(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     for open_it in (open_to_read, open_to_append):
         with pytest.raises(NotRegularError, match="not a regular file"):
             open_it(fifo)
@@ -63,7 +57,6 @@ def test_what_is_appended_stands_after_the_rest_and_is_private(tmp_path: Path) -
     for line in (b"one\n", b"two\n"):
         with open_to_append(path) as file:
             file.write(line)
-
     assert path.read_bytes() == b"one\ntwo\n"
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,27 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
-        report(parcel, self.outcome)
+        report([parcel], self.outcome)
 
     def check(self) -> None: ...
     def stop(self, timeout_s: float) -> None: ...
 
 
+def courier_to(
+    sink: Destination,
+    *,
+    counters: Counters | None = None,
+    dead_letters: Any = None,
+    on_circuit: Callable[[bool], object] = lambda is_open: None,
+) -> Courier:
+    more = {"dead_letters": dead_letters, "on_circuit": on_circuit}
+    return Courier(sink, counters or Counters(), max_attempts=0, **more)
+
+
 def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) -> None:
     """Also while it has nothing left to try with, as nsqd took back what was held."""
     destination, source, circuit = Destination(), Source(), []
-    courier = Courier(
-        destination, Counters(), max_attempts=0, dead_letters=None, on_circuit=circuit.append
-    )
+    courier = courier_to(destination, on_circuit=circuit.append)
     courier.send(source.parcel(1))
     courier.act(0.0)
     assert (courier.is_failing, courier.is_open) == (True, True)
@@ -95,9 +105,7 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     """A full disk that has room for a few would take the first of a batch with each try."""
     destination, source, counters = Destination(), Source(), Counters()
-    courier = Courier(
-        destination, counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
-    )
+    courier = courier_to(destination, counters=counters)
     destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
     courier.send(source.parcel(1, 2, 3))
     courier.act(0.0)
@@ -110,10 +118,30 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert not source.in_flight
 
 
+def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> None:
+    class Together(Destination):
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            parcels.append(parcel)
+            if len(parcels) == 2:
+                report(parcels, Outcome(Fate.DELIVERED, repeated=1))
+
+    parcels: list[Parcel] = []
+    source, counters = Source(), Counters()
+    courier = Courier(
+        Together(), counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
+    )
+    courier.send(source.parcel(1, 2))
+    courier.send(source.parcel(3))
+
+    assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
+    assert courier.is_idle
+    assert not source.in_flight
+
+
 def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     class Late(Destination):
         def submit(self, parcel: Parcel, report: Report) -> None:
-            self.end = lambda: report(parcel, Outcome(Fate.REFUSED, "HTTP 400"))
+            self.end = lambda: report([parcel], Outcome(Fate.REFUSED, "HTTP 400"))
 
         def stop(self, timeout_s: float) -> None:
             self.end()
@@ -128,9 +156,7 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
             self.is_closed = True
 
     counters = Counters()
-    courier = Courier(
-        Late(), counters, max_attempts=0, dead_letters=Box(), on_circuit=lambda is_open: None
-    )
+    courier = courier_to(Late(), counters=counters, dead_letters=Box())
     courier.send(Source().parcel(1))
     courier.drain(0.0, lambda: None)
     assert counters.totals.dead_lettered == 1
@@ -143,13 +169,8 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         source = Source()
         source.nsqd = "{}:{}".format(*hanging.getsockname())
-        courier = Courier(
-            Destination(),
-            Counters(),
-            max_attempts=0,
-            dead_letters=DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60))),
-            on_circuit=lambda is_open: None,
-        )
+        topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
+        courier = courier_to(Destination(), dead_letters=topic)
         letters = source.parcel(*range(200))
         work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
         work.start()

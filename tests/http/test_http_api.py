@@ -10,7 +10,6 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,17 @@ from nsqtools.errors import (
     ProtocolError,
     TLSError,
 )
-from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient, decode_lookup
+from nsqtools.http.http_api import (
+    HTTPAPI,
+    HTTPAccess,
+    NsqdHTTPClient,
+    NsqlookupdHTTPClient,
+    decode_lookup,
+)
 
 
-def get(url: str, **settings: Any) -> Any:
-    with HTTPAPI(url, **settings) as api:
+def get(url: str, **access: Any) -> Any:
+    with HTTPAPI(url, HTTPAccess(**access)) as api:
         return api.get("/x")
 
 
@@ -51,35 +56,30 @@ def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
         get("http://nsqd-1:4151", timeout_s=0.1)
 
 
-@pytest.mark.parametrize(
-    ("status", "category"),
-    [(401, "refused"), (403, "refused"), (404, "not_found"), (500, "failed")],
-)
-def test_an_error_status_has_its_category_and_nsqs_own_word(
-    scripted_lookupd: MakeScripted, status: int, category: str
-) -> None:
+def test_an_error_status_has_its_category_and_nsqs_own_word(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
-    lookupd.status, lookupd.answer = status, {"message": "SOME_WORD"}
-    with pytest.raises(HTTPError, match=f"{lookupd.address}: SOME_WORD .HTTP {status}") as caught:
-        get(f"http://{lookupd.address}")
-    assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
+    lookupd.answer = {"message": "SOME_WORD"}
+    categories = {401: "refused", 403: "refused", 404: "not_found", 500: "failed"}
+    for lookupd.status, category in categories.items():
+        said = f"{lookupd.address}: SOME_WORD .HTTP {lookupd.status}"
+        with pytest.raises(HTTPError, match=said) as caught:
+            get(f"http://{lookupd.address}")
+        assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
 
 
 def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.answer = {"topics": ["a"]}
-    assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
-    [(_, headers)] = lookupd.requests
+    lookupd, data = scripted_lookupd(), {"topics": ["a"]}
+    for lookupd.answer in (data, {"status_code": 200, "status_txt": "OK", "data": data}):
+        assert get(f"http://{lookupd.address}") == data
+    _, headers = lookupd.requests[0]
     assert headers["Accept"] == "application/vnd.nsq; version=1.0"
     assert "Authorization" not in headers
-    lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["a"]}}
-    assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
 
 
 def test_an_unknown_topic_is_an_answer(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
     lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
-    with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
+    with NsqlookupdHTTPClient(f"http://{lookupd.address}") as api:
         assert not api.lookup("t").is_known
         lookupd.answer = {"message": "PAGE_NOT_FOUND"}
         with pytest.raises(HTTPError):
@@ -95,7 +95,7 @@ def test_a_certificate_that_is_not_trusted_is_named(
         get(url)
     assert "--tls-ca-file" in caught.value.hint
     trusting = ssl.create_default_context(cafile=certificates.ca)
-    with HTTPAPI(url, tls=trusting) as api:
+    with HTTPAPI(url, HTTPAccess(tls=trusting)) as api:
         assert api.get("/info")["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
 
 
@@ -107,7 +107,8 @@ def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
     nsqd = go_nsqd(*certificates.server.nsqd_flags)
     address = nsqd.http_address if scheme == "http" else nsqd.https_address
     trusting = ssl.create_default_context(cafile=certificates.ca)
-    api = HTTPAPI(f"{scheme}://{address}", tls=trusting, timeout_s=patience_s(10))
+    access = HTTPAccess(tls=trusting, timeout_s=patience_s(10))
+    api = HTTPAPI(f"{scheme}://{address}", access)
     nsqd.pause()
     asked = in_background(api.get, "/info")
     wait_until(lambda: connections_to(address), what="a connection")
@@ -118,12 +119,9 @@ def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
 
 
 def connections_to(address: str) -> list[str]:
-    """The lines of the kernel about connections that are established to a port of ours."""
-    port, is_established = f":{int(address.rpartition(':')[2]):04X}", "01"
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return [
-        line for line in lines if line.split()[2][-5:] == port and line.split()[3] == is_established
-    ]
+    """The lines of the kernel about connections that are established (01) to a port of ours."""
+    mark = f":{int(address.rpartition(':')[2]):04X} 01 "
+    return [line for line in Path("/proc/net/tcp").read_text().splitlines() if mark in line]
 
 
 def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
@@ -133,12 +131,12 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
     lookupd.answer = {"topics": []}
     base = f"http://{lookupd.address}"
 
-    with closing(NsqlookupdHTTPClient(f"{base}/zürich", bearer="geheimnüß")) as api:
-        api.topics()
-    with closing(NsqlookupdHTTPClient(base.replace("//", "//user:p%40ss@"))) as api:
-        api.topics()
-    with pytest.raises(ConnectionFailed), closing(HTTPAPI("http://zürich.invalid:1")) as api:
-        api.get("/x")
+    access = HTTPAccess(bearer="geheimnüß")
+    for url in (f"{base}/zürich", base.replace("//", "//user:p%40ss@")):
+        with NsqlookupdHTTPClient(url, access) as api:
+            api.topics()
+    with pytest.raises(ConnectionFailed):
+        get("http://zürich.invalid:1")
 
     paths = [path for path, _ in lookupd.requests]
     assert paths == ["/z%C3%BCrich/topics", "/topics"]
@@ -146,7 +144,6 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
 
 
 # -- what a hostile or broken daemon sends ---------------------------------------------------------
-
 
 Sends = Callable[[Iterable[bytes]], str]
 
@@ -192,30 +189,22 @@ def test_a_charset_is_not_believed(sends: Sends) -> None:
         nsqd.ping()
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        {"tcp_port": "x"},
-        {"tcp_port": 10**400},
-        {"tcp_port": 4150, "http_port": [1]},
-        {"tcp_port": 4150, "broadcast_address": {}},
-    ],
-    ids=str,
-)
-def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(info: object, sends: Sends) -> None:
-    with (
-        NsqdHTTPClient(sends(answer(json.dumps(info).encode()))) as nsqd,
-        pytest.raises(ProtocolError, match="does not answer like nsqd"),
-    ):
-        nsqd.info()
+def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> None:
+    wrong = {"tcp_port": "x"}, {"tcp_port": 10**400}, {"http_port": [1]}, {"broadcast_address": {}}
+    for each in wrong:
+        body = json.dumps({"tcp_port": 4150} | each).encode()
+        with (
+            NsqdHTTPClient(sends(answer(body))) as nsqd,
+            pytest.raises(ProtocolError, match="does not answer like nsqd"),
+        ):
+            nsqd.info()
 
 
 def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) -> None:
     producers = [{"broadcast_address": f"h{n}", "tcp_port": 1} for n in range(20)]
+    answer, access = {"channels": [], "producers": producers}, HTTPAccess(max_nodes=10)
 
-    drawn = [
-        decode_lookup({"channels": [], "producers": producers}, "url", 10).nodes for _ in range(20)
-    ]
+    drawn = [decode_lookup(answer, "url", access).nodes for _ in range(20)]
 
     assert {len(each) for each in drawn} == {10}
     assert len({node for each in drawn for node in each}) == 20  # nobody is kept out for good
@@ -223,7 +212,6 @@ def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_what_is_no_topic_or_no_nsqd_is_left_out_though_it_is_tombstoned(sends: Sends) -> None:
-    """Of a list no set can be made."""
     topics = [["t"], {}, None, "a b", "gone", "here"]
     producer = {"broadcast_address": "h", "tcp_port": 1, "topics": topics}
     producer["tombstones"] = [True] * 5 + [False]
@@ -248,7 +236,7 @@ def test_a_node_with_a_malformed_address_is_reported_and_left_out(
 
     with caplog.at_level(logging.WARNING, "nsqtools"):
         for _ in range(2):
-            lookup = decode_lookup(answer, f"http://{os.urandom(4).hex()}")
+            lookup = decode_lookup(answer, f"http://{os.urandom(4).hex()}", HTTPAccess())
             assert [node.tcp.host for node in lookup.nodes] == ["good"]
 
     assert len(caplog.messages) == 2

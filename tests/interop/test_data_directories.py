@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from plugins.daemons import GoNsqd
@@ -21,31 +21,31 @@ ORDERS = [
     pytest.param((EmbeddedServer, GoNsqd, EmbeddedServer), id="embedded to Go and back"),
 ]
 Kinds = tuple[type[GoNsqd] | type[EmbeddedServer], ...]
-SMALL_MEMORY = "-mem-queue-size=10"
 SMALL_FILES = "-max-bytes-per-file=1000"
 
 
-def handed_on(kinds: Kinds, directory: Path, serve: Serve, *flags: str) -> tuple[Nsqd, Nsqd]:
-    """The first server, running, and the last one, not yet; those between open and close."""
-    first, *between, last = [kind(directory, *flags) for kind in kinds]
-    serve(first)
-    stop_first = first.stop
+HandOn = Callable[..., Nsqd]
 
-    def stop() -> None:
-        stop_first()
-        for server in between:
-            serve(server)
+
+@pytest.fixture
+def hand_on(serve: Serve) -> HandOn:
+    """Stop a server, and let others open its directory one after the other: the last runs."""
+
+    def hand_on(server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
+        for kind in kinds:
             server.stop()
+            server = serve(kind(server.data_path, *flags))
+        return server
 
-    first.stop = stop  # type: ignore[method-assign]
-    return first, last
+    return hand_on
 
 
 @pytest.mark.parametrize("kinds", ORDERS)
 def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
-    kinds: Kinds, data_path: DataPath, serve: Serve
+    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
 ) -> None:
-    first, last = handed_on(kinds, data_path(), serve, SMALL_MEMORY, SMALL_FILES)
+    flags = ("-mem-queue-size=10", SMALL_FILES)
+    first = serve(kinds[0](data_path(), *flags))
     bodies = {b"%03d" % number for number in range(100)}
     with RawClient(first.tcp_address) as client, RawClient(first.tcp_address) as producer:
         client.subscribe("t", "ch", ready=5)
@@ -54,9 +54,8 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
         client.send(b"REQ %b 3600000\n" % held[0].id)
         producer.publish_deferred("t", 3_600_000, b"deferred")
         client.read_message()  # in the place of the one that was given back
-        first.stop()
+        last = hand_on(first, kinds[1:], *flags)
 
-    serve(last)
     with RawClient(last.tcp_address) as client:
         client.subscribe("t", "ch", ready=200)
         received = client.read_messages(101)
@@ -72,9 +71,9 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
 def test_topics_channels_and_pauses_are_kept(
-    kinds: Kinds, data_path: DataPath, serve: Serve
+    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
 ) -> None:
-    first, last = handed_on(kinds, data_path(), serve)
+    first = serve(kinds[0](data_path()))
     first.create_channel("t", "paused")
     first.create_channel("t", "open")
     first.create_channel("t", "gone#ephemeral")
@@ -83,9 +82,8 @@ def test_topics_channels_and_pauses_are_kept(
     first.post("/topic/pause", topic="bare")
     first.post("/channel/pause", topic="t", channel="paused")
     first.publish("bare", b"waiting in the topic")
-    first.stop()
+    last = hand_on(first, kinds[1:])
 
-    serve(last)
     topics = {topic["topic_name"]: topic for topic in last.stats()["topics"]}
     assert topics.keys() == {"bare", "t"}
     assert (topics["bare"]["paused"], topics["bare"]["depth"]) == (True, 1)
@@ -94,8 +92,10 @@ def test_topics_channels_and_pauses_are_kept(
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
-    first, last = handed_on(kinds, data_path(), serve, "-mem-queue-size=0", SMALL_FILES)
+def test_partly_read_files_are_read_on(
+    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
+) -> None:
+    first = serve(kinds[0](data_path(), "-mem-queue-size=0", SMALL_FILES))
     bodies = [b"%03d" % number for number in range(120)]
     with RawClient(first.tcp_address) as client:
         client.subscribe("t", "ch")
@@ -106,9 +106,8 @@ def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve:
         client.send(b"RDY 0\n")
         client.finish([client.read_message()])
         client.settle()
-        first.stop()
+        last = hand_on(first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
 
-    serve(last)
     with RawClient(last.tcp_address) as client:
         client.subscribe("t", "ch", ready=100)
         assert [message.body for message in client.read_messages(69)] == bodies[51:]

@@ -1,12 +1,12 @@
 """Every flag of NSQ's six utilities: the same command line, the Go program and ours side by side.
 
-`TABLE` is the table: each flag, and the test in which both programs are run with it. A flag that
-the Go program has and the table has not fails, as does one that we do not know.
+A flag that the Go program has and no command line here has fails, as does one that we do not know.
 """
 
 from __future__ import annotations
 
 import gzip
+import inspect
 import re
 import shlex
 import signal
@@ -24,6 +24,7 @@ from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeServer
+from plugins.in_process import Result
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.commands.compat import go_main
@@ -34,58 +35,14 @@ pytestmark = pytest.mark.real_nsqd
 DEADLINE_S = patience_s(20.0)
 SIDES = ("go", "ours")
 
-COMMON = "topic channel max-in-flight consumer-opt nsqd-tcp-address"
-TABLE = f"""
-nsq_tail
-  test_tail {COMMON} print-topic
-  test_tail_ends_with_the_first_topic_that_has_shown_n n
-  test_tail_waits_for_a_topic lookupd-http-address
-  test_version version
-to_nsq
-  test_to_nsq topic delimiter nsqd-tcp-address producer-opt rate
-nsq_stat
-  test_stat topic channel interval count nsqd-http-address lookupd-http-address
-  test_stat http-client-connect-timeout http-client-request-timeout
-  test_version version
-nsq_to_file
-  test_files_have_names_and_text {COMMON} output-dir filename-format datetime-format
-  test_files_have_names_and_text host-identifier sync-interval log-level log-prefix
-  test_compressed_files_have_revs_and_come_from_the_work_dir gzip gzip-level work-dir rotate-size
-  test_a_pattern_finds_topics_and_filters_those_given topic-pattern topic-refresh
-  test_a_pattern_finds_topics_and_filters_those_given lookupd-http-address
-  test_a_pattern_finds_topics_and_filters_those_given http-client-connect-timeout
-  test_a_pattern_finds_topics_and_filters_those_given http-client-request-timeout
-  test_files_are_rotated_by_age_also_empty_ones rotate-interval skip-empty-files
-  test_version version
-nsq_to_nsq
-  test_mirror {COMMON} destination-topic destination-nsqd-tcp-address mode status-every producer-opt
-  test_mirror_by_json_fields require-json-field require-json-value whitelist-json-field
-  test_mirror_by_json_fields lookupd-http-address
-  test_version version
-nsq_to_http
-  test_post {COMMON} post content-type header n mode status-every
-  test_post http-client-connect-timeout http-client-request-timeout
-  test_get get sample lookupd-http-address
-  test_version version
-"""
 
-
-def covered(name: str) -> set[str]:
-    """The flags of a utility that are tried, by tests which are here."""
-    [rows] = re.findall(rf"^{name}\n((?:  .*\n)+)", TABLE, re.MULTILINE)
-    flags: set[str] = set()
-    for test, *tried in map(str.split, rows.splitlines()):
-        assert test in globals()
-        flags |= set(tried)
-    return flags
-
-
-class Ended(NamedTuple):
-    """How a program ended."""
-
-    status: int
-    out: bytes
-    err: str
+def tried(name: str) -> set[str]:
+    """What looks like a flag in the functions here that run a utility."""
+    functions = filter(inspect.isfunction, globals().values())
+    sources = [
+        each for each in map(inspect.getsource, functions) if re.search(rf"\b{name}[ (]", each)
+    ]
+    return {*re.findall(r"(?<![\w-])--?([a-z][a-z-]*)", "".join(sources)), "version"}
 
 
 class World(NamedTuple):
@@ -106,7 +63,7 @@ class World(NamedTuple):
         name, *arguments = shlex.split(line)
         return [str((GO_PROGRAMS if side == "go" else self.links) / name), *arguments]
 
-    def drain(self, side: str, line: str, *topics: str) -> Ended:
+    def drain(self, side: str, line: str, *topics: str) -> Result:
         """Run it until the side's channel of each topic is empty, and end it."""
         ended = run(
             self.command(side, line), until=lambda: all(self.is_empty(t, side) for t in topics)
@@ -151,32 +108,30 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(nsqd, lookupd, links)
 
 
-def run(command: list[str], stdin: bytes = b"", until: Callable[[], object] | None = None) -> Ended:
+def run(
+    command: list[str], stdin: bytes = b"", until: Callable[[], object] | None = None
+) -> Result:
     """Run a program to its end, or until something holds and then to its end by SIGTERM."""
-    with running(command, stdin) as process:
+    with running(command) as process:
         if until is not None:
             wait_until(until, what=" ".join(command), timeout_s=15)
             process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=DEADLINE_S)
-    return Ended(process.returncode, out, err.decode())
+        out, err = process.communicate(stdin, timeout=DEADLINE_S)
+    return Result(process.returncode, out, err.decode())
 
 
 @contextmanager
-def running(command: list[str], stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
-    """A program, which is killed in the end; its input is closed after what it gets."""
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, which is killed in the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
-            assert process.stdin is not None
-            process.stdin.write(stdin)
-            process.stdin.close()
-            process.stdin = None
             yield process
         finally:
             process.kill()
 
 
-# -- the table ----------------------------------------------------------------------------------
+# -- all flags ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", UTILITIES)
@@ -184,7 +139,8 @@ def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(na
     help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
     theirs = set(re.findall(r"^  -([a-z-]+)", help.decode(), re.MULTILINE))
 
-    assert set(UTILITIES[name]) == covered(name) == theirs
+    assert set(UTILITIES[name]) == theirs
+    assert theirs <= tried(name)
     for entry in re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]:
         flag = UTILITIES[name][re.match(r"[a-z-]+", entry)[0]]  # type: ignore[index]
         found = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)
@@ -268,18 +224,13 @@ def test_to_nsq(world: World) -> None:
 
 def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
     for side in SIDES:
-        command = world.command(side, "to_nsq -topic=away -nsqd-tcp-address=127.0.0.1:1")
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stderr=pipe) as process:
+        line = "to_nsq -topic=away -nsqd-tcp-address=127.0.0.1:1"
+        with running(world.command(side, line)) as process:
             assert process.stdin is not None
-            assert process.stderr is not None
             process.stdin.write(b"one\n")
             process.stdin.flush()
-            try:
-                assert process.wait(DEADLINE_S) == 1  # while its input stays open
-            finally:
-                process.kill()
-            assert b"connection refused" in process.stderr.read()
+            assert process.wait(DEADLINE_S) == 1  # while its input stays open
+            assert b"connection refused" in process.communicate()[1]
 
 
 def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(world: World) -> None:
@@ -291,14 +242,12 @@ def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(world: World
             assert ours.err.splitlines()[0] == theirs.err.splitlines()[0]
 
 
-STAT = """nsq_stat -topic stat -channel go -count 2 -interval=200ms -http-client-connect-timeout=1s
-    -http-client-request-timeout 3s """
-
-
 def test_stat(world: World) -> None:
     world.fill("stat", b"one", b"two")
     for asked in (f"-nsqd-http-address {world.nsqd.http_address}", "-lookupd-http-address LOOKUPD"):
-        theirs, ours = (run(world.command(side, f"{STAT} {asked}")) for side in SIDES)
+        line = f"""nsq_stat -topic stat -channel go -count 2 -interval=200ms {asked}
+            -http-client-connect-timeout=1s -http-client-request-timeout 3s"""
+        theirs, ours = (run(world.command(side, line)) for side in SIDES)
 
         assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
         assert ours.out.count(b"\n") == 4
@@ -314,12 +263,16 @@ def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
         if path.is_file() and not path.name.startswith("."):
             read = gzip.open if path.suffix == ".gz" else open
             with read(path, "rb") as file:
-                text = b"\n".join(sorted(file.read().split(b"\n")))
-            found[str(path.relative_to(directory))] = (path.stat().st_mode, text)
+                found[str(path.relative_to(directory))] = (path.stat().st_mode, file.read())
     return found
 
 
-def to_file(directory: Path, more: str) -> str:
+def words(files: dict[str, tuple[int, bytes]]) -> list[bytes]:
+    """All words of some files, in order."""
+    return sorted(word for _, text in files.values() for word in text.split())
+
+
+def nsq_to_file(directory: Path, more: str) -> str:
     directory.mkdir(exist_ok=True)
     place = "" if "-lookupd" in more else "-nsqd-tcp-address NSQD"
     return f"nsq_to_file -output-dir {directory} -channel SIDE -sync-interval=100ms {place} {more}"
@@ -335,17 +288,17 @@ def test_files_have_names_and_text(
         -consumer-opt msg_timeout,10s -log-level=fatal -log-prefix 'x '"""
     for body in (b"second", None):
         for side in SIDES:
-            world.drain(side, to_file(tmp_path / side, more), "file")
+            world.drain(side, nsq_to_file(tmp_path / side, more), "file")
         if body is not None:
             world.nsqd.publish("file", body)
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
 
-    [(name, (mode, text))] = theirs.items()
+    [(name, (mode, _))] = theirs.items()
     assert re.fullmatch(r"file/box-[^/]+\.\d{8}JST\+0900\.txt", name)
     # ours is not appended to: the second run begins another file
     assert ours.keys() == {name, name.replace(".txt", "-000001.txt")}
     assert {found for found, _ in ours.values()} == {mode}
-    assert sorted(b"\n".join(found for _, found in ours.values()).split()) == text.split()
+    assert words(ours) == words(theirs)
 
 
 def test_compressed_files_have_revs_and_come_from_the_work_dir(
@@ -357,7 +310,7 @@ def test_compressed_files_have_revs_and_come_from_the_work_dir(
         work.mkdir()
         more = f"""-topic=gz -gzip=true -gzip-level 9 -rotate-size=49 -work-dir {work}
             -filename-format '<TOPIC><REV>.log' -max-in-flight=30"""
-        world.drain(side, to_file(tmp_path / side, more), "gz")
+        world.drain(side, nsq_to_file(tmp_path / side, more), "gz")
         assert files_below(work) == {}
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
 
@@ -366,9 +319,7 @@ def test_compressed_files_have_revs_and_come_from_the_work_dir(
     *full, last = sorted(ours)
     assert all(len(ours[name][1]) >= 49 for name in full)
     assert last == f"gz-{len(full):06d}.log.gz"
-    assert sorted(b"".join(text for _, text in ours.values()).split()) == sorted(
-        b"".join(text for _, text in theirs.values()).split()
-    )
+    assert words(ours) == words(theirs)
 
 
 def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: Path) -> None:
@@ -378,10 +329,10 @@ def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: 
         -http-client-connect-timeout=1s -http-client-request-timeout=2s
         '-filename-format=<TOPIC>.log' """
     for side in SIDES:
-        world.drain(side, to_file(tmp_path / f"{side}0", more), "pat.a", "pat.b")
+        world.drain(side, nsq_to_file(tmp_path / f"{side}0", more), "pat.a", "pat.b")
         world.fill("pat.b", b"y")
         given = f"{more} -topic=pat.b -topic other"
-        world.drain(side, to_file(tmp_path / f"{side}1", given), "pat.b")
+        world.drain(side, nsq_to_file(tmp_path / f"{side}1", given), "pat.b")
         assert set(files_below(tmp_path / f"{side}0")) == {"pat.a.log", "pat.b.log"}
         assert set(files_below(tmp_path / f"{side}1")) == {"pat.b.log"}
     assert world.nsqd.depth("other", "ours") == world.nsqd.depth("other", "go")
@@ -392,10 +343,10 @@ def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) 
     more = "-topic=age -rotate-interval=200ms '-filename-format=<TOPIC><REV>.log'"
     for side in SIDES:
         directory, skipping = tmp_path / side, tmp_path / f"{side}.skip"
-        command = world.command(side, to_file(directory, more))
+        command = world.command(side, nsq_to_file(directory, more))
         assert run(command, until=lambda d=directory: len(files_below(d)) >= 3).status == 0
         assert "age-000001.log" in files_below(directory)
-        command = world.command(side, to_file(skipping, f"{more} -skip-empty-files"))
+        command = world.command(side, nsq_to_file(skipping, f"{more} -skip-empty-files"))
         with running(command) as process:
             wait_until(
                 lambda s=side: world.nsqd.channel_stats("age", s)["client_count"],

@@ -9,9 +9,9 @@ have every length, quoting and encoding that logs have. By default a few megabyt
 from __future__ import annotations
 
 import hashlib
-import itertools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
 
@@ -21,6 +21,7 @@ from plugins.certificates import Certificates
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
+LOGS = Path("/var/log")
 NSQ = [sys.executable, "-m", "nsqtools"]
 SECRET = "open sesame"
 
@@ -39,36 +40,20 @@ SIZES = [
 ]
 
 
-LOGS = Path("/var/log")
-ENOUGH_LINES = 1000
-
-
-def machine_log_lines() -> list[bytes]:
-    """The lines of this machine's text logs that are not empty, without their newlines."""
-    lines: list[bytes] = []
-    for path in sorted(LOGS.rglob("*.log")):
-        try:
-            text = path.read_bytes()
-        except OSError:  # not everybody may read every log
-            continue
-        if b"\0" not in text:
-            lines += [line for line in text.split(b"\n") if line]
-    return lines
-
-
 @pytest.fixture
 def real_log(tmp_path: Path) -> Callable[[int], Path]:
-    """A factory of files of real log lines, at least as large as asked for, in bytes."""
-    lines = machine_log_lines()
-    if len(lines) < ENOUGH_LINES:
+    """A factory of files of the lines of this machine's logs, at least so many bytes large."""
+    lines: list[bytes] = []
+    for path in sorted(LOGS.rglob("*.log")):
+        with suppress(OSError):  # not everybody may read every log
+            text = path.read_bytes()
+            lines += [line for line in text.split(b"\n") if line and b"\0" not in text]
+    if len(lines) < 1000:
         pytest.skip(f"only {len(lines)} log lines below {LOGS}: too few to be of use")
 
     def make(size: int) -> Path:
-        path = tmp_path / "real.log"
-        block = b"\n".join(lines) + b"\n"
-        with path.open("wb") as log:
-            for _ in itertools.takewhile(lambda _: log.tell() < size, itertools.count()):
-                log.write(block)
+        path, block = tmp_path / "real.log", b"\n".join(lines) + b"\n"
+        path.write_bytes(block * -(-size // len(block)))
         return path
 
     return make

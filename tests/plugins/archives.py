@@ -16,17 +16,39 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.reader import read_messages
 from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.naming import Codec
+
+BEGIN_NS = 1_790_000_000 * 10**9  # 2026-09-21T14:13:20Z
+
+
+def numbered(first: int, last: int) -> list[WireMessage]:
+    """Messages, one a second, whose ids and bodies say which they are."""
+    return [
+        WireMessage(BEGIN_NS + n * 10**9, 1, b"%016x" % n, b"body %d" % n)
+        for n in range(first, last)
+    ]
+
+
+def bodies_at(*places: Path | str) -> list[bytes]:
+    """The bodies of all messages of archives and tables, in order; none may be damaged."""
+    return sorted(
+        message.body
+        for archive in find_archives(places)
+        for message in read_messages(archive, lambda *problem: pytest.fail(str(problem)))
+    )
 
 
 def write_archive(
@@ -121,30 +143,17 @@ class FakeConnection:
     received_at = 0.0
 
     def __init__(self) -> None:
-        self.topic = "clicks"
-        self.nsqd = "127.0.0.1:4150"
+        self.topic, self.nsqd = "clicks", "127.0.0.1:4150"
         self.in_flight: dict[bytes, Message] = {}
-        self.finished: list[bytes] = []
-        self.requeued: list[bytes] = []
-        self.touched: list[bytes] = []
-
-    def finish(self, message_id: bytes) -> None:
-        self.finished.append(message_id)
+        self.finished, self.requeued, self.touched = list[bytes](), list[bytes](), list[bytes]()
+        self.finish, self.touch = self.finished.append, self.touched.append
 
     def finish_many(self, ids: list[bytes]) -> None:
         self.finished += ids
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
+    def requeue(self, message_id: bytes, delay_s: float, attempts: int, backoff: bool) -> None:
         assert backoff
         self.requeued.append(message_id)
-
-    def touch(self, message_id: bytes) -> None:
-        self.touched.append(message_id)
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        raise AssertionError("an archiver gives nothing up")
 
     def deliver(self, *numbers: int, attempts: int = 1, days: int = 0) -> Batch:
         timestamp = (int(NOW_S) + days * 86_400) * 1_000_000_000

@@ -1,10 +1,8 @@
 """The HTTP auth server that nsqd asks about secrets: answers by secret, remembers the questions.
 
-    def test_...(auth_server, go_nsqd):
-        auth_server.allow("s3cret", topic="clicks", permissions=["subscribe"])
-        nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
-        ...
-        assert auth_server.questions[0]["secret"] == "s3cret"
+    auth_server.allow("s3cret", topic="clicks", permissions=["subscribe"])
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    assert auth_server.questions[0]["secret"] == "s3cret"
 
 A secret it has not been told about is answered with 401, and nsqd then says E_AUTH_FAILED.
 """
@@ -30,8 +28,8 @@ class AuthServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _QuestionHandler)
         self.address = f"127.0.0.1:{self.server_port}"
         self.questions: list[dict[str, str]] = []
-        self._answers: dict[str, tuple[int, bytes]] = {}
-        self._after_s = 0.0
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.after_s = 0.0
 
     def allow(
         self,
@@ -45,26 +43,22 @@ class AuthServer(ThreadingHTTPServer):
         after_s: float = 0.0,
     ) -> None:
         """Authorize `secret`; topic and channels are regular expressions for nsqd's search."""
-        self._after_s = after_s
+        self.after_s = after_s
         authorization = {"topic": topic, "channels": [*channels], "permissions": [*permissions]}
         document = {"ttl": ttl_s, "identity": identity, "authorizations": [authorization]}
         self.answer(secret, 200, json.dumps(document).encode())
 
     def answer(self, secret: str, status: int, body: bytes) -> None:
         """Answer questions about `secret` with anything, well-formed or not."""
-        self._answers[secret] = status, body
-
-    def ask(self, question: dict[str, str]) -> tuple[int, bytes]:
-        """What to answer; the question is remembered."""
-        self.questions.append(question)
-        time.sleep(self._after_s)
-        return self._answers.get(question.get("secret", ""), (401, b"{}"))
+        self.answers[secret] = status, body
 
 
 class _QuestionHandler(Handler):
     def do_GET(self) -> None:
         question = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        self.reply(*self.server.ask(question))
+        self.server.questions.append(question)
+        time.sleep(self.server.after_s)
+        self.reply(*self.server.answers.get(question.get("secret", ""), (401, b"{}")))
 
 
 @pytest.fixture

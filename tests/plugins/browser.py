@@ -1,16 +1,13 @@
 """A real browser, and the console it looks at.
 
-    browser       Debian's chromium, driven by playwright; one for each file of tests
     open_page     a factory: ``open_page(url, width=375)`` opens a tab that is closed with the test
     serve_pages   a factory of consoles on this process' threads, for a file of tests:
                   ``serve_pages(nsqd_http=[..], allow_changes=True)``
 
 A tab that says anything on its console, an error of a script or a violation of the content security
-policy, fails the test that opened it, unless the test takes it out of ``page.complaints``.
-
-A test that uses one of these needs a chromium and playwright. Without them it is skipped; with
-``CI=true`` it fails. There is not one browser for the whole run, for while playwright is on no
-other test of the worker could run an event loop.
+policy, fails the test that opened it, unless that takes it out of ``tab.complaints``. There is a
+browser for each file, for while playwright is on no other test of the worker could run an event
+loop. Without a chromium and playwright the tests are skipped; with ``CI=true`` they fail.
 """
 
 from __future__ import annotations
@@ -49,37 +46,25 @@ class Tab:
             self.complaints.append(message.text)
 
     def size(self, width: int) -> None:
-        """Make the window as wide as a desk's or a phone's."""
         self.page.set_viewport_size({"width": width, "height": 800})
 
     def overflow(self) -> int:
         """How many pixels the page is wider than the window."""
-        found: int = self.page.evaluate(
-            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        return found
+        root = "document.documentElement"
+        return int(self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
 
 
 OpenPage = Callable[..., Tab]
 ServePages = Callable[..., str]
 
 
-def chromium() -> str:
-    """The path of the browser, or ""."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next((path for name in names if (path := shutil.which(name))), "")
-
-
-def missing_browser() -> str:
-    """One line that says why tests with a browser cannot run, or ``""``."""
-    if not chromium():
-        return "there is no chromium: apt-get install chromium"
-    return "" if find_spec("playwright") else "playwright is missing: pip install playwright"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())):
-        need(missing_browser())
+        need("" if CHROMIUM else "there is no chromium: apt-get install chromium")
+        need("" if find_spec("playwright") else "playwright is missing: pip install playwright")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +73,7 @@ def browser() -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(
-            executable_path=chromium(),
+            executable_path=CHROMIUM,
             # as root, as in a container of CI, its own sandbox cannot be had
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
             timeout=patience_s(30) * 1000,
@@ -119,9 +104,9 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
             page = context.new_page()
             closing.callback(page.close)
             page.set_default_timeout(patience_s(10) * 1000)
-            page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             tab = Tab(page)
+            tab.size(width)
             opened.append(tab)
             page.goto(url, wait_until="load")
             return tab

@@ -1,7 +1,6 @@
 """A certificate authority for tests, and certificates that are right, or wrong in one way each.
 
-They carry the extensions that Python 3.13's strict verification asks for, and keys are on an
-elliptic curve, because RSA keys would take a second each.
+They have what Python 3.13's strict verification asks for. RSA keys would take a second each.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from cryptography import x509
@@ -25,8 +24,7 @@ LOOPBACK = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.
 ELSEWHERE = [x509.DNSName("nsqd.example.org")]
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(NamedTuple):
     """Paths of a PEM certificate and of its unencrypted PEM key."""
 
     cert: Path
@@ -38,8 +36,7 @@ class Credentials:
         return f"-tls-cert={self.cert}", f"-tls-key={self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
+class Certificates(NamedTuple):
     """All credentials are issued by the authority whose certificate is the file `ca`.
 
     `other_ca` has issued nothing: whoever trusts only that one must refuse every server.
@@ -87,7 +84,6 @@ class Authority:
         name: str,
         usage: x509.ObjectIdentifier,
         hosts: Sequence[x509.GeneralName],
-        *,
         until: datetime.datetime = NOW + DAY,
     ) -> Credentials:
         key = ec.generate_private_key(ec.SECP256R1())

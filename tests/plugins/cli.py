@@ -34,8 +34,6 @@ NEED_A_PROCESS = {"bench", "demo", "spark"}  # they start others, and a JVM
 class Given(registry.Command):
     """A command whose function is given instead of imported."""
 
-    __slots__ = ("function",)
-
     def __init__(self, function: Callable[..., int | None], *, raw: bool):
         super().__init__("", "A command for a test.", raw=raw)
         self.function = function

@@ -1,9 +1,5 @@
 """Consumers and producers under test: started on request, ended with the test.
 
-    def test_...(scripted_nsqd, consume):
-        consumer = consume(scripted_nsqd.address, max_in_flight=10)
-        conn = scripted_nsqd.accept()
-
 `consume` and `produce` take fields of ClientOptions as keywords, and other arguments in ``more``.
 What they make is aborted at the end of the test, and the test fails when that takes long. `handle`
 runs a handler on threads of its own, `in_background` any call.
@@ -155,12 +151,9 @@ def end(consumer: Consumer) -> None:
 def handle(consume: Consume, in_background: Callable[..., Future[None]]) -> Handle:
     """Run a handler until the consumer stops: ``handle(consumer, handler, workers=1)``."""
 
-    def start(
-        consumer: Consumer, handler: Callable[[Message], object], *, workers: int = 1
-    ) -> Future[None]:
-        return in_background(consumer.run, handler, workers=workers)
-
-    return start
+    return lambda consumer, handler, workers=1: in_background(
+        consumer.run, handler, workers=workers
+    )
 
 
 @pytest.fixture

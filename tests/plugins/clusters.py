@@ -29,7 +29,7 @@ ValidJson = Callable[[str, bytes], Any]
 
 
 class RunningCluster(NamedTuple):
-    """Daemons that run, and the options that lead a command to them."""
+    """Daemons, and the options that lead a command to them."""
 
     nsqds: list[Nsqd]
     lookupds: list[Nsqlookupd]
@@ -44,12 +44,12 @@ class RunningCluster(NamedTuple):
 
     def wait_until_registered(self) -> None:
         """Wait until every nsqlookupd knows every nsqd."""
-        for lookupd in self.lookupds:
-            wait_until(
-                lambda: len(lookupd.json("/nodes")["producers"]) == len(self.nsqds),  # noqa: B023
-                what="every nsqd is registered everywhere",
-                timeout_s=20,
-            )
+        counts = [len(self.nsqds)] * len(self.lookupds)
+        wait_until(
+            lambda: [len(each.json("/nodes")["producers"]) for each in self.lookupds] == counts,
+            what="every nsqd is registered everywhere",
+            timeout_s=20,
+        )
 
     def wait_for_topic(self, topic: str, nodes: int) -> None:
         """Wait until every nsqlookupd names so many nsqd for the topic, and its channels, which

@@ -12,7 +12,8 @@ import re
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -46,20 +47,15 @@ def ask(
 ) -> Answer:
     """Send one request, follow nothing."""
     parts = urlsplit(url)
-    timeout_s = patience_s(20)
-    connection = (
-        http.client.HTTPSConnection(parts.netloc, timeout=timeout_s, context=tls)
-        if parts.scheme == "https"
-        else http.client.HTTPConnection(parts.netloc, timeout=timeout_s)
-    )
+    connection = http.client.HTTPConnection(parts.netloc, timeout=patience_s(20))
+    if tls is not None:
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=patience_s(20), context=tls)
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    try:
+    with closing(connection):
         connection.request(method, path or "/", body, dict(headers or {}))
         response = connection.getresponse()
         names = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, names, response.read())
-    finally:
-        connection.close()
 
 
 class Console:
@@ -69,10 +65,8 @@ class Console:
         self.process = process
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
-        found = wait_until(
-            lambda: re.search(r"nsq: serving (\S+)/\n", self.log), what="it serves", timeout_s=20
-        )
-        self.url = found.group(1)
+        serving = re.compile(r"nsq: serving (\S+)/\n")
+        self.url = wait_until(lambda: serving.search(self.log), what="it serves", timeout_s=20)[1]
 
     @property
     def log(self) -> str:
@@ -84,16 +78,11 @@ class Console:
     def post(self, path: str, body: bytes | str | None = None, **more: Any) -> Answer:
         return ask(self.url + path, "POST", body=body, **more)
 
-    def delete(self, path: str, body: bytes | str | None = None, **more: Any) -> Answer:
-        return ask(self.url + path, "DELETE", body=body, **more)
-
     def _read(self) -> None:
         assert self.process.stderr is not None
-        try:
+        with suppress(ValueError):  # closed at the end of the test
             for line in self.process.stderr:
                 self.lines.append(line.decode("utf-8", "replace"))
-        except ValueError:
-            pass  # closed at the end of the test
 
 
 MakeConsole = Callable[..., Console]
@@ -101,9 +90,9 @@ MakeConsole = Callable[..., Console]
 
 @pytest.fixture
 def console(spawn_nsq: SpawnNsq) -> MakeConsole:
-    def start(*arguments: str, env: Mapping[str, str] | None = None) -> Console:
-        given: Sequence[str] = ["web", "--listen", "127.0.0.1:0", *arguments]
+    def start(*arguments: str) -> Console:
+        given = ["web", "--listen", "127.0.0.1:0", *arguments]
         # for daemons, which are as slow as this machine
-        return Console(spawn_nsq(given, {"NSQ_TIMEOUT": f"{patience_s(2):g}s", **(env or {})}))
+        return Console(spawn_nsq(given, {"NSQ_TIMEOUT": f"{patience_s(2):g}s"}))
 
     return start

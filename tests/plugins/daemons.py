@@ -1,8 +1,7 @@
 """The Go daemons as child processes: started, frozen, killed and started again on request.
 
 Ports are reserved (`ports`) and read from the log at the first start; a restart asks for the same
-ones. The log goes through a pipe and a thread, so that a test can wait for a line of it
-without polling, and is kept in full for the report of a failed test.
+ones. The log is kept in full for the report of a failed test.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,9 +21,6 @@ from plugins.ports import ReservedPort
 from plugins.waiting import patience_s, wait_until
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
-
-START_TIMEOUT_S = patience_s(10.0)
-STOP_TIMEOUT_S = patience_s(10.0)
 
 _LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
 
@@ -41,8 +36,6 @@ class Daemon(HttpApi):
         self._ports = [ReservedPort() for _ in listeners]
         self._process: subprocess.Popen[str] | None = None
         self._log_lines: list[str] = []
-        self._log_ended = True
-        self._log_grew = threading.Condition()  # guards the log; its lock is re-entrant
         self._run_began = 0  # index into the log of the first line of the present run
         self._log_reader: threading.Thread | None = None
 
@@ -53,8 +46,7 @@ class Daemon(HttpApi):
     @property
     def log(self) -> str:
         """All that was logged, over all runs."""
-        with self._log_grew:
-            return "".join(self._log_lines)
+        return "".join(self._log_lines)
 
     def start(self) -> None:
         """Start, again on the same ports when it ran before; returns when it listens."""
@@ -63,7 +55,7 @@ class Daemon(HttpApi):
         for attribute, port in zip(self._listeners.values(), self._ports, strict=True):
             address = getattr(self, attribute) or f"127.0.0.1:{port.number}"
             addresses.append(f"-{attribute.replace('_', '-')}={address}")
-        self._run_began, self._log_ended = len(self._log_lines), False
+        self._run_began = len(self._log_lines)
         self._process = subprocess.Popen(
             [*self._command(), *addresses, *self._flags],
             stdin=subprocess.DEVNULL,
@@ -81,7 +73,7 @@ class Daemon(HttpApi):
         try:
             for logged_as, attribute in self._listeners.items():
                 pattern = rf"\b{logged_as}: listening on (\S+)"
-                setattr(self, attribute, self.wait_for_log(pattern, timeout_s=START_TIMEOUT_S)[1])
+                setattr(self, attribute, self.wait_for_log(pattern, timeout_s=10)[1])
             # It listens a moment before it handles signals: SIGTERM would just end it until then.
             self.request("GET", "/ping")
         except BaseException:
@@ -94,7 +86,7 @@ class Daemon(HttpApi):
             self.resume()
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_TIMEOUT_S)
+                self._process.wait(patience_s(10))
             self.kill()
 
     def kill(self) -> None:
@@ -133,30 +125,19 @@ class Daemon(HttpApi):
         """SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
-    def wait_for_log(self, pattern: str, *, timeout_s: float = patience_s(5)) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
         """The first match of `pattern` in the log of the present run, waiting for it."""
-        deadline = time.monotonic() + timeout_s
-        seen = self._run_began
-        with self._log_grew:
-            while True:
-                for line in self._log_lines[seen:]:
-                    if match := re.search(pattern, line):
-                        return match
-                seen = len(self._log_lines)
-                if self._log_ended or not self._log_grew.wait(deadline - time.monotonic()):
-                    late = f"not within {timeout_s:g} s, {self._doing()}"
-                    reason = "it ended" if self._log_ended else late
-                    said = f"{self.name} did not log {pattern!r}: {reason}\n{self.log}"
-                    raise AssertionError(said)
+        reader = self._log_reader
+        assert reader is not None
 
-    def _doing(self) -> str:
-        """Return what tells a process that hangs from one that the machine gives no time."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            waits_in = Path(f"/proc/{self.pid}/wchan").read_text()
-        except OSError:
-            return "nothing is known of it"
-        return f"state {stat[0]}, in {waits_in}, user and system ticks {stat[11]} and {stat[12]}"
+        def look() -> re.Match[str] | None:
+            has_ended = not reader.is_alive()
+            found = re.search(pattern, "".join(self._log_lines[self._run_began :]))
+            if has_ended and not found:
+                raise AssertionError(f"{self.name} ended without {pattern!r}\n{self.log}")
+            return found
+
+        return wait_until(look, what=f"{pattern!r} in the log of {self.name}", timeout_s=timeout_s)  # type: ignore[return-value]
 
     def __enter__(self) -> Self:
         self.start()
@@ -176,12 +157,7 @@ class Daemon(HttpApi):
     def _read_log(self, stderr: IO[str]) -> None:
         with stderr:
             for line in stderr:
-                with self._log_grew:
-                    self._log_lines.append(line)
-                    self._log_grew.notify_all()
-        with self._log_grew:
-            self._log_ended = True
-            self._log_grew.notify_all()
+                self._log_lines.append(line)
 
 
 class GoNsqd(Daemon, Nsqd):

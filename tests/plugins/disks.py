@@ -1,10 +1,13 @@
-"""Disks under test: one that is small, so that it can be filled."""
+"""Disks under test: one that is small, so that it can be filled, and what others refuse."""
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -24,3 +27,15 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
         pytest.skip("a small disk needs the right to mount a tmpfs")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
+
+
+def full(*_: object) -> NoReturn:
+    """Refuse as a full disk refuses a write or an fsync."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def link_within(source: Path, target: Path, link: Callable[..., None] = os.link) -> None:
+    """`os.link` where each folder is a file system of its own."""
+    if source.parent != target.parent:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    link(source, target)

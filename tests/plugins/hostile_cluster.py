@@ -11,7 +11,7 @@ import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,16 +29,12 @@ BODY = EVIL.encode("utf-8", "replace")
 RAW_BODY = BODY + b"\x9b\xff"
 
 
-class HostileCluster:
-    """``http_address`` is nsqd's and nsqlookupd's, ``tcp_address`` nsqd's.
+class HostileCluster(NamedTuple):
+    """``answers`` are those of HTTP by path; a test may put its own there, and back."""
 
-    ``answers`` are those of HTTP by path; a test may put its own there, and back.
-    """
-
-    def __init__(self, http_port: int, tcp_port: int, evil: str) -> None:
-        self.http_address = f"127.0.0.1:{http_port}"
-        self.tcp_address = f"127.0.0.1:{tcp_port}"
-        self.answers = _answers(http_port, tcp_port, evil)
+    http_address: str  # nsqd's and nsqlookupd's
+    tcp_address: str
+    answers: dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +61,9 @@ def polite_cluster() -> Iterator[HostileCluster]:
 def _cluster(evil: str) -> Iterator[HostileCluster]:
     api = ThreadingHTTPServer(("127.0.0.1", 0), _API)
     with serving(_NsqdServer(("127.0.0.1", 0), _Nsqd)) as nsqd, serving(api) as http:
-        cluster = HostileCluster(http.server_port, nsqd.server_address[1], evil)
+        ports = http.server_port, nsqd.server_address[1]
+        addresses = (f"127.0.0.1:{port}" for port in ports)
+        cluster = HostileCluster(*addresses, answers=_answers(*ports, evil))
         http.answers = cluster.answers  # type: ignore[attr-defined]
         yield cluster
 
@@ -120,6 +118,16 @@ class _API(Handler):
         self.send_response_only(code, "\x1b]0;pwned\x07")
 
 
+NSQD_ANSWERS = {
+    "IDENTIFY": frame(RESPONSE, json.dumps(IDENTIFY_REPLY).encode()),
+    "SUB": frame(RESPONSE, b"OK"),
+    "CLS": frame(RESPONSE, b"CLOSE_WAIT"),
+    **dict.fromkeys(("PUB", "MPUB", "DPUB"), frame(ERROR, b"E_BAD_TOPIC " + RAW_BODY)),
+}
+for word in ("FIN", "REQ", "TOUCH"):
+    NSQD_ANSWERS[word] = frame(ERROR, f"E_{word}_FAILED ".encode() + RAW_BODY)
+
+
 class _NsqdServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
@@ -138,19 +146,10 @@ class _Nsqd(socketserver.BaseRequestHandler):
             commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
             for command in commands:
                 word, _, argument = command.line.partition(" ")
-                if word == "IDENTIFY":
-                    self.request.sendall(frame(RESPONSE, json.dumps(IDENTIFY_REPLY).encode()))
-                elif word == "SUB":
-                    self.request.sendall(frame(RESPONSE, b"OK"))
-                elif word == "RDY" and argument != "0" and not has_delivered:
+                self.request.sendall(NSQD_ANSWERS.get(word, b""))
+                if word == "RDY" and argument != "0" and not has_delivered:
                     has_delivered = True
                     self.request.sendall(b"".join(map(_message, enumerate((BODY, RAW_BODY)))))
-                elif word in ("FIN", "REQ", "TOUCH"):
-                    self.request.sendall(frame(ERROR, f"E_{word}_FAILED ".encode() + RAW_BODY))
-                elif word in ("PUB", "MPUB", "DPUB"):
-                    self.request.sendall(frame(ERROR, b"E_BAD_TOPIC " + RAW_BODY))
-                elif word == "CLS":
-                    self.request.sendall(frame(RESPONSE, b"CLOSE_WAIT"))
 
 
 def _message(numbered: tuple[int, bytes]) -> bytes:

@@ -54,9 +54,8 @@ class HttpApi:
         """Status and body of the answer, whatever it is."""
         connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
         with closing(connection):
-            connection.request(method, target, body)
-            response = connection.getresponse()
-            return response.status, response.read()
+            status, _, said = answer(connection, method, target, body)
+            return status, said
 
     def _successful(
         self, method: str, path: str, query: dict[str, object], body: bytes = b""
@@ -106,6 +105,12 @@ class Nsqd(Running):
     https_address: str
     data_path: Path
 
+    @property
+    def options(self) -> list[str]:
+        """What a command is given to consume from it."""
+        tcp, http = self.tcp_address, self.http_address
+        return [f"--nsqd-tcp-address={tcp}", f"--nsqd-http-address={http}"]
+
     def create_topic(self, topic: str) -> None:
         self.post("/topic/create", topic=topic)
 
@@ -134,12 +139,9 @@ class Nsqd(Running):
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Messages waiting in the topic itself, or in the channel (in flight ones not counted)."""
         counted = self.topic_stats(topic) if channel is None else self.channel_stats(topic, channel)
-        depth: int = counted["depth"]
-        return depth
+        return int(counted["depth"])
 
 
 def _named(entries: list[dict[str, Any]] | None, key: str, name: str) -> dict[str, Any]:
-    for entry in entries or []:
-        if entry[key] == name:
-            return entry
-    raise LookupError(f"no {key} {name!r} in the statistics")
+    named = {entry[key]: entry for entry in entries or []}
+    return named[name]

@@ -2,9 +2,7 @@
 
 It gets its own standard streams (pipes on descriptors 0, 1 and 2, since commands and the programs
 they start write there directly), its own environment, and leaves none of its marks: signal
-handlers, logging, the collector's thresholds and the time zone are put back. It saves what a
-process costs, which is the better part of a test that asks one question. Where the process is
-the point (signals, terminals, kill, worker processes), start one.
+handlers, logging, the collector's thresholds and the time zone are put back.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple, NoReturn, TextIO
+from typing import NamedTuple, NoReturn
 
 from nsqtools.cli.main import main
 
@@ -62,14 +60,10 @@ def run_in_process(
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
         finally:
-            _flush(sys.stdout)
-            _flush(sys.stderr)
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # a reader that went away, which the command has reported
+                    stream.flush()
     return Result(status, bytes(out), err.decode())
-
-
-def _flush(stream: TextIO) -> None:
-    with suppress(OSError):  # a reader that went away, which the command has reported
-        stream.flush()
 
 
 @contextmanager
@@ -86,8 +80,7 @@ def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
             threading.Thread(target=_drain, args=(ours[2], err), daemon=True),
         ]
         stack.callback(lambda: [thread.join() for thread in threads])
-        stack.enter_context(_descriptors(theirs))
-        stack.enter_context(_text_streams())
+        stack.enter_context(_standard(theirs))
         for thread in threads:
             thread.start()
         yield out, err
@@ -107,32 +100,25 @@ def _terminal(stdin: bytes, columns: int) -> Iterator[tuple[bytearray, bytearray
             termios.tcsetwinsize(theirs, (24, columns))
         thread = threading.Thread(target=_drain, args=(ours, screen), daemon=True)
         stack.callback(thread.join)
-        stack.enter_context(_descriptors([theirs, os.dup(theirs), os.dup(theirs)]))
-        stack.enter_context(_text_streams())
+        stack.enter_context(_standard([theirs, os.dup(theirs), os.dup(theirs)]))
         os.write(ours, stdin + b"\x04")  # Ctrl-D
         thread.start()
         yield screen, bytearray()
 
 
-@contextmanager
-def _descriptors(replacements: Sequence[int]) -> Iterator[None]:
-    """Have 0, 1 and 2 mean something else. The replacements are closed."""
-    before = [os.dup(number) for number in range(3)]
-    for number, replacement in enumerate(replacements):
-        os.dup2(replacement, number)
-        os.close(replacement)
-    try:
-        yield
-    finally:
-        for number, descriptor in enumerate(before):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+def _replace(descriptors: Sequence[int]) -> None:
+    """Have 0, 1 and 2 mean something else. What they mean now is closed."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 @contextmanager
-def _text_streams() -> Iterator[None]:
-    """As a process finds them: stdout with a buffer, stderr line by line."""
-    before = sys.stdin, sys.stdout, sys.stderr
+def _standard(descriptors: Sequence[int]) -> Iterator[None]:
+    """Have 0, 1 and 2 mean something else, with text streams as a process finds them: stdout has a
+    buffer, stderr is written line by line."""
+    before, streams = [os.dup(number) for number in range(3)], (sys.stdin, sys.stdout, sys.stderr)
+    _replace(descriptors)
     ours = (
         open(0, encoding="utf-8", closefd=False),  # noqa: SIM115
         open(1, "w", encoding="utf-8", closefd=False),  # noqa: SIM115
@@ -142,10 +128,11 @@ def _text_streams() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdin, sys.stdout, sys.stderr = before
+        sys.stdin, sys.stdout, sys.stderr = streams
         for stream in ours:
             with suppress(OSError, io.UnsupportedOperation):  # nobody reads what it still holds
                 stream.close()
+        _replace(before)
 
 
 def _feed(descriptor: int, data: bytes) -> None:

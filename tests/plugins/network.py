@@ -15,6 +15,7 @@ What ends one side of a connection (end of file, reset) is passed on to the othe
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 import struct
@@ -52,7 +53,7 @@ class Proxy:
         self.piece_size = READ_SIZE
         self._target_host, _, self._target_port = target.rpartition(":")
         self._flowing = {TO_CLIENT: asyncio.Event(), TO_SERVER: asyncio.Event()}
-        self._left: dict[Direction, int] = {}  # bytes until a direction pauses by itself
+        self._left: dict[Direction, float] = {}  # bytes until a direction pauses by itself
         self._connections: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()  # a cut waits for it: half made, none can be ended well
         self._cut_with_reset = False
@@ -61,21 +62,21 @@ class Proxy:
 
     def pause(self, direction: Direction) -> None:
         """Hold back all bytes of a direction, the end of file too."""
-        self._call(self._set_flow(direction, False))
+        self._call(self._set_flow(direction, 0))
 
     def pause_after(self, direction: Direction, size: int) -> None:
         """Deliver what was held back, and ``size`` bytes more of all connections, then hold back.
 
         The piece that exceeds the size is delivered whole.
         """
-        self._call(self._set_flow(direction, True, size))
+        self._call(self._set_flow(direction, size))
 
     def is_paused(self, direction: Direction) -> bool:
         return not self._flowing[direction].is_set()
 
     def resume(self, direction: Direction) -> None:
         """Deliver what was held back, and go on."""
-        self._call(self._set_flow(direction, True))
+        self._call(self._set_flow(direction, math.inf))
 
     def cut(self, *, reset: bool) -> None:
         """End every connection on both sides, with RST or with FIN."""
@@ -100,11 +101,9 @@ class Proxy:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
-    async def _set_flow(self, direction: Direction, flows: bool, size: int | None = None) -> None:
-        self._left.pop(direction, None)
-        if size is not None:
-            self._left[direction] = size
-        if flows:
+    async def _set_flow(self, direction: Direction, size: float) -> None:
+        self._left[direction] = size
+        if size:
             self._flowing[direction].set()
         else:
             self._flowing[direction].clear()
@@ -161,10 +160,9 @@ class Proxy:
                 await flowing.wait()
                 await asyncio.sleep(self.delay_s)
                 piece, data = data[: self.piece_size], data[self.piece_size :]
-                if direction in self._left:
-                    self._left[direction] -= len(piece)
-                    if self._left[direction] <= 0:
-                        flowing.clear()
+                self._left[direction] -= len(piece)
+                if self._left[direction] <= 0:
+                    flowing.clear()
                 writer.write(piece)
                 await writer.drain()
         await flowing.wait()

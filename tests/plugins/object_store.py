@@ -18,11 +18,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.message import Message
 from urllib.request import Request, urlopen
 
 import pytest
-from plugins.waiting import patience_s
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.storage import Entry, Storage
@@ -63,15 +61,6 @@ class Bucket:
     @property
     def storage(self) -> Storage:
         return open_storage(self.url)
-
-    def ask(self, method: str, path: str) -> tuple[Message, str]:
-        """Ask the server about the bucket, past our own code; it checks no signature."""
-        known = {
-            "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
-        }
-        request = Request(f"{self.endpoint}/{self.name}{path}", method=method, headers=known)
-        with urlopen(request, timeout=patience_s(10)) as answer:
-            return answer.headers, answer.read().decode()
 
     def names(self) -> list[str]:
         """The names of all objects, in order."""

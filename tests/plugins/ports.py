@@ -23,16 +23,13 @@ class ReservedPort:
     """A port of 127.0.0.1 that stays ours until `release`; 0 where none can be had."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self._lock = -1
         for _ in range(50):
-            number = random.randrange(LOWEST, max(LOWEST + 1, _first_of_kernel()))
-            if (lock := _lock(number)) < 0:
-                continue
-            if _is_free(number):
-                self.number, self._lock = number, lock
+            self.number = random.randrange(LOWEST, max(LOWEST + 1, _first_of_kernel()))
+            self._lock = _lock(self.number)
+            if self._lock >= 0 and _is_free(self.number):
                 return
-            os.close(lock)
+            self.release()
+        self.number = 0
 
     def release(self) -> None:
         """Let others have it."""

@@ -32,20 +32,8 @@ from typing import Any
 
 import pytest
 
-CALLS = (
-    "open",
-    "dup",
-    "close",
-    "write",
-    "pwrite",
-    "ftruncate",
-    "fsync",
-    "fdatasync",
-    "link",
-    "rename",
-    "replace",
-    "unlink",
-)
+CALLS = ("open", "dup", "close", "write", "pwrite", "ftruncate", "fsync", "fdatasync")
+CALLS += ("link", "rename", "replace", "unlink")
 
 Names = dict[str, "_File"]
 

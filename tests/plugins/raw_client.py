@@ -1,4 +1,4 @@
-"""A client of protocol V2 with nothing of nsqtools in it: frames in, bytes out, one deadline.
+"""A client of protocol V2 with nothing of nsqtools in it but codecs: frames in, bytes out.
 
 with RawClient(nsqd.tcp_address) as client:
     client.subscribe("topic", "channel", ready=1)
@@ -12,22 +12,18 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from plugins.waiting import patience_s
 from plugins.wire import ERROR, MAGIC, MESSAGE, RESPONSE
 
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
+
+CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 TIMEOUT_S = patience_s(10.0)
 HEARTBEAT = b"_heartbeat_"
-
-
-class Codec(Protocol):
-    """A compression for both directions, such as those of `nsqtools.protocol.codecs`."""
-
-    def compress(self, data: bytes) -> bytes: ...
-    def decompress(self, data: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class RawClient:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(TIMEOUT_S)
         self._buffer = b""
-        self._codec: Codec | None = None
+        self._codec: StreamCodec | None = None
         try:
             self.socket.connect((host, int(port)))
             self.send(magic)
@@ -82,9 +78,18 @@ class RawClient:
     def start_tls(self, context: ssl.SSLContext) -> None:
         self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
-    def start_compression(self, codec: Codec) -> None:
-        self._codec = codec
-        self._buffer = codec.decompress(self._buffer)  # the OK may have come with the reply
+    def negotiate(self, codec: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """IDENTIFY, and begin with TLS and with compression by ``snappy`` or ``deflate``."""
+        layers = [name for name in ("tls_v1" if tls else "", codec) if name]
+        reply = self.identify(**dict.fromkeys(layers, True))
+        assert [reply[name] for name in layers] == [True] * len(layers)
+        if tls:
+            self.start_tls(tls)
+            assert self.read_response() == b"OK"
+        if codec:
+            self._codec = CODECS[codec]()
+            self._buffer = self._codec.decompress(self._buffer)  # the OK may be there already
+            assert self.read_response() == b"OK"
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data if self._codec is None else self._codec.compress(data))
@@ -110,20 +115,19 @@ class RawClient:
             self.send(b"NOP\n")
         return found
 
-    def read_response(self) -> bytes:
+    def _read_kind(self, wanted: int) -> bytes:
         kind, data = self.read()
-        assert kind == RESPONSE, (kind, data)
+        assert kind == wanted, (kind, data)
         return data
+
+    def read_response(self) -> bytes:
+        return self._read_kind(RESPONSE)
 
     def read_error(self) -> bytes:
-        kind, data = self.read()
-        assert kind == ERROR, (kind, data)
-        return data
+        return self._read_kind(ERROR)
 
     def read_message(self) -> Received:
-        kind, data = self.read()
-        assert kind == MESSAGE, (kind, data)
-        return received(data)
+        return received(self._read_kind(MESSAGE))
 
     def read_messages(self, count: int) -> list[Received]:
         return [self.read_message() for _ in range(count)]

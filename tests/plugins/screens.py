@@ -35,14 +35,10 @@ class Waiting:
         """Wait until the condition holds for the lines of the screen; return these."""
         deadline = time.monotonic() + WAIT_S
         while not condition(self.lines):
-            if time.monotonic() > deadline or self.has_failed():
+            if time.monotonic() > deadline:
                 raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))
             self.go_on()
         return self.lines
-
-    def has_failed(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        return False
 
     def go_on(self) -> object:
         """Let something happen."""

@@ -29,15 +29,7 @@ from typing import Any, Self
 
 import pytest
 from plugins.waiting import patience_s
-from plugins.wire import (
-    ERROR,
-    MAGIC,
-    RESPONSE,
-    Command,
-    frame,
-    message_frame,
-    split_commands,
-)
+from plugins.wire import ERROR, MAGIC, RESPONSE, Command, frame, message_frame, split_commands
 
 TIMEOUT_S = patience_s(5.0)
 READ_SIZE = 1 << 20
@@ -75,8 +67,6 @@ class Connection:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    # Receiving
-
     @property
     def commands(self) -> list[Command]:
         """All commands so far."""
@@ -89,23 +79,18 @@ class Connection:
         with self._received:
             return [command.line for command in self._commands[self._taken :]]
 
-    def next_command(self, *, timeout_s: float = TIMEOUT_S) -> Command:
-        """Wait for the next command, whatever it is."""
-        return self._take("a command", timeout_s)
-
     def expect(self, line: str) -> Command:
         """Wait for the next command and fail unless its line is `line`."""
-        command = self._take(line, TIMEOUT_S)
+        command = self.take(line)
         assert command.line == line, f"expected {line!r}, received {self._history()}"
         return command
 
     def skip_to(self, line: str) -> Command:
         """Wait for `line`, whatever comes before it."""
         deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            command = self._take(line, deadline - time.monotonic())
-            if command.line == line:
-                return command
+        while (command := self.take(line, deadline - time.monotonic())).line != line:
+            pass
+        return command
 
     def expect_closed(self) -> None:
         """Wait until the client has closed the connection, having sent nothing that is untaken."""
@@ -114,8 +99,6 @@ class Connection:
             assert ended, f"not closed within {TIMEOUT_S:g} s, received {self._history()}"
             untaken = self._commands[self._taken :]
             assert not untaken, f"expected nothing more, received {self._history()}"
-
-    # Sending
 
     def reply_identify(self, *, glued: bytes = b"", **fields: object) -> None:
         """Answer with `IDENTIFY_REPLY` changed by `fields`; `glued` goes out in the same write."""
@@ -155,8 +138,6 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send bytes as they are."""
         self._socket.sendall(data)
-
-    # Ending
 
     def half_close(self) -> None:
         """Send FIN and go on reading, as an nsqd that closes behind an error frame."""
@@ -199,12 +180,12 @@ class Connection:
             if not data:
                 return
 
-    def _take(self, wanted: str, timeout_s: float) -> Command:
-        def has_news() -> bool:
-            return len(self._commands) > self._taken or self._ended
-
+    def take(self, wanted: str = "a command", timeout_s: float = TIMEOUT_S) -> Command:
+        """Wait for the next command, whatever it is."""
         with self._received:
-            self._received.wait_for(has_news, timeout_s)
+            self._received.wait_for(
+                lambda: len(self._commands) > self._taken or self._ended, timeout_s
+            )
             if len(self._commands) == self._taken:
                 reason = "the client closed" if self._ended else f"nothing for {timeout_s:g} s"
                 raise AssertionError(f"expected {wanted!r}: {reason}, received {self._history()}")
@@ -233,10 +214,9 @@ class ScriptedNsqd:
         """Wait for a client to connect."""
         self._listener.settimeout(timeout_s)
         try:
-            sock, _ = self._listener.accept()
+            self.connections.append(Connection(self._listener.accept()[0]))
         except TimeoutError:
             raise AssertionError(f"no connection within {timeout_s:g} s") from None
-        self.connections.append(Connection(sock))
         return self.connections[-1]
 
     def identified(self, **identify_fields: Any) -> Connection:

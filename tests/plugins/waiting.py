@@ -34,13 +34,11 @@ def wait_until(condition: Callable[[], T], *, what: str, timeout_s: float = 5.0)
     """
     limit_s = patience_s(timeout_s)
     deadline = time.monotonic() + limit_s
-    while True:
-        value = condition()
-        if value:
-            return value
+    while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit_s:g} s: {what} (last value: {value!r})")
         time.sleep(POLL_S)
+    return value
 
 
 def wait_for_threads(*prefixes: str) -> None:

@@ -23,19 +23,12 @@ from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
-HASTY = ClientOptions(dial_timeout_s=0.2)  # where nobody is there
-
-
-RETRYING = PublishOptions(retry_timeout_s=5)
 
 
 def publisher_to(
-    *addresses: str,
-    options: PublishOptions = RETRYING,
-    client_options: ClientOptions = FAST,
-    rate: float = 0,
+    *addresses: str, client: ClientOptions = FAST, rate: float = 0, **options: Any
 ) -> Publisher:
-    return Publisher(addresses, client_options, options, rate)
+    return Publisher(addresses, client, PublishOptions(**{"retry_timeout_s": 5, **options}), rate)
 
 
 def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> PublishCounts:
@@ -52,35 +45,27 @@ def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
     text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
-
     options = replace(FAST, publish_max_body_size=at_once)
-    counts = run_job(text, publisher_to(nsqd.tcp_address, client_options=options), tmp_path)
-
+    counts = run_job(text, publisher_to(nsqd.tcp_address, client=options), tmp_path)
     assert counts == PublishCounts(confirmed=6, rejected=1)
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
-def test_deferred_messages_come_later(nsqd: GoNsqd, tmp_path: Path) -> None:
-    nsqd.create_channel("events", "check")
-
-    publisher = publisher_to(nsqd.tcp_address, options=PublishOptions(defer_s=3600))
-    counts = run_job(b"a\nb\n", publisher, tmp_path)
-
-    assert counts == PublishCounts(confirmed=2)
-    wait_until(
-        lambda: nsqd.channel_stats("events", "check")["deferred_count"] == 2,
-        what="both messages are deferred",
-    )
-
-
 def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     three = [go_nsqd() for _ in range(3)]
+    for nsqd in three:
+        nsqd.create_channel("events", "check")
     addresses = [nsqd.tcp_address for nsqd in three]
 
-    spread = publisher_to(*addresses, options=PublishOptions(PublishMode.ROUND_ROBIN))
-    run_job(b"1\n2\n3\n", spread, tmp_path)
+    spread = publisher_to(*addresses, mode=PublishMode.ROUND_ROBIN, defer_s=3600)
+    counts = run_job(b"1\n2\n3\n", spread, tmp_path)
 
-    assert [nsqd.depth("events") for nsqd in three] == [1, 1, 1]
+    assert counts == PublishCounts(confirmed=3)
+    for nsqd in three:
+        wait_until(
+            lambda nsqd=nsqd: nsqd.channel_stats("events", "check")["deferred_count"] == 1,
+            what="a message for later",
+        )
 
 
 def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
@@ -89,17 +74,10 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
     count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
     lines = [b"x" * 2_000_000 if n % 30_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
+    hasty = ClientOptions(dial_timeout_s=0.2)
+    publisher = publisher_to(unreachable_address, client=hasty, retry_timeout_s=0.2)
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
-        counts = run_job(
-            text,
-            publisher_to(
-                unreachable_address,
-                options=PublishOptions(retry_timeout_s=0.2),
-                client_options=HASTY,
-            ),
-            tmp_path,
-            unsent=unsent,
-        )
+        counts = run_job(text, publisher, tmp_path, unsent=unsent)
 
     assert counts == PublishCounts(unsent=count - 3, rejected=3)
     assert (tmp_path / "unsent").read_bytes() == text
@@ -113,7 +91,7 @@ def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
     lines = [b"1", b"2", b"x" * 2_000_000, b"3"]
     addresses = [nsqd.tcp_address, unreachable_address]
     with UnsentFiles(tmp_path / "unsent", b"\n", addresses) as unsent:
-        publisher = publisher_to(*addresses, options=PublishOptions(retry_timeout_s=0.3))
+        publisher = publisher_to(*addresses, retry_timeout_s=0.3)
         run_job(b"\n".join(lines), publisher, tmp_path, unsent=unsent)
 
     assert publisher.counts == PublishCounts(rejected=1, unsent=3)
@@ -133,8 +111,8 @@ def test_a_cut_connection_loses_no_count(
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
     lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
-    options = PublishOptions(retry_timeout_s=10, retry_unknown=True)
-    publisher = publisher_to(proxy.address, options=options, rate=30_000)
+    retrying = {"retry_timeout_s": 10, "retry_unknown": True}
+    publisher = publisher_to(proxy.address, rate=30_000, **retrying)
     running = in_background(run_job, b"\n".join(lines), publisher, tmp_path)
     for goal in (3_000, 9_000, 15_000):
         wait_until(
@@ -155,11 +133,7 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
     publisher.stop()
     counts = running.result(patience_s(10))
-
     assert (counts.confirmed, counts.unknown) == (nsqd.depth("events"), 0)
-
-
-# -- what was not published is kept ----------------------------------------------------------------
 
 
 RECORDS = [b"record %d" % number for number in range(10)]

@@ -44,9 +44,6 @@ def test_an_nsqd_without_a_port_has_the_name_that_its_outcomes_come_with() -> No
     assert [*publisher.counts_by_nsqd] == ["a:4150", "b:1"]
 
 
-# -- the rate limit, on a clock that the test moves -----------------------------------------------
-
-
 def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
     """Take all that is allowed, on a clock that advances by what the limit says to wait."""
     now, published = 0.0, 0
@@ -63,7 +60,6 @@ def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
 @pytest.mark.parametrize("rate", [0.5, 10, 1_000, 100_000, 2_000_000])
 def test_the_rate_is_exact_at_any_size(rate: float) -> None:
     published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
-
     assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
 
 

@@ -22,18 +22,15 @@ def pipe() -> Iterator[tuple[int, str]]:
     os.close(reader)
 
 
-def batches_of(path: Path) -> list[list[bytes]]:
-    source = RecordSource([str(path)], b"\n", lambda: False)
+def batches_of(*paths: Path) -> list[list[bytes]]:
+    source = RecordSource(list(map(str, paths)), b"\n", lambda: False)
     return [list(batch.records) for batch in source.batches()]
 
 
 def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
     lines = [b"line %d" % n for n in range(3 * BATCH_RECORDS + 7)]
-    path = tmp_path / "log"
-    path.write_bytes(b"\n".join(lines) + b"\n")
-
-    batches = batches_of(path)
-
+    (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
+    batches = batches_of(tmp_path / "log")
     assert [record for batch in batches for record in batch] == lines
     assert [len(batch) for batch in batches] == [BATCH_RECORDS] * 3 + [7]
 
@@ -52,20 +49,15 @@ def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
 def test_the_last_record_of_a_file_without_its_delimiter_is_whole(
     tmp_path: Path, texts: list[bytes], records: list[bytes]
 ) -> None:
-    for number, text in enumerate(texts):
-        (tmp_path / str(number)).write_bytes(text)
-    paths = [str(tmp_path / str(number)) for number in range(len(texts))]
-    batches = RecordSource(paths, b"\n", lambda: False).batches()
-
-    assert [record for batch in batches for record in batch.records] == records
+    paths = [tmp_path / str(number) for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    assert [record for batch in batches_of(*paths) for record in batch] == records
 
 
 def test_large_records_make_small_batches(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    path.write_bytes((b"x" * 100_000 + b"\n") * 20)
-
-    batches = batches_of(path)
-
+    (tmp_path / "large").write_bytes((b"x" * 100_000 + b"\n") * 20)
+    batches = batches_of(tmp_path / "large")
     assert sum(map(len, batches)) == 20
     assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
 
@@ -75,7 +67,6 @@ def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) ->
     batches = RecordSource([path], b"\n", lambda: False).batches()
     os.write(writer, b"lone\n")
     began = time.monotonic()
-
     assert next(batches).records == [b"lone"]
     assert time.monotonic() - began < patience_s(2)
     os.close(writer)
@@ -87,6 +78,5 @@ def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     stopped = threading.Event()
     source = RecordSource([path], b"\n", stopped.is_set)
     threading.Timer(0.05, stopped.set).start()
-
     assert list(source.batches()) == []
     os.close(writer)

@@ -38,11 +38,8 @@ def test_grep_searches_the_bytes_of_the_body(pattern: str, body: bytes, kept: bo
     assert grep(pattern, invert=True)(message(body)) is not kept
 
 
-def test_grep_can_ignore_case() -> None:
+def test_grep_can_ignore_case_and_refuses_a_wrong_pattern() -> None:
     assert grep("ERR", ignore_case=True)(message(b"an error"))
-
-
-def test_a_wrong_pattern_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a regular expression: missing"):
         grep("(")
 
@@ -70,13 +67,9 @@ def test_what_is_no_share_is_refused(text: str) -> None:
 def test_several_filters_keep_what_all_keep_and_a_later_one_sees_only_what_is_left() -> None:
     seen: list[bytes] = []
     keep = every([grep("a"), lambda m: seen.append(m.body) is None, grep("b", invert=True)])
-
     assert [keep(message(body)) for body in (b"a", b"ab", b"c")] == [True, False, False]
     assert seen == [b"a", b"ab"]
     assert every([]) is None
-
-
-# -- JSON and jq ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

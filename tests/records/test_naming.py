@@ -27,7 +27,6 @@ def test_every_token_has_its_value_and_the_rest_stays(
     format: str, fields: dict[str, str], name: str
 ) -> None:
     naming = FileNaming(format, host="web1", pid=77, **fields)  # type: ignore[arg-type]
-
     assert with_rev(naming.stem("clicks", MOMENT, DAY_BEFORE), 3) == name
     assert FileNaming().format == "<TOPIC>.<HOST><REV>.<DATETIME>.log"  # that of nsq_to_file
 
@@ -84,14 +83,7 @@ def test_an_interval_is_aligned_to_the_clock() -> None:
     hourly = Rotation(interval_s=HOUR)
     assert hourly.is_over(NINE - 1, NINE)
     assert not hourly.is_over(NINE, NINE + HOUR - 1)
-
-
-def test_days_begin_at_local_midnight_and_an_age_is_that_of_no_clock_that_somebody_sets() -> None:
     daily = Rotation(interval_s=24 * HOUR)
     midnight_in_kyiv = NINE - 9 * HOUR + 22 * HOUR
     assert daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv, utc_offset_s=2 * HOUR)
     assert not daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv)
-
-    aged = Rotation(age_s=HOUR)
-    assert not aged.is_over(NINE, NINE + 2 * HOUR, age_s=20)
-    assert aged.is_over(NINE, NINE - HOUR, age_s=HOUR)

@@ -7,33 +7,20 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import IO
 
 import pytest
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess
-from plugins.ports import ReservedPort
 from plugins.servers import DataPath, GoProgram, Serve
 from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.go_flags import (
-    FlagError,
-    flags_of,
-    parse_flags,
-    read_config,
-)
+from nsqtools.server.go_flags import FlagError, flags_of, parse_flags, read_config
 from nsqtools.server.options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
 LATENCY = "e2e-processing-latency-percentile"
-TIMEOUT_S = patience_s(20.0)
-FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
-
-
-def given(*arguments: str) -> dict[str, object]:
-    return parse_flags(FLAGS, arguments).options
 
 
 READ: dict[str, dict[str, object]] = {
@@ -63,7 +50,7 @@ READ: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("line", READ)
 def test_flags_are_read_as_go_reads_them(line: str) -> None:
-    assert given(*line.split()) == READ[line]
+    assert parse_flags(FLAGS, line.split()).options == READ[line]
 
 
 REFUSED = """
@@ -93,7 +80,7 @@ def test_a_refusal_is_gos(run_nsq: RunNsq, go_program: GoProgram) -> None:
             assert without_own_flags(ours.err) == go.stderr.replace("'ssl3.0', ", ""), argument
     for argument in set(REFUSED.split()) - set(SAME_WORDS):
         with pytest.raises(FlagError):
-            given(argument)
+            parse_flags(FLAGS, [argument])
 
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
@@ -142,35 +129,31 @@ def test_a_config_file_is_read(tmp_path: Path, line: str, options: dict[str, obj
     assert read_config(str(path), NsqdOptions) == options
 
 
-BAD_LINES = """
-max_rdy_count = 1.5
-msg_timeout = 1.5
-msg_timeout = "5"
-snappy = "maybe"
-overflow_policy = "refuse"
-nsqlookupd_tcp_addresses = [1.5]
-log_level = 5
-=
-"""
+BAD_LINES = """max_rdy_count = 1.5; msg_timeout = 1.5; msg_timeout = "5"; snappy = "maybe"; =;
+    log_level = 5; overflow_policy = "refuse"; nsqlookupd_tcp_addresses = [1.5]"""
 
 
-@pytest.mark.parametrize("line", BAD_LINES.strip().splitlines())
+@pytest.mark.parametrize("line", BAD_LINES.split(";"))
 def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "nsqd.toml"
-    path.write_text(line)
+    path.write_text(line.strip())
 
     with pytest.raises(ConfigurationError):
         read_config(str(path), NsqdOptions)
 
 
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
-    data_path: DataPath, serve: Serve
+    data_path: DataPath, serve: Serve, tmp_path: Path
 ) -> None:
+    """A file gives its options; those of the command line win."""
+
     class Limited(EmbeddedNsqdProcess):
         def _command(self) -> list[str | Path]:
             return ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", *super()._command()]
 
-    nsqd = serve(Limited(data_path(), "-log-prefix=[x] ", "-verbose"))
+    config = tmp_path / "nsqd.cfg"
+    config.write_text('log_prefix = "[x] "\ntcp_address = "127.0.0.1:1"\nunknown = true\n')
+    nsqd = serve(Limited(data_path(), f"-config={config}", "-verbose"))
     limits = Path(f"/proc/{nsqd.pid}/limits").read_text()
     found = re.search(r"^Max open files +(\d+) +(\d+)", limits, re.MULTILINE)
     assert found
@@ -188,7 +171,7 @@ def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_
     process = nsqd._process
     assert process is not None
     process.send_signal(signal.SIGINT)
-    assert process.wait(TIMEOUT_S) == 0
+    assert process.wait(patience_s(20)) == 0
     assert b'"name":"t"' in (nsqd.data_path / "nsqd.dat").read_bytes()
 
 
@@ -206,41 +189,3 @@ def test_unix_sockets_are_served_and_removed(tmp_path: Path) -> None:
             answer = client.makefile("rb").read()
         assert b'"http_port":-1,"tcp_port":-1' in answer
     assert list(tmp_path.iterdir()) == []
-
-
-# -- nsqlookupd ----------------------------------------------------------------------------------
-
-
-def lines_until(stream: IO[bytes] | None, word: str) -> list[str]:
-    """The lines up to one with the word; it fails at the end of the stream."""
-    assert stream is not None
-    lines = []
-    for line in stream:
-        lines.append(line.decode().rstrip("\n"))
-        if word in lines[-1]:
-            return lines
-    raise AssertionError(f"no {word!r} in {lines}")
-
-
-def test_a_file_gives_options_and_the_command_line_wins(
-    spawn_nsq: SpawnNsq, tmp_path: Path
-) -> None:
-    port = ReservedPort()
-    address = f"127.0.0.1:{port.number}"
-    config = tmp_path / "nsqlookupd.cfg"
-    config.write_text(
-        f'tcp_address = "{address}"\n'
-        f'http_address = "{address}"\n'
-        'log_prefix = "[lookup] "\n'
-        'tombstone_lifetime = "10s"\n'
-        "inactive_producer_timeout = 1500\n"
-        "unknown = true\n"
-    )
-
-    process = spawn_nsq(["nsqlookupd", f"--config={config}", "--http-address=127.0.0.1:0"])
-    lines = lines_until(process.stderr, "HTTP: listening on")
-
-    assert all(line.startswith("[lookup] ") for line in lines)
-    assert any(line.endswith(f"TCP: listening on {address}") for line in lines)
-    process.terminate()
-    assert process.wait(timeout=TIMEOUT_S) == 0

@@ -12,13 +12,13 @@ from contextlib import suppress
 from functools import partial
 from threading import Event
 
-import httpx
 import pytest
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
-from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 
@@ -27,12 +27,18 @@ TIMEOUT_S = patience_s(10.0)
 Answer = Callable[[StreamReader, StreamWriter], Coroutine[None, None, None]]
 
 
-def test_a_topic_that_is_created_while_others_are_announced_is_announced_too() -> None:
-    with EmbeddedNsqlookupd() as lookupd:
-        asyncio.run(announce_while_more_come(lookupd))
+@pytest.fixture
+def lookupd(serve: Serve) -> EmbeddedLookupServer:
+    return serve(EmbeddedLookupServer())
 
 
-async def announce_while_more_come(lookupd: EmbeddedNsqlookupd) -> None:
+def test_a_topic_that_is_created_while_others_are_announced_is_announced_too(
+    lookupd: EmbeddedLookupServer,
+) -> None:
+    asyncio.run(announce_while_more_come(lookupd))
+
+
+async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
     topics = {"old": 1}
     log = io.StringIO()
 
@@ -49,18 +55,10 @@ async def announce_while_more_come(lookupd: EmbeddedNsqlookupd) -> None:
     peer = LookupPeer(lookupd.tcp_address, INFO, registrations, DaemonLog(log, ""))
     peer.start()
     async with asyncio.timeout(TIMEOUT_S):
-        while "'new'" not in await asyncio.to_thread(known_topics, lookupd):
+        while len((await asyncio.to_thread(lookupd.json, "/topics"))["topics"]) < 2:
             await asyncio.sleep(0.01)
-    assert "'old'" in await asyncio.to_thread(known_topics, lookupd)
     assert "ERROR" not in log.getvalue()
     await peer.stop()
-
-
-def known_topics(lookupd: EmbeddedNsqlookupd) -> str:
-    answer = httpx.get(
-        f"http://{lookupd.http_address}/topics", timeout=patience_s(5)
-    ).raise_for_status()
-    return str(answer.json()["topics"])
 
 
 async def answer_tcp(
@@ -105,39 +103,32 @@ async def nest(reader: StreamReader, writer: StreamWriter) -> None:
 
 @pytest.mark.parametrize(("answer", "other_host"), [(drip, "127.0.0.1"), (nest, "::1")])
 def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
-    answer: Answer, other_host: str
+    answer: Answer, other_host: str, serve: Serve, data_path: DataPath
 ) -> None:
     """One answers byte by byte or too deeply, another is at no possible name."""
-    asyncio.run(create_a_topic_beside_a_bad_nsqlookupd(answer, other_host))
-
-
-async def create_a_topic_beside_a_bad_nsqlookupd(answer: Answer, other_host: str) -> None:
-    http = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = http.sockets[0].getsockname()[1]
     identified = Event()
-    tcp = await asyncio.start_server(partial(answer_tcp, port, identified), "127.0.0.1", 0)
-    host, tcp_port = tcp.sockets[0].getsockname()
-    place = f"{host}:{tcp_port}"
 
-    log = io.StringIO()
+    def publish(place: str) -> None:
+        address = f"-http-address={Address(other_host, 0)}"
+        other = serve(EmbeddedLookupServer(address, f"-broadcast-address={other_host}"))
+        other.post("/channel/create", topic="clicks", channel="archive")
+        places = [place, other.tcp_address, "a..b:4160"]
+        flags = [f"-lookupd-tcp-address={each}" for each in places]
+        flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
+        nsqd = serve(EmbeddedServer(data_path(), *flags))
+        nsqd.create_topic("early")
+        assert identified.wait(TIMEOUT_S)
+        wait_until(lambda: other.json("/topics")["topics"] == ["clicks", "early"], what="both")
+        nsqd.publish("clicks", b"one")
+        assert nsqd.depth("clicks", "archive") == 1
+        nsqd.stop()
+        assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
 
-    def publish() -> bytes:
-        timeouts = {"http_client_connect_timeout": 0.2, "http_client_request_timeout": 0.3}
-        address = str(Address(other_host, 0))
-        with EmbeddedNsqlookupd(http_address=address, broadcast_address=other_host) as other:
-            channel = "topic=clicks&channel=archive"
-            httpx.post(
-                f"http://{other.http_address}/channel/create?{channel}", timeout=patience_s(5)
-            ).raise_for_status()
-            places = [place, other.tcp_address, "a..b:4160"]
-            with EmbeddedNsqd(lookupd_tcp_address=places, log=log, **timeouts) as nsqd:
-                url = f"http://{nsqd.http_address}"
-                httpx.post(f"{url}/pub?topic=early", content=b"one", timeout=TIMEOUT_S)
-                assert identified.wait(TIMEOUT_S)
-                wait_until(lambda: "'early'" in known_topics(other), what="it is registered")
-                httpx.post(f"{url}/pub?topic=clicks", content=b"one", timeout=TIMEOUT_S)
-                return httpx.get(f"{url}/stats?topic=clicks", timeout=patience_s(5)).content
+    async def publish_beside_a_bad_nsqlookupd() -> None:
+        http = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = http.sockets[0].getsockname()[1]
+        tcp = await asyncio.start_server(partial(answer_tcp, port, identified), "127.0.0.1", 0)
+        async with http, tcp, asyncio.timeout(TIMEOUT_S):
+            await asyncio.to_thread(publish, f"127.0.0.1:{tcp.sockets[0].getsockname()[1]}")
 
-    async with http, tcp, asyncio.timeout(TIMEOUT_S):
-        assert b"[archive" in await asyncio.to_thread(publish)
-    assert "ERROR: LOOKUPD(a..b:4160): " in log.getvalue()
+    asyncio.run(publish_beside_a_bad_nsqlookupd())

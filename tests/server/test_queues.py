@@ -49,21 +49,9 @@ def attempts_of(record: bytes) -> int:
     return attempts
 
 
-# ids
-
-
-def test_an_id_holds_time_node_and_sequence() -> None:
-    [first, second] = MessageIds(617).take(2, NOW_NS)
-
-    number = int(first, 16)
-    assert number >> 22 == (NOW_NS >> 20) - 1288834974288
-    assert (number >> 12 & 1023, number & 4095) == (617, 0)
-    assert int(second, 16) == number + 1
-
-
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 5000)), max_size=6))
 def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[int, int]]) -> None:
-    ids = MessageIds(1023)
+    ids = MessageIds(617)
     taken: list[bytes] = []
     now_ns = NOW_NS
     for ticks, size in steps:
@@ -71,7 +59,7 @@ def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[i
         taken += ids.take(size, now_ns)
 
     assert taken == sorted(set(taken))
-    assert {len(each) for each in taken} <= {16}
+    assert {(len(each), int(each, 16) >> 12 & 1023) for each in taken} <= {(16, 617)}
 
 
 # messages
@@ -176,14 +164,8 @@ def test_what_is_due_is_taken_in_order_and_in_parts() -> None:
 
 
 def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int = 100) -> DiskQueue:
-    return DiskQueue(
-        "t",
-        path,
-        max_bytes_per_file=max_bytes_per_file,
-        max_msg_size=max_msg_size,
-        sync_every=2500,
-        log=DaemonLog(None, ""),
-    )
+    limits = {"max_bytes_per_file": max_bytes_per_file, "max_msg_size": max_msg_size}
+    return DiskQueue("t", path, **limits, sync_every=2500, log=DaemonLog(None, ""))
 
 
 PUT = st.tuples(st.integers(1, 12), st.sampled_from(["", "in blocks", "taken back"]))
@@ -227,7 +209,7 @@ def test_order_is_kept_through_memory_and_disk_whatever_is_taken_back(
     assert (waiting, len(backlog), backlog.disk_depth) == ([], 0, 0)
 
 
-def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
+def test_a_get_is_bounded_by_bytes_but_not_to_nothing() -> None:
     backlog = QueueBacklog(9, None, HEALTH)
     backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
 
@@ -268,7 +250,7 @@ S = 1_000_000_000
 
 
 def test_samples_are_forgotten_when_the_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = 1_790_000_000 * S
+    now_ns = NOW_NS
     monkeypatch.setattr(queued_message.time, "time_ns", lambda: now_ns)
     window = LatencyWindow([0.5], window_s=60)
 

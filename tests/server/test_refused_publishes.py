@@ -14,22 +14,14 @@ from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-SMALL_FILES = "-max-bytes-per-file=2000"
-
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
     """Publish in one of the ways there are; return whether it was accepted."""
-    if kind == "POST /mpub":
-        return nsqd.request("POST", "/mpub?topic=t", b"\n".join(bodies))[0] == 200
-    if kind == "POST /pub":
-        return nsqd.request("POST", "/pub?topic=t", bodies[0])[0] == 200
-    command = {
-        "PUB": b"PUB t\n" + sized(bodies[0]),
-        "DPUB": b"DPUB t 1\n" + sized(bodies[0]),
-        "MPUB": mpub("t", bodies),
-    }[kind]
+    if kind.startswith("POST"):
+        body = b"\n".join(bodies) if kind == "POST /mpub" else bodies[0]
+        return nsqd.request("POST", f"{kind[5:]}?topic=t", body)[0] == 200
     with RawClient(nsqd.tcp_address) as client:
-        client.send(command)
+        client.send(mpub("t", bodies) if kind == "MPUB" else b"PUB t\n" + sized(bodies[0]))
         return client.read()[1] == b"OK"
 
 
@@ -46,24 +38,14 @@ def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "kind", "end"),
-    [
-        ([SMALL_FILES], "PUB", "stop"),
-        ([SMALL_FILES], "POST /pub", "kill"),
-        ([SMALL_FILES], "MPUB", "kill"),
-        ([SMALL_FILES], "POST /mpub", "stop"),
-    ],
+    ("kind", "end"),
+    [("PUB", "stop"), ("POST /pub", "kill"), ("MPUB", "kill"), ("POST /mpub", "stop")],
 )
 def test_a_refused_publish_stores_nothing(
-    tmp_path: Path,
-    serve: Serve,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: list[str],
-    kind: str,
-    end: str,
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
 ) -> None:
     """The disk takes a part of a write, and then no more."""
-    nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0", *flags))
+    nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0", "-max-bytes-per-file=2000"))
     for channel in ("a", "b"):
         nsqd.create_channel("t", channel)
     confirmed = [b"before %d" % number * 9 for number in range(30)]
@@ -73,10 +55,7 @@ def test_a_refused_publish_stores_nothing(
         assert not publish(nsqd, kind, [b"refused %d" % number * 9 for number in range(30)])
     assert publish(nsqd, "PUB", [b"after"])
     confirmed.append(b"after")
-    if end == "kill":
-        nsqd.kill()
-    else:
-        nsqd.stop()
+    getattr(nsqd, end)()
     nsqd.start()
     for channel in ("a", "b"):
         assert all_messages(nsqd, channel, len(confirmed)) == sorted(confirmed)
@@ -84,14 +63,15 @@ def test_a_refused_publish_stores_nothing(
 
 def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
     """A disk that fills up with the next write."""
-    is_full = []
+    is_full = False
 
     def write(descriptor: int, data: bytes, position: int) -> int:
+        nonlocal is_full
         if not position and len(data) < 50:  # the file of positions, which needs no new block
             return pwrite(descriptor, data, position)
         if is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        is_full.append(True)
+        is_full = True
         return pwrite(descriptor, data[: len(data) * 2 // 3], position)
 
     return write
@@ -104,20 +84,26 @@ def test_a_full_disk_has_what_was_confirmed_and_nothing_else(
     nsqd.create_channel("t", "a")
     spare = small_disk / "spare"
     spare.write_bytes(bytes(24 << 10))
+    confirmed = publish_until_refused(nsqd, size=200, count=5)
+    nsqd.kill()
+    spare.unlink()  # as an operator would
+    nsqd.start()
+    assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
+
+
+def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[bytes]:
+    """Publish until it was refused often; return what was confirmed."""
     confirmed: list[bytes] = []
-    refused = 0
-    for number in range(60):
-        bodies = [b"%d %d " % (number, each) + b"x" * 200 for each in range(5)]
+    refused = number = 0
+    while refused < 20:
+        bodies = [b"%d %d " % (number, each) + b"x" * size for each in range(count)]
+        number += 1
         if publish(nsqd, "MPUB", bodies):
             confirmed += bodies
         else:
             refused += 1
     assert confirmed
-    assert refused > 20
-    nsqd.kill()
-    spare.unlink()  # as an operator would
-    nsqd.start()
-    assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
+    return confirmed
 
 
 @pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
@@ -128,16 +114,7 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     nsqd = serve(EmbeddedServer(small_disk, "-durable", f"-min-disk-free={1 << 20}"))
     nsqd.create_channel("t", "a")
     filling = small_disk / "of others"
-    confirmed: list[bytes] = []
-    refused = number = 0
-    while refused < 20:
-        bodies = [b"%d %d " % (number, each) + b"x" * 1000 for each in range(20)]
-        number += 1
-        if publish(nsqd, "MPUB", bodies):
-            confirmed += bodies
-        else:
-            refused += 1
-    assert confirmed
+    confirmed = publish_until_refused(nsqd, size=1000, count=20)
     if is_filled_by_others:
         with suppress(OSError), filling.open("wb", buffering=0) as file:
             while True:

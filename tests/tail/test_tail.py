@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
@@ -48,11 +49,6 @@ def publish_lines(nsqd: GoNsqd, topic: str, count: int) -> list[bytes]:
     return lines
 
 
-def is_drained(nsqd: GoNsqd, topic: str) -> bool:
-    stats = nsqd.channel_stats(topic, "c")
-    return not (stats["depth"] or stats["in_flight_count"] or stats["deferred_count"])
-
-
 def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
@@ -68,8 +64,7 @@ def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
 
     assert tail.run() is End.IDLE
     assert sorted(b"".join(written).splitlines()) == lines
-    assert is_drained(nsqd, "clicks")
-    assert is_drained(nsqd, "views")
+    assert [unfinished(nsqd, topic, "c") for topic in ("clicks", "views")] == [0, 0]
 
 
 def test_silence_is_no_end_before_every_nsqd_could_send(
@@ -96,12 +91,11 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     assert set(b"".join(written).splitlines()) <= set(lines)  # none is torn
     assert not tail.watch.falls_short
 
-    def waiting() -> int:
-        return nsqd.depth("clicks", "c") + nsqd.depth("views", "c")
+    def count(kind: str) -> int:
+        return sum(nsqd.channel_stats(topic, "c")[kind] for topic in ("clicks", "views"))
 
-    wait_until(lambda: waiting() == 877, what="the rest waits in the channels")
-    finished = [nsqd.channel_stats(topic, "c")["in_flight_count"] for topic in ("clicks", "views")]
-    assert finished == [0, 0]
+    wait_until(lambda: count("depth") == 877, what="the rest waits in the channels")
+    assert count("in_flight_count") == 0
 
 
 def test_an_nsqd_that_comes_back_is_not_looked_at_as_a_newcomer(

@@ -87,9 +87,3 @@ def version_of(nsq: str) -> str:
 
 def body(number: int) -> bytes:
     return b"%08d some text that a message may have" % number
-
-
-def bring_back(scratch: Path) -> None:
-    """Move what was set apart to the archive."""
-    for path in (scratch / "later").iterdir():
-        path.rename(scratch / "archive" / path.name)

@@ -10,16 +10,16 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.archives import finished_files, lines_of, messages_of, unfinished
+from plugins.archives import finished_files, lines_of, messages_of, to_file, unfinished
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
+from plugins.servers import Serve
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 from upgrade.scenes import (
@@ -33,7 +33,6 @@ from upgrade.scenes import (
     TOPIC,
     Scene,
     body,
-    bring_back,
 )
 
 if TYPE_CHECKING:
@@ -65,46 +64,26 @@ def left(scene: Scene) -> Iterator[Path]:
         yield directory
 
 
-Reopen = Callable[..., EmbeddedServer]
-
-
 @pytest.fixture
-def reopen() -> Iterator[Reopen]:
-    """Serve data that was left."""
-    with ExitStack() as stack:
-
-        def start(data: Path, *flags: str) -> EmbeddedServer:
-            nsqd = EmbeddedServer(data, *flags)
-            stack.callback(nsqd.stop)
-            nsqd.start()
-            return nsqd
-
-        yield start
-
-
-@pytest.fixture
-def nsqd(left: Path, scene: Scene, reopen: Reopen) -> EmbeddedServer:
+def nsqd(left: Path, scene: Scene, serve: Serve) -> EmbeddedServer:
     """An nsqd on the data that was left, at the address that it had."""
-    return reopen(left / "nsqd", f"--tcp-address={scene.address}")
+    return serve(EmbeddedServer(left / "nsqd", f"--tcp-address={scene.address}"))
+
+
+HOST = ["--until-empty", "--host-identifier", "host"]
 
 
 @of_each_version(*FORMS)
 def test_an_archive_goes_on_with_nothing_lost_or_doubled(
     left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, scene: Scene
 ) -> None:
-    form = FORMS[scene.name]
     archive = left / "archive"
     assert unfinished(nsqd, TOPIC, CHANNEL) > 0
-
-    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
-    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
-    done = run_nsq([*topic, *where, *form])
-
+    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, *FORMS[scene.name]))
     assert done.status == 0, done.err
-    if "jsonl" in form:
+    written = lines_of(archive)
+    if "jsonl" in scene.name:
         written = [message["body"] for message in messages_of(archive)]
-    else:
-        written = lines_of(archive)
     assert sorted(written) == EVERY_BODY
 
 
@@ -115,11 +94,7 @@ def test_an_upload_stores_every_file_once(
     archive, store = left / "archive", left / "store"
     killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
     assert killed
-
-    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
-    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
-    done = run_nsq([*topic, *where, "--gzip", "--upload", str(store)])
-
+    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, "--gzip", "--upload", str(store)))
     assert done.status == 0, done.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
     assert len(finished_files(store)) == len(finished_files(archive))
@@ -133,7 +108,6 @@ def test_an_nsqd_finds_every_message_that_was_on_disk(
 ) -> None:
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES, what="all messages")
     topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
-
     assert drained(nsqd, run_nsq) == EVERY_BODY
     assert topics["paused"]["paused"]
 
@@ -157,11 +131,9 @@ def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunN
     before = unfinished(nsqd, TOPIC, CHANNEL)
     known = json.loads((left / "checkpoint.json").read_text())["offset"] // len(body(0) + b"\n")
     assert 0 < known <= before < MESSAGES
-
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     done = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
-
     assert done.status == 0, done.err
     assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[known:before])
 
@@ -185,9 +157,9 @@ def test_dead_letters_are_added_to_a_file_and_published_again(
 
 @of_each_version("to-nsq")
 def test_a_forwarder_delivers_what_was_left(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, reopen: Reopen
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve
 ) -> None:
-    destination = reopen(left / "destination", *SMALL)
+    destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
     done = forward(to, nsqd, left, run_nsq)
 
@@ -212,14 +184,17 @@ def test_a_replay_goes_on_from_its_checkpoint(
 ) -> None:
     before = unfinished(nsqd, TOPIC, CHANNEL)
     assert 0 < before < MESSAGES
-
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     replayed = run_nsq(["replay", "--yes", str(left / "archive"), *checkpoint, *to])
-
     assert replayed.status == 0, replayed.err
     assert unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES
     assert drained(nsqd, run_nsq) == EVERY_BODY
+
+
+def bodies_in(lake: Path, spark: SparkSession) -> list[bytes]:
+    rows = spark.read.parquet(str(lake)).select("body").collect()
+    return sorted(bytes(row.body) for row in rows)
 
 
 @of_each_version("spark-ingest")
@@ -227,14 +202,12 @@ def test_a_stream_goes_on_from_its_offset(
     left: Path, spark: SparkSession, run_spark: RunSpark
 ) -> None:
     assert spark.read.parquet(str(left / "lake")).count() < MESSAGES
-    bring_back(left)
-
+    for path in (left / "later").iterdir():
+        path.rename(left / "archive" / path.name)
     to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
     done = run_spark("ingest", left / "archive", *to, "--once")
-
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(left / "lake", spark) == EVERY_BODY
 
 
 @of_each_version("spark-topic")
@@ -244,10 +217,8 @@ def test_a_stream_of_a_topic_goes_on_from_its_spool(
     topic = ["-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
     to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
     done = run_spark("ingest", *topic, *to, "--once")
-
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(left / "lake", spark) == EVERY_BODY
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
@@ -256,12 +227,9 @@ def test_a_compaction_is_repeated(left: Path, spark: SparkSession, run_spark: Ru
     lake = left / "lake"
     assert list((lake / "_staging").rglob("*.parquet"))
     assert 0 < spark.read.parquet(str(lake)).count() < MESSAGES
-
     done = run_spark("compact", left / "archive", "--output", lake, "--open-days", "--yes")
-
     assert done.status == 0, done.err
-    rows = spark.read.parquet(str(lake)).select("body").collect()
-    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert bodies_in(lake, spark) == EVERY_BODY
 
 
 @of_each_version("spark-replay")
@@ -269,9 +237,7 @@ def test_a_replay_on_spark_goes_on_from_its_ledger(
     left: Path, nsqd: EmbeddedServer, run_spark: RunSpark, run_nsq: RunNsq
 ) -> None:
     where = ["--ledger", left / "ledger", "--nsqd-tcp-address", nsqd.tcp_address]
-
     done = run_spark("replay", left / "archive", *where)
-
     assert done.status == 0, done.err
     said = re.search(r"up to (\d+) twice", done.err)
     published = drained(nsqd, run_nsq)

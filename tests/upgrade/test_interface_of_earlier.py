@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import pytest
 from plugins.cli import RunNsq
 from upgrade.interface import commands, public_names
 from upgrade.scenes import SCENES, kept_of
@@ -62,24 +61,17 @@ GONE = {
 Interface = dict[str, Any]
 
 
-@pytest.fixture
-def complaints(run_nsq: RunNsq) -> dict[str, set[str]]:
-    """What programs and scripts for each version miss in this one."""
+def test_what_is_gone_is_declared_with_what_to_use(run_nsq: RunNsq) -> None:
     now = {
         "python": public_names(sys.executable),
         "commands": commands(lambda arguments: run_nsq(arguments).out.decode()),
     }
-    found = {}
+    missed: set[str] = set()
     for version in SCENES:
         then = json.loads((kept_of(version) / "interface.json").read_text("utf-8"))
         assert len(then["python"]) >= 14
         assert len(then["commands"]) > 40
-        found[version] = {*python_complaints(then, now), *command_complaints(then, now)}
-    return found
-
-
-def test_what_is_gone_is_declared_with_what_to_use(complaints: dict[str, set[str]]) -> None:
-    missed = set().union(*complaints.values())
+        missed |= {*python_complaints(then, now), *command_complaints(then, now)}
     assert (missed - set(GONE), set(GONE) - missed) == (set(), set())
 
 

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import http.client
 import math
+import re
 import signal
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,8 +17,6 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.console import MakeConsole, ask
-from plugins.embedded import EmbeddedServer
-from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.web.access import (
@@ -35,8 +35,16 @@ NOBODY = "--nsqd-http-address=127.0.0.1:1"
 
 
 @pytest.fixture
-def embedded_nsqd(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> EmbeddedServer:
-    return serve(EmbeddedServer(tmp_path_factory.mktemp("nsqd")))
+def users(tmp_path: Path) -> Callable[..., Path]:
+    """``users(ann="one")``: the file of these users with their passwords."""
+
+    def write(**passwords: str) -> Path:
+        path = tmp_path / "users"
+        lines = (f"{user}:{hash_password(word)}\n" for user, word in passwords.items())
+        path.write_text("".join(lines))
+        return path
+
+    return write
 
 
 def basic(user: str, password: str) -> dict[str, str]:
@@ -109,10 +117,8 @@ def test_a_password_is_asked_for_and_wrong_ones_slow_down(
     assert nobody.headers["www-authenticate"].startswith("Basic ")
     assert running.get("/ping").status == 200
     # what it does not take is said without a page, which shows some of the cluster
-    assert (running.post("/ping", b"").status, running.post("/ping", b"").text) == (
-        405,
-        "Method Not Allowed\n",
-    )
+    posted = running.post("/ping", b"")
+    assert (posted.status, posted.text) == (405, "Method Not Allowed\n")
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
     assert running.get("/", headers={"Authorization": "Basic =="}).status == 401
     statuses = [401]  # a busy machine may take longer to ask than the first waits last
@@ -124,10 +130,8 @@ def test_a_password_is_asked_for_and_wrong_ones_slow_down(
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
 
 
-def test_guesses_are_limited_by_address_by_user_and_by_network(tmp_path: Path) -> None:
-    users = tmp_path / "users"
-    users.write_text(f"ann:{hash_password('right')}\nbob:{hash_password('right')}\n")
-    known = PasswordFile(users)
+def test_guesses_are_limited_by_address_by_user_and_by_network(users: Callable[..., Path]) -> None:
+    known = PasswordFile(users(ann="right", bob="right"))
 
     def right(user: str, password: str, address: str) -> bool:
         return asyncio.run(known.is_right(user, password, address))
@@ -170,12 +174,10 @@ def test_behind_a_proxy_the_address_is_that_of_the_client() -> None:
 
 
 def test_users_are_read_again_when_the_file_changes_and_the_stream_of_a_removed_one_ends(
-    console: MakeConsole, embedded_nsqd: EmbeddedServer, tmp_path: Path
+    console: MakeConsole, users: Callable[..., Path]
 ) -> None:
-    users = tmp_path / "users"
-    users.write_text(f"ann:{hash_password('one')}\n")
-    address = f"--nsqd-http-address={embedded_nsqd.http_address}"
-    running = console(address, "--auth", str(users), "--refresh", "100ms")
+    file = users(ann="one")
+    running = console(NOBODY, "--auth", str(file), "--refresh", "100ms")
     ann, bob = basic("ann", "one"), basic("bob", "two")
     assert running.get("/", headers=ann).status == 200
     assert running.get("/", headers=bob).status == 401
@@ -184,26 +186,21 @@ def test_users_are_read_again_when_the_file_changes_and_the_stream_of_a_removed_
     stream = connection.getresponse()
     assert stream.read(1)
 
-    replacement = tmp_path / "replacement"
-    replacement.write_text(f"bob:{hash_password('two')}\n")
-    replacement.rename(users)
+    users(bob="two")
 
     stream.read()  # which would go on for ever
     connection.close()
     assert running.get("/", headers=ann).status == 401
     assert running.get("/", headers=bob).status == 200
-    users.write_text("broken\n")
+    file.write_text("broken\n")
     assert running.get("/", headers=bob).status == 200
     wait_until(lambda: "not USER:HASH; using what was read before" in running.log, what="a line")
 
 
 def test_failed_logins_and_refusals_have_a_line_of_log(
-    console: MakeConsole, embedded_nsqd: EmbeddedServer, tmp_path: Path
+    console: MakeConsole, users: Callable[..., Path]
 ) -> None:
-    users = tmp_path / "users"
-    users.write_text(f"ann:{hash_password('one')}\n")
-    address = f"--nsqd-http-address={embedded_nsqd.http_address}"
-    running = console(address, "--auth", str(users), "--trusted-proxy", "127.0.0.1")
+    running = console(NOBODY, "--auth", str(users(ann="one")), "--trusted-proxy", "127.0.0.1")
 
     running.get("/")  # the browser asks whether it has to log in
     running.get("/nodes", headers=basic("ann", "s3cret\n") | {"X-Forwarded-For": "192.0.2.7"})
@@ -212,10 +209,7 @@ def test_failed_logins_and_refusals_have_a_line_of_log(
     running.get("/messages?topic=t", headers=basic("ann", "one"))
 
     wait_until(lambda: "GET /messages" in running.log, what="the last line of log")
-    lines = [
-        line.split("warning: ", 1)[1] for line in running.log.splitlines() if "refused" in line
-    ]
-    assert lines == [
+    assert re.findall(r"warning: (refused .*)", running.log) == [
         "refused 'ann' at 192.0.2.7: GET /nodes (wrong user or password)",
         "refused 127.0.0.1: GET /ping (the host 'evil.example' is not one of this console"
         " (--allowed-host))",
@@ -226,22 +220,19 @@ def test_failed_logins_and_refusals_have_a_line_of_log(
 
 
 def test_what_is_unsafe_is_named_at_the_start(
-    console: MakeConsole, certificates: Certificates, tmp_path: Path
+    console: MakeConsole, certificates: Certificates, users: Callable[..., Path], tmp_path: Path
 ) -> None:
-    users = tmp_path / "users"
-    users.write_text(f"ann:{hash_password('one')}\n")
-    users.chmod(0o644)
-    key = tmp_path / "key.pem"
+    file, key = users(ann="one"), tmp_path / "key.pem"
+    file.chmod(0o644)
     key.write_bytes(certificates.server.key.read_bytes())
     key.chmod(0o604)
 
-    plain = console(NOBODY, "--auth", str(users), "--listen", "0.0.0.0:0")
+    everywhere = (NOBODY, "--listen", "0.0.0.0:0")
+    plain = console(*everywhere, "--auth", str(file))
     assert "passwords come to 0.0.0.0:0 in plain text" in plain.log
-    assert f"others can read the secret in {users} (mode 0644)" in plain.log
-    cert = str(certificates.server.cert)
-    safe = console(
-        NOBODY, "--listen", "0.0.0.0:0", "--listen-tls-cert", cert, "--listen-tls-key", str(key)
-    )
+    assert f"others can read the secret in {file} (mode 0644)" in plain.log
+    cert = f"--listen-tls-cert={certificates.server.cert}"
+    safe = console(*everywhere, cert, f"--listen-tls-key={key}")
     assert "plain text" not in safe.log
     assert f"others can read the secret in {key} (mode 0604)" in safe.log
 
@@ -257,9 +248,8 @@ def test_a_replaced_certificate_is_served_and_hup_ends_nothing(
     at = urlsplit(running.url)
 
     def served() -> str:
-        assert at.hostname is not None
-        assert at.port is not None
-        return ssl.get_server_certificate((at.hostname, at.port), timeout=patience_s(20))
+        address = at.hostname or "", at.port or 0
+        return ssl.get_server_certificate(address, timeout=patience_s(20))
 
     trusted = ssl.create_default_context(cafile=certificates.ca)
     assert running.get("/ping", tls=trusted).text == "OK"

@@ -65,11 +65,8 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     )
 
     wait_until(lambda: up_of(watched) == {dead: 0, living: 1}, what="it is down", timeout_s=WAIT_S)
-    wait_until(
-        lambda: f"gone {dead} since 20" in problems_of(watched),
-        what="it is a problem",
-        timeout_s=20,
-    )
+    problem = f"gone {dead} since 20"
+    wait_until(lambda: problem in problems_of(watched), what="it is a problem", timeout_s=20)
     assert "5 messages wait" in problems_of(watched)  # of the other one alone
     assert "<b>1</b> does not" in text_of(watched, "/")
     assert f"{dead}</a>" in text_of(watched, "/nodes")
@@ -79,19 +76,14 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     labels = f'severity="critical",kind="gone",topic="",channel="",node="{dead}"'
     assert f"nsq_problem{{{labels}}} " in metrics
 
-    lookupds = [lookupd.http_address for lookupd in cluster.lookupds]
+    lookupds = dict.fromkeys((lookupd.http_address for lookupd in cluster.lookupds), 0)
     for lookupd in cluster.lookupds:  # those that are processes hang, the others are dead
         getattr(lookupd, "pause", lookupd.kill)()
     wait_until(
-        lambda: up_of(watched, "lookupd_up") == dict.fromkeys(lookupds, 0),
-        what="they are missed",
-        timeout_s=WAIT_S,
+        lambda: up_of(watched, "lookupd_up") == lookupds, what="they are missed", timeout_s=WAIT_S
     )
-    wait_until(
-        lambda: up_of(watched) == {dead: 0, living: 1},
-        what="they change nothing about the nsqd",
-        timeout_s=WAIT_S,
-    )
+    # which changes nothing about the nsqd
+    wait_until(lambda: up_of(watched) == {dead: 0, living: 1}, what="all else", timeout_s=WAIT_S)
     assert all(address in problems_of(watched) for address in lookupds)
     for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):
         assert text_of(watched, path)

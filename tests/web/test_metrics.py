@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from plugins.cli import RunNsq
+from plugins.clients import take
 from plugins.console import Console, MakeConsole
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster
 from plugins.servers import MakeNsqd, Serve
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqtools.client.consumer import Consumer
@@ -46,27 +47,23 @@ def scrape(console: Console) -> dict[str, list[Any]]:
 @pytest.fixture
 def watched(serve: Serve, go_nsqd: MakeNsqd, console: MakeConsole) -> Iterator[Watched]:
     lookupd = serve(GoNsqlookupd())
-    flags = (
-        f"-lookupd-tcp-address={lookupd.tcp_address}",
-        "-e2e-processing-latency-percentile=0.99",
-        "-e2e-processing-latency-window-time=10m",
-    )
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}"]
+    flags += ["-e2e-processing-latency-percentile=0.99", "-e2e-processing-latency-window-time=10m"]
     nsqds = [go_nsqd(*flags) for _ in range(2)]
     for nsqd in nsqds:
-        nsqd.create_topic("orders")
         nsqd.create_channel("orders", "billing")
         nsqd.publish("orders", b"abc", b"def")
     wait_until(lambda: len(lookupd.producers("orders")) == 2, what="registered", timeout_s=20)
     with Consumer("orders", "billing", nsqd_tcp_addresses=nsqds[0].tcp_address) as consumer:
-        batch = consumer.next_batch(patience_s(20))
-        assert batch is not None
-        batch.finish()
+        take(consumer, 1)[0].finish()
         running = console(f"--lookupd-http-address={lookupd.http_address}", "--refresh", "100ms")
         yield Watched(running, nsqds, lookupd)
 
 
 @pytest.mark.real_nsqd
-def test_one_scrape_has_every_queue_of_every_nsqd(watched: Watched) -> None:
+def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_there_are(
+    watched: Watched, run_nsq: RunNsq
+) -> None:
     samples = scrape(watched.console)
 
     depth = {
@@ -83,11 +80,6 @@ def test_one_scrape_has_every_queue_of_every_nsqd(watched: Watched) -> None:
     assert (lookupd.labels["lookupd"], lookupd.value) == (watched.lookupd.http_address, 1)
     assert {each.value for each in samples["nsq_up"]} == {1}
 
-
-@pytest.mark.real_nsqd
-def test_dashboard_and_alerts_read_metrics_that_there_are(
-    watched: Watched, run_nsq: RunNsq
-) -> None:
     def has_latency() -> dict[str, list[Any]] | None:
         samples = scrape(watched.console)
         return samples if "nsq_e2e_latency_seconds" in samples else None
@@ -121,15 +113,11 @@ def test_dashboard_and_alerts_read_metrics_that_there_are(
 def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
     hostile_cluster: HostileCluster, console: MakeConsole
 ) -> None:
-    running = console(
-        f"--lookupd-http-address={hostile_cluster.http_address}",
-        f"--nsqd-http-address={hostile_cluster.http_address}",
-        "--allow-changes",
-    )
+    here = hostile_cluster.http_address
+    where = f"--lookupd-http-address={here}", f"--nsqd-http-address={here}"
+    running = console(*where, "--allow-changes")
 
-    samples = scrape(running)
-
-    assert all(name.startswith("nsq_") for name in samples)
+    assert all(name.startswith("nsq_") for name in scrape(running))
     for path in ("/api/topics", "/api/nodes", "/api/counter", "/api/topics/clicks/archive"):
         answer = running.get(path)
         assert answer.status == 200, answer

@@ -12,11 +12,14 @@ import struct
 import urllib.request
 import zlib
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
-from plugins.console import MakeConsole
+import pytest
+from plugins.console import Console, MakeConsole
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -26,18 +29,25 @@ from nsqtools.web.app import MAX_CONNECTIONS
 TOLD = "Too many open files"
 
 
-def test_without_descriptors_connections_wait_and_the_log_has_one_line(
-    console: MakeConsole,
-) -> None:
-    running = console("--nsqd-http-address=127.0.0.1:1")
+@pytest.fixture
+def running(console: MakeConsole) -> Console:
+    return console("--nsqd-http-address=127.0.0.1:1", "--refresh=100ms")
+
+
+def connected(running: Console) -> socket.socket:
+    address = urlsplit(running.url)
+    return socket.create_connection((address.hostname or "", address.port or 0), patience_s(20))
+
+
+def test_without_descriptors_connections_wait_and_the_log_has_one_line(running: Console) -> None:
     wait_until(lambda: "nsq_up" in running.get("/metrics").text, what="everything is loaded")
-    pid, address = running.process.pid, urlsplit(running.url)
+    pid = running.process.pid
     room = len(os.listdir(f"/proc/{pid}/fd")) + 5
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, room))
 
     with ExitStack() as stack:
         for _ in range(20):
-            stack.enter_context(socket.create_connection((address.hostname, address.port)))
+            stack.enter_context(connected(running))
         wait_until(lambda: TOLD in running.log, what="it says so")
     wait_until(lambda: running.get("/ping").status == 200, what="it serves again", timeout_s=20)
 
@@ -46,17 +56,11 @@ def test_without_descriptors_connections_wait_and_the_log_has_one_line(
     assert "asyncio" not in running.log
 
 
-def test_connections_that_say_nothing_lock_nobody_out(console: MakeConsole) -> None:
-    running = console("--nsqd-http-address=127.0.0.1:1")
-    address = urlsplit(running.url)
-
+def test_connections_that_say_nothing_lock_nobody_out(running: Console) -> None:
     with ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection((address.hostname, address.port)))
-            for _ in range(MAX_CONNECTIONS + 10)
-        ]
+        many = range(MAX_CONNECTIONS + 10)
+        silent = [stack.enter_context(connected(running)) for _ in many]
         assert running.get("/ping").status == 200
-        silent[0].settimeout(patience_s(20))
         assert silent[0].recv(1) == b""  # it waited longest
 
 
@@ -112,31 +116,24 @@ def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd:
     assert b"orders" in text
 
 
-def test_a_stream_ends_with_its_client(console: MakeConsole) -> None:
-    running = console("--nsqd-http-address=127.0.0.1:1", "--refresh=100ms")
-    address, descriptors = urlsplit(running.url), Path(f"/proc/{running.process.pid}/fd")
-    assert address.hostname is not None
-    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % address.netloc.encode()
+def test_a_stream_ends_with_its_client_and_does_not_begin_for_one_that_has_gone(
+    running: Console,
+) -> None:
+    descriptors = Path(f"/proc/{running.process.pid}/fd")
+    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % urlsplit(running.url).netloc.encode()
     assert running.get("/").status == 200
     before = len(list(descriptors.iterdir()))
 
     for _ in range(5):
         with ExitStack() as stack:
             for _ in range(20):
-                stream = socket.create_connection((address.hostname, address.port), patience_s(20))
-                stack.enter_context(stream).sendall(asked)
+                stream = stack.enter_context(connected(running))
+                stream.sendall(asked)
                 assert b"Transfer-Encoding: chunked" in stream.recv(1 << 16)
     wait_until(lambda: len(list(descriptors.iterdir())) <= before + 5, what="all are closed")
 
-
-def test_a_stream_does_not_begin_for_a_client_that_has_gone(console: MakeConsole) -> None:
-    running = console("--nsqd-http-address=127.0.0.1:1", "--refresh=100ms")
-    address = urlsplit(running.url)
-    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % address.netloc.encode()
-    assert running.get("/").status == 200
-
     for _ in range(MAX_CONNECTIONS + 10):
-        with socket.create_connection((address.hostname or "", address.port)) as client:
+        with connected(running) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sendall(asked)  # and closed with a reset, before it is answered
 
@@ -150,15 +147,7 @@ def test_each_step_of_a_client_has_its_time() -> None:
         loop = asyncio.get_running_loop()
         idle: Any = IdleConnections(most=3, most_of_one=2)
         aborted: list[str] = []
-
-        class Stub:
-            def __init__(self, name: str) -> None:
-                self.name = name
-
-            def abort(self) -> None:
-                aborted.append(self.name)
-
-        a, b, c, d, e = map(Stub, "abcde")
+        a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
         idle.waits(a, "10.0.0.1", loop.time() + 1)
         idle.waits(b, "10.0.0.1", loop.time() + 100)
         idle.waits(c, "10.0.0.1", loop.time() + 100)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
             yield watcher
         finally:
             watcher.stop()
-            watcher.join()
+            watcher._thread.join()
             wait_for_threads("nsq-sample")
 
 
@@ -55,38 +54,30 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> 
     with watching(nsqd.http_address) as watcher:
         first = asyncio.run(watcher.newer(None, patience_s(20)))
         assert first is not None
-        ahead = watcher.latest = replace(first, time_ns=1 << 62)  # then the clock was set back
+        ahead = watcher.latest = first._replace(time_ns=1 << 62)  # then the clock was set back
         second = asyncio.run(watcher.newer(ahead, patience_s(20)))
 
         assert second is not None
         assert first.time_ns < second.time_ns < ahead.time_ns
-        assert {row.key for row in second.rows} == {
-            (nsqd.http_address, "orders", ""),
-            (nsqd.http_address, "orders", "billing"),
-        }
+        queues = {(row.node, row.topic, row.channel) for row in second.rows}
+        assert queues == {(nsqd.http_address, "orders", name) for name in ("", "billing")}
         assert all(c.clients is None for c in second.reports[0].stats.topics[0].channels)  # type: ignore[index]
         assert watcher.history.series([("", "orders", "billing")], "depth", since_s=0)
 
 
 def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
-    woken: list[object] = []
-    with watching(nsqd.http_address, refresh_s=1000) as watcher:
+    with watching(nsqd.http_address, refresh_s=1000) as watcher, ThreadPoolExecutor() as threads:
         only = asyncio.run(watcher.newer(None, patience_s(20)))
         assert asyncio.run(watcher.newer(only, 0.01)) is None
         assert not watcher._waiting
 
-        def wait() -> None:
-            woken.append(asyncio.run(watcher.newer(only, patience_s(60))))
+        def wait() -> object:
+            return asyncio.run(watcher.newer(only, patience_s(60)))
 
-        threads = [threading.Thread(target=wait) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+        woken = [threads.submit(wait) for _ in range(3)]
         wait_until(lambda: len(watcher._waiting) == 3, what="all wait")
         watcher.stop()
-        for thread in threads:
-            thread.join(patience_s(10))
-
-    assert woken == [None] * 3
+        assert [each.result(patience_s(10)) for each in woken] == [None] * 3
 
 
 def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
@@ -136,15 +127,15 @@ def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd
 
 
 def test_a_change_has_to_make_sense() -> None:
-    for wrong in (
-        {"action": Action.PAUSE, "topic": "a b"},
-        {"action": Action.PAUSE, "topic": "a", "channel": "c/d"},
-        {"action": Action.TOMBSTONE, "topic": "a"},
-        {"action": Action.DELETE, "topic": "a", "node": "n:1"},
-        {"action": Action.CREATE, "topic": "a", "node": "n:1"},
+    for action, topic, channel, node in (
+        (Action.PAUSE, "a b", "", ""),
+        (Action.PAUSE, "a", "c/d", ""),
+        (Action.TOMBSTONE, "a", "", ""),
+        (Action.DELETE, "a", "", "n:1"),
+        (Action.CREATE, "a", "", "n:1"),
     ):
         with pytest.raises(ConfigurationError):
-            TopicChange(**wrong)  # type: ignore[arg-type]
+            TopicChange(action=action, topic=topic, channel=channel, node=node)
 
 
 def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(

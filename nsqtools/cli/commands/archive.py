@@ -46,7 +46,7 @@ from nsqtools.protocol.text import NS, counted, utc_text
 from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import Repaired, RepairedFile, Verified
+    from nsqtools.cli.render.documents import Repaired, RepairedFile
 
 
 LINES_A_WRITE = 1000
@@ -71,15 +71,7 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
     )
     archives = find_archives(paths)
     messages = sum(verify_archive(archive, damage) for archive in archives)
-    if json:
-        document: Verified = {
-            "files": len(archives),
-            "messages": messages,
-            "damaged": damage.documents,
-        }
-        write_json(runtime, document, indent=2)
-    files = counted(len(archives), "file")
-    runtime.tell(f"nsq: {files}, {messages} messages, {len(damage.files)} damaged")
+    damage.report(len(archives), messages, json=json)
     return ExitStatus.FAILED if damage.files else ExitStatus.DONE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -20,13 +19,7 @@ from nsqtools.cli.options.connection import (
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.render.output import (
-    Cell,
-    Form,
-    ListingForm,
-    write_json,
-    write_listing,
-)
+from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.consuming import Create, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import (
@@ -257,10 +250,9 @@ def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = Tru
     """Measure and print the report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
 
-    with ExitStack() as stack:
-        if plan.topic is not None and plan.mode.value != "pub":
-            look_at_topic(plan, plan.topic, runtime, create=create)
-        progress = stack.enter_context(Progress(runtime))
+    if plan.topic is not None and plan.mode.value != "pub":
+        look_at_topic(plan, plan.topic, runtime, create=create)
+    with Progress(runtime) as progress:
         began = runtime.monotonic()
 
         def show(phase: str, count: int) -> None:

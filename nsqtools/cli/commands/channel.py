@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 
 CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
 CHANNEL_NODES = (
-    "node",
-    "depth",
-    "disk",
-    "in_flight",
-    "deferred",
-    "requeued",
-    "timed_out",
-    "messages",
-    "clients",
-    "paused",
+    *("node", "depth", "disk", "in_flight", "deferred"),
+    *("requeued", "timed_out", "messages", "clients", "paused"),
 )
 
 
@@ -56,7 +48,7 @@ def list_(
     with cluster.open() as opened:
         inventory = take_inventory(opened)
         known = inventory.topics
-        names = select("topic", topic, known) if topic else sorted(known)
+        names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
         registered, failures = registered_channels(opened, inventory.registered, names)
     found: dict[tuple[str, str], list[QueueRow]] = {
         pair: [] for pairs in registered.values() for pair in pairs
@@ -103,12 +95,12 @@ def info(
     with cluster.open() as opened:
         inventory = take_inventory(opened)
     if topic not in inventory.topics:
-        raise missing("topic", topic, inventory.topics)
+        raise missing("topic", topic, inventory.topics, inventory.failures)
     where = list(inventory.where(topic))
     found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
     if not found:
         there = {each.channel_name for _, stats in where for each in stats.channels}
-        raise missing("channel", channel, there)
+        raise missing("channel", channel, there, inventory.failures)
     if form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
         write_json(runtime, {"topic": topic, "channel": channel, "nodes": nodes}, indent=2)

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.topology import read_topology
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import (
-    LIMITS,
-    OUTPUT,
-    ChannelPatterns,
-    Json,
-    TopicPatterns,
-)
+from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Json, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stopping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,12 +132,7 @@ def archive_compact(
     from nsqtools.archive.compaction import in_processes
 
     count = processes or os.cpu_count() or 1
-
-    @contextmanager
-    def local() -> Iterator[RunJobs]:
-        yield in_processes(count)
-
-    return compact(runtime, chosen, count, local)
+    return compact(runtime, chosen, count, lambda: nullcontext(in_processes(count)))
 
 
 def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Session) -> int:

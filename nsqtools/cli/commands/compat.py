@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,6 @@ Given = Mapping[str, Any]
 HEADER_EVERY = 25
 
 
-def connection_of(given: Given) -> ConnectionSettings:
-    """Where to consume, and with which client options. Raises `ConfigurationError`."""
-    options = dict(map(option_of, given["consumer-opt"]))
-    options["max_in_flight"] = str(given["max-in-flight"])
-    return ConnectionSettings(given["nsqd-tcp-address"], given["lookupd-http-address"], (), options)
-
-
 def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
@@ -44,7 +38,10 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     from nsqtools.cli.running.consuming import look_before, looking_at_newcomers
     from nsqtools.tail.tail import RunLimits, Tail
 
-    connection = connection_of(given)
+    opts = dict(map(option_of, given["consumer-opt"]))
+    opts["max_in_flight"] = str(given["max-in-flight"])
+    nsqds, lookupds = given["nsqd-tcp-address"], given["lookupd-http-address"]
+    connection = ConnectionSettings(nsqds, lookupds, (), opts)
     topics = tuple(dict.fromkeys(given["topic"]))
     channel = given["channel"] or ephemeral_channel()
     service = Tail(
@@ -75,9 +72,8 @@ def print_stat(given: Given, runtime: Runtime) -> int:
     with open_cluster(connection) as cluster:
         sampler = Sampler(cluster, SampleFilter((given["topic"],), (given["channel"],)))
         with stopping(sampler.stop):
-            for number, sample in enumerate(
-                sampler.samples(given["interval"], given["count"] or None)
-            ):
+            samples = sampler.samples(given["interval"], given["count"] or None)
+            for number, sample in enumerate(samples):
                 for failure in sample.failures:
                     runtime.tell(f"nsq_stat: {failure.error}")
                 if number % HEADER_EVERY == 0:
@@ -87,35 +83,27 @@ def print_stat(given: Given, runtime: Runtime) -> int:
     return 0
 
 
+STAT_FORM = "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n"
 STAT_HEADER = (
     "------rate------+----------------depth----------------"
     "+--------------metadata---------------\n"
-    + "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n".format(
+    + STAT_FORM.format(
         "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
     )
+)
+STAT_COUNTS = attrgetter(
+    *("depth", "memory", "disk", "in_flight", "deferred"),
+    *("requeued", "timed_out", "messages", "clients"),
 )
 
 
 def stat_line(sample: Sample) -> str:
     """One line of nsq_stat."""
-    rows = sample.totals
-    if not rows:
+    if not sample.totals:
         return ""  # the channel is away for the moment
-    row, rates = rows[0], rows[0].rates
-    numbers = (
-        *((int(rates.ingress), int(rates.egress)) if rates is not None else (0, 0)),
-        row.depth,
-        row.memory,
-        row.disk,
-        row.in_flight,
-        row.deferred,
-        row.requeued,
-        row.timed_out,
-        row.messages,
-        row.clients,
-    )
-    form = "{:7d} {:7d} | {:7d} {:7d} {:7d} {:5d} {:5d} | {:7d} {:7d} {:12d} {:7d}\n"
-    return form.format(*numbers)
+    row = sample.totals[0]
+    rates = (int(row.rates.ingress), int(row.rates.egress)) if row.rates is not None else (0, 0)
+    return STAT_FORM.format(*rates, *STAT_COUNTS(row))
 
 
 VERSION = "1.3.0"  # of the utilities whose flags these are

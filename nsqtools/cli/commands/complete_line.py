@@ -21,6 +21,7 @@ command line, so names that no nsqd would take (a daemon may answer anything) ar
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -163,7 +164,8 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
         unused = [each for each in options if each not in order or each.multiple or each.count]
         return Offer(list(spellings(unused))), ""
     for each in at_cursor:
-        kind, known = value_of(long_name(each), metavar(each), choices(each))
+        name = max(each.opts, key=len).lstrip("-")  # topic, of an argument or of -t, --topic
+        kind, known = value_of(name, metavar(each), choices(each))
         if kind in NameKind.__members__ and not known:
             old, sign, _ = typed.rpartition("=")  # OLD=NEW
             names = [(name, "") for name in names_for(kind, given)]
@@ -201,11 +203,6 @@ def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
         if not each.hidden:
             for name in (*sorted(each.opts, key=len), *each.secondary_opts):
                 yield name, each.help or ""
-
-
-def long_name(parameter: Any) -> str:
-    """``topic``, of an argument or of ``-t, --topic``."""
-    return str(max(parameter.opts, key=len)).lstrip("-")
 
 
 def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer, str]:
@@ -310,6 +307,4 @@ def names_of(
 
 def is_address(text: str) -> bool:
     """Tell whether it is ``host:port`` or a URL, with nothing in it that means more to a shell."""
-    return bool(text) and all(
-        (each.isascii() and each.isalnum()) or each in ".-:/_" for each in text
-    )
+    return re.fullmatch(r"[\w.:/-]+", text, re.ASCII) is not None

@@ -7,9 +7,9 @@ a stronger setting has put out of force has no value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
@@ -19,6 +19,7 @@ from nsqtools.cli.options.connection import (
     REPEATABLE,
     ClientFlags,
     ClusterConnection,
+    ClusterSettings,
     LookupFlags,
     MaxInFlight,
     Where,
@@ -33,7 +34,14 @@ from nsqtools.cli.options.connection import (
 )
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
+from nsqtools.cli.render.output import (
+    Cell,
+    Form,
+    ListingForm,
+    write_json,
+    write_listing,
+    write_records,
+)
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
@@ -47,6 +55,9 @@ from nsqtools.settings import (
     selected_profile,
     selection_path,
 )
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.directory import Cluster, DaemonFailure
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
@@ -241,11 +252,7 @@ def get(
     """
     from nsqtools.cluster.admin import get_option
 
-    form.check(VALUES)
-    with cluster.open() as opened:
-        values, failures = get_option(opened, option)
-    write_values(runtime, option, values, form)
-    return tell_left_out(failures, runtime)
+    return ask_each(lambda opened: get_option(opened, option), option, form, cluster, runtime)
 
 
 def set_(
@@ -266,26 +273,29 @@ def set_(
     """
     from nsqtools.cluster.admin import set_option
 
+    return ask_each(
+        lambda opened: set_option(opened, option, value), option, form, cluster, runtime
+    )
+
+
+def ask_each(
+    ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
+    option: str,
+    form: Form,
+    cluster: ClusterSettings,
+    runtime: Runtime,
+) -> int:
+    """Ask for the value of an option: a line, or object, for each nsqd."""
     form.check(VALUES)
     with cluster.open() as opened:
-        values, failures = set_option(opened, option, value)
-    write_values(runtime, option, values, form)
+        values, failures = ask(opened)
+    documents = [{"node": node, "option": option, "value": values[node]} for node in values]
+    if not form.is_document:
+        for each in documents:
+            if isinstance(each["value"], list):
+                each["value"] = ",".join(map(str, each["value"]))
+    write_records(runtime, VALUES, documents, form)
     return tell_left_out(failures, runtime)
-
-
-def write_values(runtime: Runtime, option: str, values: dict[str, Any], form: Form) -> None:
-    """One line, or object, for each nsqd."""
-    if form.is_document:
-        documents = [
-            {"node": node, "option": option, "value": value} for node, value in values.items()
-        ]
-        write_json(runtime, documents, indent=2)
-        return
-    rows = [
-        (node, option, ",".join(map(str, value)) if isinstance(value, list) else value)
-        for node, value in values.items()
-    ]
-    write_listing(runtime, VALUES, rows, form)
 
 
 def profiles(*, form: ListingForm, runtime: Session) -> None:

@@ -81,15 +81,9 @@ class ForwardOptions(Consuming):
         """
         from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
 
-        own = {
-            "pattern": self.topic_pattern,
-            "leave_out": frozenset(filter(None, [self.dead_letter_topic])),  # or it feeds itself
-            "refresh_s": self.topic_refresh,
-            "keep": self.keep,
-            "pick": self.pick,
-            "rate": self.rate,
-            "max_attempts": self.max_attempts,
-        }
+        own = {name: getattr(self, name) for name in ("keep", "pick", "rate", "max_attempts")}
+        own |= {"pattern": self.topic_pattern, "refresh_s": self.topic_refresh}
+        own["leave_out"] = frozenset(filter(None, [self.dead_letter_topic]))  # or it feeds itself
         options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
         return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
 
@@ -248,15 +242,8 @@ def to_nsq(
     found = replace(destination, nsqd_tcp_addresses=sink.nsqds)
     guard = LoopGuard(connection, found, rename)
     check = guard.check if loop_guard else lambda topic: None
-    settings = forwarding.settings(
-        channel,
-        connection,
-        check=check,
-        user_agent=guard.user_agent,
-        keep=keep,
-        pick=pick,
-        rename=rename,
-    )
+    way: dict[str, Any] = {"check": check, "user_agent": guard.user_agent, "rename": rename}
+    settings = forwarding.settings(channel, connection, keep=keep, pick=pick, **way)
     return run_forwarder(settings, sink, forwarding, runtime, sink.nsqds)
 
 
@@ -418,16 +405,9 @@ def to_http(
     if bool(post) == bool(get):
         raise ConfigurationError("give one or more --post, or one or more --get")
     endpoints = [Endpoint(url, allows_private=private_addresses) for url in post or get or ()]
-    settings = HttpSettings(
-        mode,
-        key,
-        concurrency,
-        parse_policy(on_status or ()),
-        redirects,
-        requests.batch,
-        requests.batch_bytes,
-        requests.linger,
-    )
+    batches = requests.batch, requests.batch_bytes, requests.linger
+    policy = parse_policy(on_status or ())
+    settings = HttpSettings(mode, key, concurrency, policy, redirects, *batches)
     tls = None
     if redirects is Redirects.FOLLOW or any(each.origin[0] == "https" for each in endpoints):
         tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)

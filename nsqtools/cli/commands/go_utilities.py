@@ -162,6 +162,11 @@ class GoFatal(Exception):
     """What the utility would refuse, in its words; the exit status is 1."""
 
 
+def _need(is_met: object, otherwise: str) -> None:
+    if not is_met:
+        raise GoFatal(otherwise)
+
+
 def translate(program: str, given: Given) -> list[str]:
     """The native command line, without ``nsq``, for all flags of a utility. Raises `GoFatal`."""
     return _TRANSLATORS[program](given)
@@ -189,11 +194,6 @@ def _same(given: Given, *names: str) -> list[str]:
     return argv
 
 
-def _check_topics(given: Given) -> None:
-    if not given["topic"]:
-        raise GoFatal("--topic is required")
-
-
 def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
     if not given[nsqd] and not given["lookupd-http-address"]:
         raise GoFatal(f"--{nsqd} or --lookupd-http-address required")
@@ -207,7 +207,7 @@ def _source(given: Given) -> list[str]:
 
 
 def _tail(given: Given) -> list[str]:
-    _check_topics(given)
+    _need(given["topic"], "--topic is required")
     _check_source(given)
     argv = ["tail", *_same(given, "topic", "channel")]
     if given["n"] > 0:
@@ -217,9 +217,8 @@ def _tail(given: Given) -> list[str]:
 
 
 def _to_nsq(given: Given) -> list[str]:
-    _check_topics(given)
-    if not given["nsqd-tcp-address"]:
-        raise GoFatal("--nsqd-tcp-address required")
+    _need(given["topic"], "--topic is required")
+    _need(given["nsqd-tcp-address"], "--nsqd-tcp-address required")
     if len(given["delimiter"].encode("utf-8", "surrogateescape")) != 1:
         raise GoFatal("--delimiter must be a single byte")
     argv = ["pub", *_same(given, "topic"), "--mode", "all"]
@@ -231,13 +230,10 @@ def _to_nsq(given: Given) -> list[str]:
 
 
 def _stat(given: Given) -> list[str]:
-    if not given["topic"] or not given["channel"]:
-        raise GoFatal("--topic and --channel are required")
-    if given["interval"] <= 0:
-        raise GoFatal("--interval should be positive")
+    _need(given["topic"] and given["channel"], "--topic and --channel are required")
+    _need(given["interval"] > 0, "--interval should be positive")
     _check_timeouts(given)
-    if given["count"] < 0:
-        raise GoFatal("--count should be positive")
+    _need(given["count"] >= 0, "--count should be positive")
     _check_source(given, "nsqd-http-address")
     if any(
         address.startswith(("http://", "https://"))
@@ -253,8 +249,7 @@ def _stat(given: Given) -> list[str]:
 
 def _check_timeouts(given: Given) -> None:
     for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
-        if given[flag] <= 0:
-            raise GoFatal(f"--{flag} should be positive")
+        _need(given[flag] > 0, f"--{flag} should be positive")
 
 
 LOG_LEVELS = {
@@ -267,22 +262,17 @@ LOG_LEVELS = {
 
 
 def _to_file(given: Given) -> list[str]:
-    if given["log-level"].lower() not in LOG_LEVELS:
-        raise GoFatal("--log-level is invalid")
-    if not given["channel"]:
-        raise GoFatal("--channel is required")
+    _need(given["log-level"].lower() in LOG_LEVELS, "--log-level is invalid")
+    _need(given["channel"], "--channel is required")
     _check_timeouts(given)
     _check_source(given)
     if not 1 <= given["gzip-level"] <= 9:
         raise GoFatal(f"invalid --gzip-level value ({given['gzip-level']}), should be 1-9")
-    if not given["topic"] and not given["topic-pattern"]:
-        raise GoFatal("--topic or --topic-pattern required")
+    _need(given["topic"] or given["topic-pattern"], "--topic or --topic-pattern required")
     if not given["topic"] and not given["lookupd-http-address"]:
         raise GoFatal("--lookupd-http-address must be specified when no --topic specified")
-    if given["sync-interval"] <= 0:
-        raise GoFatal("--sync-interval should be positive")
-    if given["max-in-flight"] < 1:
-        raise GoFatal("--max-in-flight should be positive")
+    _need(given["sync-interval"] > 0, "--sync-interval should be positive")
+    _need(given["max-in-flight"] >= 1, "--max-in-flight should be positive")
     topics, pattern = _chosen_topics(given)
     argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
     if pattern:
@@ -317,8 +307,7 @@ def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
         topics = tuple(filter(re.compile(pattern).search, topics))
     except re.error as exc:
         raise GoFatal(f"--topic-pattern {pattern!r} is not a regular expression: {exc}") from None
-    if not topics:
-        raise GoFatal(f"no --topic matches the --topic-pattern {pattern!r}")
+    _need(topics, f"no --topic matches the --topic-pattern {pattern!r}")
     return topics, ""
 
 
@@ -326,10 +315,9 @@ MODES = ("round-robin", "hostpool", "epsilon-greedy")
 
 
 def _to_nsq_mirror(given: Given) -> list[str]:
-    _check_topics(given)
+    _need(given["topic"], "--topic is required")
     _check_source(given)
-    if not given["destination-nsqd-tcp-address"]:
-        raise GoFatal("--destination-nsqd-tcp-address required")
+    _need(given["destination-nsqd-tcp-address"], "--destination-nsqd-tcp-address required")
     destination = ("destination-topic", "destination-nsqd-tcp-address")
     json_fields = ("require-json-field", "require-json-value", "whitelist-json-field")
     argv = ["to-nsq", *_same(given, "topic", "channel", *destination, *json_fields)]
@@ -337,23 +325,19 @@ def _to_nsq_mirror(given: Given) -> list[str]:
 
 
 def _to_http(given: Given) -> list[str]:
-    _check_topics(given)
+    _need(given["topic"], "--topic is required")
     _check_source(given)
     _check_timeouts(given)
     gets, posts = given["get"], given["post"]
-    if not gets and not posts:
-        raise GoFatal("--get or --post required")
-    if gets and posts:
-        raise GoFatal("use --get or --post not both")
+    _need(gets or posts, "--get or --post required")
+    _need(not (gets and posts), "use --get or --post not both")
     if any(url.count("%s") != 1 for url in gets):
         raise GoFatal("invalid GET address - must be a printf string")
     usual = "application/octet-stream"
     if gets and given["content-type"] != usual:
         raise GoFatal("--content-type only used with --post")
-    if not given["content-type"]:
-        raise GoFatal("--content-type requires a value when used")
-    if not 0.0 <= given["sample"] <= 1.0:
-        raise GoFatal("ERROR: --sample must be between 0.0 and 1.0")
+    _need(given["content-type"], "--content-type requires a value when used")
+    _need(0.0 <= given["sample"] <= 1.0, "ERROR: --sample must be between 0.0 and 1.0")
     argv = ["to-http", *_same(given, "topic", "channel")]
     argv += _each("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
     argv += _each("--post", list(map(_template, posts)))

@@ -104,10 +104,10 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     with cluster.open() as opened:
         pongs = ping_all(opened)
     write_records(runtime, PING, [pong._asdict() for pong in pongs], form)
-    if all(not pong.error for pong in pongs):
+    dead = sum(bool(pong.error) for pong in pongs)
+    if not dead:
         return ExitStatus.DONE
-    all_dead = all(pong.error for pong in pongs)
-    return ExitStatus.UNREACHABLE if all_dead else ExitStatus.PARTLY_DONE
+    return ExitStatus.UNREACHABLE if dead == len(pongs) else ExitStatus.PARTLY_DONE
 
 
 def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> int:

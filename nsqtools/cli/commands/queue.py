@@ -26,7 +26,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import NS, counted, utc_text
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import RecoveredDocument, Verified
+    from nsqtools.cli.render.documents import RecoveredDocument
     from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue, StoredQueues
 
 DataPath = Annotated[
@@ -34,16 +34,8 @@ DataPath = Annotated[
 ]
 
 QUEUES = (
-    "topic",
-    "channel",
-    "messages",
-    "deferred",
-    "bytes",
-    "oldest",
-    "newest",
-    "files",
-    "state",
-    "memory",
+    *("topic", "channel", "messages", "deferred", "bytes"),
+    *("oldest", "newest", "files", "state", "memory"),
 )
 AT_ONCE = 1000
 
@@ -263,11 +255,7 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
                     data_path / f"{queue.name}.diskqueue.meta.dat",
                     f"says {counted(queue.depth or 0, 'message')}, and the files have {waiting}",
                 )
-    if json:
-        document: Verified = {"files": files, "messages": messages, "damaged": damage.documents}
-        write_json(runtime, document, indent=2)
-    damaged = f"{len(damage.files)} damaged"
-    runtime.tell(f"nsq: {counted(files, 'file')}, {counted(messages, 'message')}, {damaged}")
+    damage.report(files, messages, json=json)
     return damage.status
 
 

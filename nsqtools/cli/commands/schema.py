@@ -34,20 +34,11 @@ COLUMNS = ("command", "schema", "prints")
 CHANGES = ("create", "delete", "empty", "pause", "unpause")
 SHARED = {
     **{f"{kind} {change}": "changes" for kind in ("topic", "channel") for change in CHANGES},
-    "tombstone": "changes",
-    "topology plan": "changes",
-    "topology apply": "changes",
-    "tail": "message",
-    "to-http": "to-nsq",
-    "to-exec": "to-nsq",
-    "peek": "message",
-    "archive cat": "message",
-    "queue cat": "message",
-    "config get": "node-options",
-    "config set": "node-options",
-    "bench pub": "bench",
-    "bench sub": "bench",
-    "bench e2e": "bench",
+    **dict.fromkeys(("tombstone", "topology plan", "topology apply"), "changes"),
+    **dict.fromkeys(("tail", "peek", "archive cat", "queue cat"), "message"),
+    **dict.fromkeys(("to-http", "to-exec"), "to-nsq"),
+    **dict.fromkeys(("config get", "config set"), "node-options"),
+    **dict.fromkeys(("bench pub", "bench sub", "bench e2e"), "bench"),
 }
 
 Words = Annotated[

@@ -250,7 +250,7 @@ def tell_outcome(
     runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage], *, json: bool
 ) -> ExitStatus:
     """Tell the counts, and what could not be read; return the exit status."""
-    status = report_damages(runtime, damages)
+    status = report_damages(runtime, damages).status
     if json:
         document: Ingested = {
             "rows": counts.rows,

@@ -28,7 +28,7 @@ from nsqtools.cli.options.publishing import (
 )
 from nsqtools.cli.options.spark_options import SparkOptions, job_progress, open_spark, place, places
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
+from nsqtools.cli.render.outcomes import report_damages, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.protocol.text import format_duration
@@ -156,8 +156,7 @@ def show_outcome(
         write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
     else:
         write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), form)
-    damage = DamageReporter(runtime)
-    damage.report_all(outcome.damages)
+    damage = report_damages(runtime, outcome.damages)
     if dry_run:
         runtime.tell(f"nsq: {report.confirmed} messages would be published")
         return damage.status

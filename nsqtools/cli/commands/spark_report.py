@@ -107,7 +107,7 @@ def report(
             )
         damages = read_damage(damage_path) if damage_path else []
     show_report(runtime, made, form)
-    return report_damages(runtime, damages)
+    return report_damages(runtime, damages).status
 
 
 MOST_GAPS = 20

@@ -112,7 +112,7 @@ def sql(
                     write_rows(runtime, reading, rows, count, form)
             if runtime.stdout_is_tty:
                 write_rows(runtime, reading, rows, count, form)
-        return report_damages(runtime, read_damage(damage_path) if damage_path else ())
+        return report_damages(runtime, read_damage(damage_path) if damage_path else ()).status
 
 
 def read_query(file: Path, runtime: Runtime) -> str:

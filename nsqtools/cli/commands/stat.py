@@ -41,53 +41,20 @@ class StatRows(Enum):
     memory = "memory"
 
 
-OPTIONAL = (
-    "e2e_ms",
-    "messages",
-    "requeued",
-    "timed_out",
-    "memory",
-    "disk",
-    "requeue",
-    "deferred",
-    "finish",
-    "egress",
-    "ingress",
-    "user_agent",
-    "finished",
-    "client_id",
-    "ready",
-    "gc_total_runs",
-    "next_gc_bytes",
-    "heap_released_bytes",
-    "heap_objects",
-)
+OPTIONAL = """
+e2e_ms messages requeued timed_out memory disk requeue deferred finish egress ingress
+user_agent finished client_id ready
+gc_total_runs next_gc_bytes heap_released_bytes heap_objects
+"""
 """The columns that a narrow terminal does without, in this order."""
 
-CLIENT_COLUMNS = (
-    "topic",
-    "channel",
-    "node",
-    "client_id",
-    "remote_address",
-    "user_agent",
-    "ready",
-    "in_flight",
-    "messages",
-    "finished",
-    "requeued",
-)
-MEMORY_COLUMNS = (
-    "node",
-    "version",
-    "health",
-    "heap_objects",
-    "heap_in_use_bytes",
-    "heap_idle_bytes",
-    "heap_released_bytes",
-    "next_gc_bytes",
-    "gc_total_runs",
-)
+CLIENT_COLUMNS = """
+topic channel node client_id remote_address user_agent ready in_flight messages finished requeued
+"""
+MEMORY_COLUMNS = """
+node version health
+heap_objects heap_in_use_bytes heap_idle_bytes heap_released_bytes next_gc_bytes gc_total_runs
+"""
 CLOCK = slice(11, 19)  # of RFC 3339: hours, minutes and seconds
 
 
@@ -199,9 +166,9 @@ def columns_of(show: StatRows) -> Sequence[str]:
     from nsqtools.cluster.stats_documents import COLUMNS
 
     if show is StatRows.clients:
-        return CLIENT_COLUMNS
+        return CLIENT_COLUMNS.split()
     if show is StatRows.memory:
-        return MEMORY_COLUMNS
+        return MEMORY_COLUMNS.split()
     return [name for name in COLUMNS if show is StatRows.nodes or name != "node"]
 
 
@@ -232,4 +199,4 @@ def print_sample(
         is_screen = form.kind is None and runtime.stdout_is_tty
         moment = answer["time"][CLOCK] if is_screen else answer["time"]
         columns, records = ["time", *columns], [{"time": moment, **each} for each in records]
-    write_records(runtime, columns, records, form, optional=OPTIONAL, headed=headed)
+    write_records(runtime, columns, records, form, optional=OPTIONAL.split(), headed=headed)

@@ -21,13 +21,13 @@ from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.consuming import (
     Create,
-    EmptyWatch,
     StopLimits,
     WaitingNotice,
     agree_to_share,
     look_before,
     looking_at_newcomers,
     saying_why_nothing_comes,
+    watching_for_the_end,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.protocol.text import counted
@@ -99,7 +99,7 @@ def tail(
         topics, channel, connection, runtime, create=create, force=force, may_share=force
     ):
         return ExitStatus.FAILED
-    watch = EmptyWatch(
+    watch = watching_for_the_end(
         connection, channel, lambda: service.connections, service.end_after_delivered
     )
     with (

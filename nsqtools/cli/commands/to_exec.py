@@ -63,18 +63,9 @@ class CommandOptions(OptionSet):
             raise NotFoundError(f"no program {words[0]}", hint="It is run without a shell.")
         if self.arg and not any("{}" in word for word in words[1:]):
             raise ConfigurationError("--arg needs {} among the arguments of the command")
-        return ExecSettings(
-            program,
-            tuple(words),
-            channel,
-            self.workers,
-            self.batch,
-            self.batch_wait,
-            self.persistent,
-            self.arg,
-            self.command_timeout,
-            frozenset(self.fatal_status or ()),
-        )
+        how = self.workers, self.batch, self.batch_wait, self.persistent, self.arg
+        ends = self.command_timeout, frozenset(self.fatal_status or ())
+        return ExecSettings(program, tuple(words), channel, *how, *ends)
 
     @property
     def max_in_flight(self) -> int:

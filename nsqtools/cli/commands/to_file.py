@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
@@ -56,13 +57,9 @@ class StoreKind(Enum):
 
 def parse_mode(text: str) -> int:
     """Read the permissions of a file, in octal. Raises ``ValueError``."""
-    try:
-        mode = int(text, 8)
-    except ValueError:
-        mode = -1
-    if not 0 <= mode <= 0o777:
+    if re.fullmatch("(0o?)?[0-7]{1,3}", text) is None:
         raise ValueError(f"{text!r} is not a file mode; write 640")
-    return mode
+    return int(text, 8)
 
 
 class ArchiveOptions(OptionSet):
@@ -143,9 +140,7 @@ class ArchiveOptions(OptionSet):
         from nsqtools.archive.part_file import Directories
         from nsqtools.records.naming import FileNaming, Rotation
 
-        codec, compressor = _compressor(
-            self.gzip, self.compression, self.gzip_level, self.zstd_level
-        )
+        codec, compressor = self._compressor()
         output = _absolute(self.output_dir)
         work = _absolute(self.work_dir) if self.work_dir else output
         by = set(self.bodies.partition_by or ())
@@ -189,6 +184,20 @@ class ArchiveOptions(OptionSet):
             UTC if self.utc else None,
             self.skip_empty_files,
         )
+
+    def _compressor(self) -> tuple[Codec, CompressorFactory]:
+        """What the options about compression ask for together. Raises `ConfigurationError`."""
+        from nsqtools.archive.members import members_of
+
+        asked = {Codec.GZIP} if self.gzip or self.gzip_level is not None else set()
+        asked |= {Codec.ZSTD} if self.zstd_level is not None else set()
+        asked |= {self.compression} if self.compression is not None else set()
+        if len(asked) > 1:
+            raise ConfigurationError(
+                "the options ask for different compressions", hint="Give --compression alone."
+            )
+        codec = asked.pop() if asked else Codec.NONE
+        return codec, members_of(codec, self.zstd_level if codec is Codec.ZSTD else self.gzip_level)
 
     def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
         """Return what uploads or lands the files of an archiver, if that is wanted.
@@ -241,23 +250,6 @@ class ArchiveOptions(OptionSet):
             deletes=self.delete_uploaded,
         )
         return Uploads(files, self.max_local_bytes)
-
-
-def _compressor(
-    gzip: bool, compression: Codec | None, gzip_level: int | None, zstd_level: int | None
-) -> tuple[Codec, CompressorFactory]:
-    """What the options about compression ask for together. Raises `ConfigurationError`."""
-    from nsqtools.archive.members import members_of
-
-    asked = {Codec.GZIP} if gzip or gzip_level is not None else set()
-    asked |= {Codec.ZSTD} if zstd_level is not None else set()
-    asked |= {compression} if compression is not None else set()
-    if len(asked) > 1:
-        raise ConfigurationError(
-            "the options ask for different compressions", hint="Give --compression alone."
-        )
-    codec = asked.pop() if asked else Codec.NONE
-    return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
 
 
 def _absolute(path: Path) -> Path:

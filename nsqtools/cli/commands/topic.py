@@ -41,7 +41,8 @@ def list_(
     form.check(TOPICS)
     with cluster.open() as opened:
         inventory = take_inventory(opened)
-    names = select("topic", topic, inventory.topics) if topic else sorted(inventory.topics)
+    known = inventory.topics
+    names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
     rows: list[Sequence[Cell]] = []
     for name in names:
         found = [each for _, each in inventory.where(name)]
@@ -73,7 +74,7 @@ def info(
     with cluster.open() as opened:
         inventory = take_inventory(opened)
     if topic not in inventory.topics:
-        raise missing("topic", topic, inventory.topics)
+        raise missing("topic", topic, inventory.topics, inventory.failures)
     found = list(inventory.where(topic))
     if not found:
         runtime.tell(f"nsq: {on_no_nsqd(topic)}")

@@ -43,7 +43,8 @@ def export(
 
     with cluster.open() as opened:
         inventory = take_inventory(opened)
-        names = select("topic", topic, inventory.topics) if topic else sorted(inventory.topics)
+        known = inventory.topics
+        names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
         registered, failures = registered_channels(opened, inventory.registered, names)
     write_text(runtime, encode(topology_of(inventory, registered, names)))
     return tell_left_out((*inventory.failures, *failures), runtime)

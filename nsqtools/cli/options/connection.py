@@ -143,16 +143,12 @@ def split_addresses(texts: Iterable[str] | None) -> Addresses:
 
 def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
     """The addresses of each kind, of those from the strongest origin that gives any."""
-    given = [split_addresses(context.params.get(kind)) for kind in kinds]
-    origins = [
-        origin_of(context, kind) if addresses else Origin.DEFAULT
-        for kind, addresses in zip(kinds, given, strict=True)
-    ]
-    strongest = max(origins)
-    return [
-        addresses if origin is strongest else ()
-        for addresses, origin in zip(given, origins, strict=True)
-    ]
+    found: list[tuple[Origin, Addresses]] = []
+    for kind in kinds:
+        addresses = split_addresses(context.params.get(kind))
+        found.append((origin_of(context, kind) if addresses else Origin.DEFAULT, addresses))
+    strongest = max(origin for origin, _ in found)
+    return [addresses if origin is strongest else () for origin, addresses in found]
 
 
 # -- options ------------------------------------------------------------------------------------
@@ -281,16 +277,7 @@ REPEATABLE |= {
 }
 """The settings that the file may hold, each with whether it takes several values."""
 
-HTTPS_FLAGS = [
-    "tls_ca_file",
-    "tls_cert",
-    "tls_key",
-    "tls_insecure",
-    "tls_min_version",
-    "auth_secret_file",
-    "auth_requires_tls",
-    "tls_pin_sha256",
-]
+HTTPS_FLAGS = [name for name in ClientFlags.__annotations__ if name.startswith(("tls_", "auth_"))]
 
 MaxInFlight = Annotated[
     int | None,

@@ -195,10 +195,7 @@ def lines_printer(
 ) -> Encode:
     """Messages as lines; on a terminal, bytes that would steer it are shown as ``\\xNN``."""
     return partial(
-        encode_lines,
-        delimiter=delimiter,
-        print_topic=print_topic,
-        escape=runtime.stdout_is_tty,
+        encode_lines, delimiter=delimiter, print_topic=print_topic, escape=runtime.stdout_is_tty
     )
 
 

@@ -19,7 +19,7 @@ from nsqtools.cli.options.params import INPUT, parse_delimiter
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.running.runtime import ExitStatus, Runtime
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import counted, format_duration
 from nsqtools.records.units import argument_bytes, parse_span
 
@@ -61,8 +61,7 @@ RetryTimeout = Annotated[
     ),
 ]
 RetryUnknown = Annotated[
-    bool,
-    opt("--retry-unknown", "Publish again what nsqd may have: it can arrive twice.", DELIVERY),
+    bool, opt("--retry-unknown", "Publish again what nsqd may have: it can arrive twice.", DELIVERY)
 ]
 
 
@@ -410,11 +409,12 @@ class OneChannel(OptionSet):
         runtime.tell(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
         if target.lonely is not None:
             otherwise = ExitStatus.LIMIT_NOT_REACHED
-            runtime.complain(
+            line = (
                 f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
                 f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
                 "nsqd, and consumers with a list of nsqd do not ask there"
             )
+            runtime.complain(NsqError(line))
         self._tell_rest(runtime, target)
         return otherwise
 

@@ -32,25 +32,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from typer import BadParameter, Option
-from typer._click.exceptions import BadOptionUsage, MissingParameter, NoSuchOption, UsageError
+from typer import BadParameter as BadParameter  # for others, too
+from typer import Option
+from typer._click.exceptions import BadOptionUsage as BadOptionUsage
+from typer._click.exceptions import MissingParameter as MissingParameter
+from typer._click.exceptions import NoSuchOption as NoSuchOption
+from typer._click.exceptions import UsageError as UsageError
 from typer.models import OptionInfo
 
 from nsqtools.records.units import parse_size, parse_span
-
-__all__ = [
-    "BadOptionUsage",
-    "BadParameter",
-    "From",
-    "MissingParameter",
-    "NativeCoercion",
-    "NoSuchOption",
-    "OptionSet",
-    "UsageError",
-    "flatten",
-    "opt",
-    "some",
-]
 
 Result = TypeVar("Result")
 Converter = Callable[[Any], Any]
@@ -266,17 +256,11 @@ def converter(annotation: Any, *, least: float | None, most: float | None) -> Co
     if get_origin(annotation) is list:
         each = converter(get_args(annotation)[0], least=least, most=most)
         return each and (lambda values: [each(value) for value in values])
-    if annotation is str:
-        return str
-    if annotation is bool:
-        return _boolean
     if annotation in (int, float):
         return _number(annotation, least, most)
-    if annotation is Path:
-        return Path
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _member(annotation)
-    return None
+    return _PLAIN.get(annotation)
 
 
 def _prepare(parameter: Any) -> None:
@@ -296,6 +280,9 @@ def _boolean(value: Any) -> bool:
     if text in ("0", "false", "f", "no", "n", "off"):
         return False
     raise ValueError(f"{value!r} is not a boolean (true or false)")
+
+
+_PLAIN: dict[Any, Converter] = {str: str, bool: _boolean, Path: Path}
 
 
 def _number(kind: type[int] | type[float], least: float | None, most: float | None) -> Converter:

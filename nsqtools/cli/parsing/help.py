@@ -47,8 +47,6 @@ FOLDED = {"TLS, compression, secret": "--tls, --snappy, ...", "Logging": "-q, -v
 class HelpPage:
     """A command or group explained: usage, description, titled lists of rows, examples."""
 
-    __slots__ = ("description", "examples", "sections", "usage")
-
     def __init__(
         self,
         usage: str,
@@ -64,11 +62,8 @@ class HelpPage:
 
 def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
     """Tell whether to colour: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
-    if environ.get("NO_COLOR"):
-        return False
-    if environ.get("FORCE_COLOR"):
-        return True
-    return is_tty and environ.get("TERM") != "dumb"
+    is_capable = is_tty and environ.get("TERM") != "dumb"
+    return not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or is_capable)
 
 
 def terminal_width(stream: TextIO) -> int:

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, status_of_work
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, package_logger, status_of_work
 from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
     import logging
 
-    from nsqtools.cli.render.documents import DamagedFile
+    from nsqtools.cli.render.documents import DamagedFile, Verified
     from nsqtools.cluster.directory import DaemonFailure
     from nsqtools.publish.publisher import Publisher
     from nsqtools.spark.archives.damage import ArchiveDamage
@@ -46,18 +46,13 @@ class Progress:
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
-        self._enabled = runtime.stderr_is_tty and not runtime.quiet
+        self.enabled = runtime.stderr_is_tty and not runtime.quiet
         self._next_s = 0.0
         self._shown = False
 
-    @property
-    def enabled(self) -> bool:
-        """Whether there is a terminal to show anything on."""
-        return self._enabled
-
     def show(self, text: Callable[[], str]) -> None:
         """Put ``text()`` on the line, if it is time to."""
-        if not self._enabled or (now_s := self._runtime.monotonic()) < self._next_s:
+        if not self.enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
         self._write(CLEAR_LINE + escape_line(text()))
@@ -79,21 +74,15 @@ class Progress:
         self._runtime.stderr.flush()
 
     def __enter__(self) -> Progress:
-        for handler in self._log_handlers():
+        self._handlers = package_logger().handlers if self.enabled else []
+        for handler in self._handlers:
             handler.addFilter(self._make_room)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handler in self._log_handlers():
+        for handler in self._handlers:
             handler.removeFilter(self._make_room)
         self.clear()
-
-    def _log_handlers(self) -> list[logging.Handler]:
-        if not self._enabled:
-            return []
-        from nsqtools.cli.running.runtime import package_logger
-
-        return package_logger().handlers
 
     def _make_room(self, _record: logging.LogRecord) -> bool:
         """A log filter that lets every record pass."""
@@ -116,6 +105,7 @@ class DamageReporter:
     ) -> None:
         self.count = 0
         self.files: dict[str, list[str]] = {}
+        self._runtime = runtime
         self._more: Counter[str] = Counter()
         self._say = say or (lambda line: runtime.tell(f"nsq: {line}"))
         self._progress = progress
@@ -131,10 +121,13 @@ class DamageReporter:
             self._progress.clear()
         self._say(f"{path}: {problem}")
 
-    def report_all(self, damages: Iterable[ArchiveDamage]) -> None:
-        """Report what a job of Spark found, which knows where in a file it was."""
-        for damage in damages:
-            self(damage.file, f"at byte {damage.pos}: {damage.problem}")
+    def report(self, files: int, messages: int, *, json: bool) -> None:
+        """Report how much was read, and what of it is damaged."""
+        if json:
+            document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
+            write_json(self._runtime, document, indent=2)
+        what = f"{counted(files, 'file')}, {counted(messages, 'message')}"
+        self._runtime.tell(f"nsq: {what}, {len(self.files)} damaged")
 
     @property
     def documents(self) -> list[DamagedFile]:
@@ -151,11 +144,12 @@ class DamageReporter:
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 
-def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> ExitStatus:
-    """Report what a job of Spark could not read; return the exit status."""
+def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> DamageReporter:
+    """Report what a job of Spark could not read, which knows where in a file it was."""
     reporter = DamageReporter(runtime)
-    reporter.report_all(damages)
-    return reporter.status
+    for damage in damages:
+        reporter(damage.file, f"at byte {damage.pos}: {damage.problem}")
+    return reporter
 
 
 def report_timeless(runtime: Runtime, count: int) -> None:
@@ -214,9 +208,6 @@ def tell_left_out(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitSt
     """Name the daemons that did not answer; return the exit status."""
     status = ExitStatus.DONE
     for failure in failures:
-        if runtime.is_json:
-            runtime.report(failure.error)
-        else:
-            runtime.insist(f"nsq: left out: {failure.error}")
+        runtime.complain(failure.error, f"left out: {failure.error}")
         status = ExitStatus.PARTLY_DONE
     return status

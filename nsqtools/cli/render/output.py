@@ -128,7 +128,8 @@ def _lines(
         return ("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
     from nsqtools.cluster.stats_documents import csv_text
 
-    return [csv_text([*head, *([_in_csv(cell) for cell in row] for row in rows)])]
+    cells = ([cell_text(cell) if isinstance(cell, bool) else cell for cell in row] for row in rows)
+    return [csv_text([*head, *cells])]
 
 
 def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) -> None:
@@ -174,10 +175,6 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.1f}"
     return escape_line(str(cell))
-
-
-def _in_csv(cell: Cell) -> Cell:
-    return cell_text(cell) if isinstance(cell, bool) else cell
 
 
 def rendered(runtime: Runtime, *things: Any, width: int | None = None) -> str:

@@ -16,11 +16,7 @@ from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import From, OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import (
-    Cell,
-    ListingForm,
-    write_records,
-)
+from nsqtools.cli.render.output import Cell, ListingForm, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
 if TYPE_CHECKING:
@@ -110,17 +106,13 @@ def report(
 ) -> ExitStatus:
     """Tell what was done and what failed, node by node; return the exit status."""
     done = [outcome.step for outcome in outcomes if outcome.error is None]
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    for outcome in failed:
-        step = outcome.step
-        if runtime.is_json and outcome.error is not None:
-            runtime.report(outcome.error)
-        else:
-            runtime.insist(f"nsq: {step.action.value} {step.subject} failed: {outcome.error}")
+    failed = [(each.step, each.error) for each in outcomes if each.error is not None]
+    for step, error in failed:
+        runtime.complain(error, f"{step.action.value} {step.subject} failed: {error}")
     for line in summary(done):
         runtime.tell(f"nsq: {line}")
     if failed:
-        return ExitStatus.PARTLY_DONE if done else status_of(failed[0].error)
+        return ExitStatus.PARTLY_DONE if done else status_of(failed[0][1])
     return otherwise
 
 

@@ -3,7 +3,7 @@
 A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `StopLimits` alone.
 `look_before` asks for the topic, for a SUB would create it. `saying_why_nothing_comes` tells what a
 run waits for that has got nothing yet, and `WaitingNotice` on a terminal on which nsqd.
-`EmptyWatch` watches a queue for its end.
+`watching_for_the_end` watches a queue for its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import (
@@ -185,9 +185,11 @@ def look_before(
                     raise report.failed[0]
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
-            elif is_new_channel(report, channel) and not is_ephemeral(channel):
+            elif report.paused & {"", channel} or (
+                is_new_channel(report, channel) and not is_ephemeral(channel)
+            ):
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
-            elif not may_share and not agree_to_share(report, channel, runtime):
+            if not may_share and not agree_to_share(report, channel, runtime):
                 return False
     return True
 
@@ -314,58 +316,53 @@ def _list(addresses: Iterable[str]) -> str:
     return ", ".join(sorted(addresses))
 
 
-class EmptyWatch:
-    """Asks nsqd for the depth of a channel, and calls ``on_empty`` when it is 0 everywhere.
+@contextmanager
+def watching_for_the_end(
+    connection: ConnectionSettings,
+    channel: str,
+    connections: Callable[[], Mapping[str, Collection[str]]],
+    on_empty: Callable[[], None],
+) -> Iterator[None]:
+    """Inside, ask nsqd for the depth of a channel, and call ``on_empty`` when it is 0 everywhere.
 
     A channel that gets new messages all the time is never silent, but it is empty at some moment.
     Where an nsqd cannot be asked, or an nsqlookupd that was restarted does not know it yet, nothing
     is called: the limit of silence is left to end the run. ``connections`` are those of each topic.
     """
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.errors import NsqError
 
-    def __init__(
-        self,
-        connection: ConnectionSettings,
-        channel: str,
-        connections: Callable[[], Mapping[str, Collection[str]]],
-        on_empty: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._channel = channel
-        self._connections = connections
-        self._on_empty = on_empty
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="until-empty", daemon=True)
+    stopped = threading.Event()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        from nsqtools.cluster.directory import open_cluster
-        from nsqtools.errors import NsqError
-
-        with open_cluster(self._connection) as cluster:
-            while not self._stopped.wait(LOOK_EVERY_S):
+    def watch() -> None:
+        with open_cluster(connection) as cluster:
+            while not stopped.wait(LOOK_EVERY_S):
                 try:
-                    connections = self._connections()
-                    if all(connections.values()) and self._is_empty(cluster, connections):
-                        self._on_empty()
+                    now = connections()
+                    if all(now.values()) and is_empty(cluster, channel, now):
+                        on_empty()
                         return
                 except NsqError:
                     continue
 
-    def _is_empty(self, cluster: Cluster, connections: Mapping[str, Collection[str]]) -> bool:
-        for topic, connected in connections.items():
-            stats = cluster.stats(topic)
-            there = [each for node in stats.nodes for each in node.stats.topics or ()]
-            if stats.failures or len(there) < len(connected):
+    thread = threading.Thread(target=watch, name="until-empty", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def is_empty(cluster: Cluster, channel: str, connections: Mapping[str, Collection[str]]) -> bool:
+    """Tell whether nothing waits, at any of the nsqd that each topic is consumed from."""
+    for topic, connected in connections.items():
+        stats = cluster.stats(topic)
+        there = [each for node in stats.nodes for each in node.stats.topics or ()]
+        if stats.failures or len(there) < len(connected):
+            return False
+        for found in there:
+            waiting = [each.depth for each in found.channels if each.channel_name == channel]
+            if any(waiting) or (found.depth and not found.paused):
                 return False
-            for found in there:
-                waiting = [c.depth for c in found.channels if c.channel_name == self._channel]
-                if any(waiting) or (found.depth and not found.paused):
-                    return False
-        return True
+    return True

@@ -54,7 +54,14 @@ class MonitorServer:
                 return status, PLAIN, f"{text}\n"
             return HTTPStatus.NOT_FOUND, PLAIN, "there are /metrics and /health\n"
 
-        self._server = _listen(listen, answer)
+        address = _address(listen)
+        try:
+            self._server = _Server(address, answer)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot listen on {address} ({exc.strerror or exc})",
+                hint="Give --listen-http another port; 0 takes any free one.",
+            ) from exc
         host, port = self._server.socket.getsockname()[:2]
         self.address = str(Address(host, port))
         self._thread = threading.Thread(
@@ -69,17 +76,6 @@ class MonitorServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-def _listen(text: str, answer: Callable[[str], Answer]) -> _Server:
-    address = _address(text)
-    try:
-        return _Server(address, answer)
-    except OSError as exc:
-        raise ConfigurationError(
-            f"cannot listen on {address} ({exc.strerror or exc})",
-            hint="Give --listen-http another port; 0 takes any free one.",
-        ) from exc
 
 
 def _address(text: str) -> Address:

@@ -359,12 +359,12 @@ class Runtime:
         """Report an error that does not end the run, in the form of the one that would."""
         report_error(error, self.stderr, json=self.is_json)
 
-    def complain(self, line: str) -> None:
-        """Say what is wrong with the cluster, which ``--quiet`` does not hide."""
+    def complain(self, error: Exception, line: str = "") -> None:
+        """Say what is wrong, which ``--quiet`` does not hide: an error as JSON, or a line."""
         if self.is_json:
-            self.report(NsqError(line))
+            self.report(error)
         else:
-            self.insist(f"nsq: {line}")
+            self.insist(f"nsq: {line or error}")
 
     def require_terminal(self) -> None:
         """Raise `ConfigurationError` where no user can be asked."""
@@ -424,11 +424,8 @@ def session(
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""
     runtime: Runtime = replace(context.obj, quiet=quiet, color=color)
-    configure_logging(
-        level(quiet=quiet, verbose=2 if debug else verbose),
-        runtime.stderr,
-        json=log_format is LogFormat.json,
-    )
+    level = logging.ERROR if quiet else LEVELS[2 if debug else min(verbose, 2)]
+    configure_logging(level, runtime.stderr, json=log_format is LogFormat.json)
     return runtime
 
 
@@ -436,6 +433,7 @@ Session = Annotated[Runtime, From(session)]
 
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+"""By the number of ``-v``."""
 
 
 def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None:
@@ -451,13 +449,6 @@ def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None
 def package_logger() -> logging.Logger:
     """The logger above all loggers of this package."""
     return logging.getLogger("nsqtools")
-
-
-def level(*, quiet: bool, verbose: int) -> int:
-    """The log level for ``-q``, ``-v`` and ``-vv``; without any, warnings."""
-    if quiet:
-        return logging.ERROR
-    return LEVELS[min(verbose, len(LEVELS) - 1)]
 
 
 class TextLines(logging.Formatter):

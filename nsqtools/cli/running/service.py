@@ -82,21 +82,29 @@ class Service:
         self._metrics_file = metrics_file
         self._next_metrics_s = 0.0
         self._health = health
-        self._systemd = _Systemd(environ)
         self._is_ready = False
         self._alive_at = time.monotonic()
+        path = environ.get("NOTIFY_SOCKET", "")
+        # an abstract name is written with an @ in place of its leading NUL
+        self._systemd = "\0" + path[1:] if path.startswith("@") else path
+        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        interval_us = environ.get("WATCHDOG_USEC", "")
+        self._feed_every_s = int(interval_us) / 1e6 if interval_us.isdecimal() and is_ours else 0.0
+        self._next_feed_s = 0.0
 
     def ready(self) -> None:
         """The command does its work now. Calls after the first do nothing."""
         if not self._is_ready:
             self._is_ready = True
             self._alive_at = time.monotonic()
-            self._systemd.notify("READY=1")
+            self._notify("READY=1")
 
     def alive(self) -> None:
         """The loop that does the work has taken a turn. Cheap: call it as often as you like."""
         self._alive_at = time.monotonic()
-        self._systemd.feed_watchdog(self._alive_at)
+        if self._feed_every_s and self._alive_at >= self._next_feed_s:
+            self._next_feed_s = self._alive_at + WATCHDOG_SHARE * self._feed_every_s
+            self._notify("WATCHDOG=1")
         if self._alive_at >= self._next_metrics_s:
             self._next_metrics_s = self._alive_at + METRICS_EVERY_S
             self.write_metrics()
@@ -108,7 +116,18 @@ class Service:
 
     def stopping(self) -> None:
         """The command drains what it has taken, and ends."""
-        self._systemd.notify("STOPPING=1")
+        self._notify("STOPPING=1")
+
+    def _notify(self, state: str) -> None:
+        """Tell systemd, by the protocol of sd_notify(3): a datagram of text to a unix socket."""
+        if not self._systemd:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.settimeout(1.0)
+                sender.sendto(state.encode(), self._systemd)
+        except OSError as exc:
+            log.warning("cannot notify systemd of %s (%s)", state, exc.strerror or exc)
 
     def health(self) -> tuple[bool, str]:
         """Return whether all is well, and a line that says what is not."""
@@ -126,31 +145,3 @@ def write_metrics(path: Path, metrics: Iterable[Metric]) -> None:
         replace_file(path, encode_metrics(metrics).encode(), 0o644, is_durable=False)
     except OSError as exc:  # the work is more important
         log.warning("cannot write %s (%s)", path, exc.strerror)
-
-
-class _Systemd:
-    """The protocol of sd_notify(3): datagrams of text lines to a unix socket."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        path = environ.get("NOTIFY_SOCKET", "")
-        # an abstract name is written with an @ in place of its leading NUL
-        self._socket = "\0" + path[1:] if path.startswith("@") else path
-        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        interval_us = environ.get("WATCHDOG_USEC", "")
-        self._every_s = int(interval_us) / 1e6 if interval_us.isdecimal() and is_ours else 0.0
-        self._next_s = 0.0
-
-    def feed_watchdog(self, now_s: float) -> None:
-        if self._every_s and now_s >= self._next_s:
-            self._next_s = now_s + WATCHDOG_SHARE * self._every_s
-            self.notify("WATCHDOG=1")
-
-    def notify(self, state: str) -> None:
-        if not self._socket:
-            return
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(1.0)
-                sender.sendto(state.encode(), self._socket)
-        except OSError as exc:
-            log.warning("cannot notify systemd of %s (%s)", state, exc.strerror or exc)

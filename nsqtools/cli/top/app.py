@@ -376,7 +376,7 @@ class ListScreen(Sheet):
             ]
             done = summary(each.step for each in outcomes if each.error is None)
             self.top.call(lambda: self._report(change, [*failed, *done]))
-            self.top.ask_now()
+            self.top.sample_now.set()
 
         self._say(f"{_title(change)} ..." if agreed else "")
         if agreed:
@@ -445,7 +445,7 @@ class Top(App[Exception]):
         self._spares_processor = spares_processor
         self._has_mouse = True
         self._asked: Question | None = None
-        self._sample_now = threading.Event()
+        self.sample_now = threading.Event()
         self._stopped = threading.Event()
         self._runtime = runtime
         self._shown = threading.Event()  # and not left to messages
@@ -475,7 +475,7 @@ class Top(App[Exception]):
     def stop(self) -> None:
         """Ask `show_cluster` to end."""
         self._stopped.set()
-        self._sample_now.set()
+        self.sample_now.set()
         self._shown.set()
         self._sampler.stop()
         self.call(self.exit)
@@ -534,14 +534,10 @@ class Top(App[Exception]):
         if ended not in (None, signal.SIGINT):
             os.kill(os.getpid(), ended)
 
-    def ask_now(self) -> None:
-        """Take a sample at once."""
-        self._sample_now.set()
-
     def ask_soon_if_needed(self) -> None:
         """Consumers are asked for only where they are shown."""
         if self.view.question != self._asked:
-            self._sample_now.set()
+            self.sample_now.set()
 
     def _watch(self) -> None:
         def show() -> None:
@@ -557,10 +553,10 @@ class Top(App[Exception]):
                 self._asked = self.view.question
                 sample = self._sampler.sample(self._asked)
                 self.call(show)
-                self._sample_now.wait(max(0.0, began_s + pace_s - time.monotonic()))
+                self.sample_now.wait(max(0.0, began_s + pace_s - time.monotonic()))
                 if self._spares_processor:
                     wanted_s = (time.process_time() - used_s) / SHARE
                     pace_s = min(max(wanted_s, self._interval_s), LONGEST_PACE_S)
-                self._sample_now.clear()
+                self.sample_now.clear()
         except Exception as error:
             self.call(partial(self.exit, error))

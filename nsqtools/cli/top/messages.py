@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 from dataclasses import replace
+from typing import Any
 
 from nsqtools.cli.commands.tail import COUNT, LOOK_AT, peek, tail
 from nsqtools.cli.options.connection import ClusterSettings
@@ -67,28 +68,10 @@ def with_tcp_addresses(settings: ClusterSettings) -> ConnectionSettings:
 
 
 def _run(connection: ConnectionSettings, topic: str, channel: str, runtime: Runtime) -> int:
+    how: dict[str, Any] = {"connection": connection, "runtime": runtime}
+    how |= {"printer": PRINTER, "keep": None}
     if channel:
-        return peek(
-            topic,
-            channel,
-            COUNT,
-            LOOK_AT,
-            None,
-            False,
-            keep=None,
-            printer=PRINTER,
-            connection=connection,
-            runtime=runtime,
-        )
+        return peek(topic, channel, COUNT, LOOK_AT, None, False, **how)
     runtime.tell(f"nsq: tail of {topic}: Ctrl-C goes back to nsq top")
-    return tail(
-        [topic],
-        limits=StopLimits(count=None, until_empty=False, exit_idle=None, for_=None),
-        printer=PRINTER,
-        keep=None,
-        connection=connection,
-        create=False,
-        force=False,
-        channel=None,
-        runtime=runtime,
-    )
+    limits = StopLimits(count=None, until_empty=False, exit_idle=None, for_=None)
+    return tail([topic], limits=limits, create=False, force=False, channel=None, **how)

@@ -59,8 +59,7 @@ class View(NamedTuple):
     shown: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(NamedTuple):
     """A topic on all nsqd, or an nsqd (``state``): its topics, and their channels."""
 
     name: str
@@ -252,8 +251,7 @@ class Scope(NamedTuple):
         return sum(map(bool, self))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line: ``key`` stays the same from sample to sample, ``subject`` is what columns read."""
 
     key: str

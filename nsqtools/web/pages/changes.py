@@ -6,6 +6,7 @@ the result says what was done, not what was planned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -38,15 +39,12 @@ def _planned(site: Site, request: Request) -> Response:
     if is_create and not (channel if is_of_channel else topic):
         return _form(site, request, topic)
     try:
-        change = _change(request, with_channels=asked.get("channels") == "1")
-        return _plan(site, request, change)
+        return _plan(site, request, _change(request, asked))
     except ConfigurationError as error:
         if not is_create:
             raise
-        refusal = f"{error}. {error.hint}"
-        if is_of_channel:
-            return _form(site, request, topic, channel, refusal)
-        return _form(site, request, "", topic, refusal)
+        of, typed = (topic, channel) if is_of_channel else ("", topic)
+        return _form(site, request, of, typed, f"{error}. {error.hint}")
 
 
 def _form(site: Site, request: Request, topic: str, typed: str = "", refusal: str = "") -> Response:
@@ -75,26 +73,27 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
 
 
 def _confirmed(site: Site, request: Request, fields: dict[str, str]) -> Response:
-    change = _change(request, with_channels=fields.get("channels") == "1")
+    change = _change(request, fields)
     if change.word and fields.get("confirm", "").strip() != change.word:
         return _plan(site, request, change, "The name was not typed as it is below.")
     results = site.context.act(request, change)
     failed = sum(result.error is not None for result in results)
-    topic, channel = change.topic, change.channel
+    back = change.topic, change.channel
     if change.action is Action.DELETE:  # there is nothing to go back to
-        topic, channel = (topic if channel else ""), ""
-    more = {"results": results, "failed": failed}
-    return _page(site, request, "result.html", _title(change), topic, channel, **more)
+        back = change.topic if change.channel else "", ""
+    more: dict[str, Any] = {"results": results, "failed": failed}
+    return _page(site, request, "result.html", _title(change), *back, **more)
 
 
-def _change(request: Request, *, with_channels: bool) -> TopicChange:
+def _change(request: Request, fields: Mapping[str, str]) -> TopicChange:
     asked = request.query_params
     try:
         action = Action(asked.get("action", ""))
     except ValueError:
         raise ConfigurationError("no such action") from None
     names = {name: asked.get(name, "") for name in ("topic", "channel", "node")}
-    with_channels = with_channels and action is Action.EMPTY and not names["channel"]
+    is_of_all = action is Action.EMPTY and not names["channel"]
+    with_channels = is_of_all and fields.get("channels") == "1"
     return TopicChange(action=action, with_channels=with_channels, **names)
 
 

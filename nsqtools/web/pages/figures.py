@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -154,8 +153,7 @@ class Figure(NamedTuple):
     lines: Sequence[ChartLine]
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
+class Charts(NamedTuple):
     """The charts of a page. ``source`` is where their numbers are, ``choices`` are what can be
     shown instead: a name, an address, and whether it is shown."""
 

@@ -16,7 +16,8 @@ import json
 import secrets
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -91,8 +92,7 @@ MAX_SHOWN = 64 * 1024
 MAX_DEPTH = 100
 
 
-@dataclass(frozen=True, slots=True)
-class ShownBody:
+class ShownBody(NamedTuple):
     """``kind`` is "JSON", "text" or "binary"; ``left_out`` counts the bytes that are not shown."""
 
     kind: str
@@ -130,7 +130,6 @@ def addresses_with_channels(
 
     Raises `NotFoundError` when no nsqd has the topic, `ConfigurationError` when none is left.
     """
-
     answers, failures = cluster.ask_nsqds(
         lambda client: (client.info(), read_stats(client.stats(topic)).topics or ())
     )
@@ -140,9 +139,8 @@ def addresses_with_channels(
         for there in (each for each in topics if each.topic_name == topic):
             is_known, names = True, [each.channel_name for each in there.channels]
             if not names and not channel:
-                left_out.append(
-                    f"{address}: the topic has no channel there, and its backlog would be lost"
-                )
+                why = "the topic has no channel there, and its backlog would be lost"
+                left_out.append(f"{address}: {why}")
             elif not channel or channel in names:
                 announced = Address(info["broadcast_address"], info["tcp_port"])
                 found.append(str(cluster.reachable(announced)))
@@ -161,21 +159,15 @@ _listeners = threading.BoundedSemaphore(MAX_LISTENERS)
 
 
 def _listen(
-    addresses: list[str],
-    options: ClientOptions,
-    topic: str,
-    channel: str,
-    count: int,
-    for_s: float,
+    addresses: list[str], options: ClientOptions, topic: str, channel: str, count: int, for_s: float
 ) -> list[Message]:
     """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
 
     With a channel these are its messages, which are given back.
     """
     if not _listeners.acquire(blocking=False):
-        raise NsqError(
-            f"{MAX_LISTENERS} others are listening already", hint="Try again in a moment."
-        )
+        text = f"{MAX_LISTENERS} others are listening already"
+        raise NsqError(text, hint="Try again in a moment.")
     try:
         consumer = Consumer(
             topic,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
@@ -190,7 +190,7 @@ def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
         gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
         node = shown.get(address, gone)
         if node.error:
-            shown[address] = replace(node, error=f"gone {gone_text(state)}")
+            shown[address] = node._replace(error=f"gone {gone_text(state)}")
     return sorted(shown.values(), key=lambda node: node.address), failures
 
 
@@ -224,8 +224,7 @@ def show_lookup(site: Site, request: Request) -> Values:
 # -- consumers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Connections:
+class Connections(NamedTuple):
     """All connections of some channels at a moment, and the meters of their rates by nsqd."""
 
     stats: ClusterStats
@@ -233,8 +232,7 @@ class Connections:
     meters: Mapping[str, ConsumerMeter]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """All connections of one host name and client id."""
 
     hostname: str
@@ -291,14 +289,8 @@ def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Prog
 
 
 def _has(program: Program, words: Sequence[str]) -> bool:
-    said = " ".join(
-        [
-            program.hostname,
-            program.client_id,
-            *program.agents,
-            *(f"{topic}/{channel}" for topic, channel in program.channels),
-        ]
-    ).casefold()
+    queues = map("/".join, program.channels)
+    said = " ".join([program.hostname, program.client_id, *program.agents, *queues]).casefold()
     return all(word in said for word in words)
 
 
@@ -337,10 +329,9 @@ def show_consumers(site: Site, request: Request) -> Values:
 
 def show_consumer(site: Site, request: Request) -> Values:
     """Return the values of one program's page. Raises `NotFoundError`."""
-    hostname = request.query_params.get("hostname", "")
-    client_id = request.query_params.get("client_id", "")
+    asked = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
     for program in programs_of(connections(site).each):
-        if (as_asked(program.hostname), as_asked(program.client_id)) == (hostname, client_id):
+        if (as_asked(program.hostname), as_asked(program.client_id)) == asked:
             break
     else:
         raise NotFoundError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from nsqtools.cluster.directory import NodeReport
@@ -112,8 +112,7 @@ SHOWN: dict[str, tuple[str, Callable[[QueueRow], bool]]] = {
 """What can be listed, by its name in the address."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueQuery:
+class QueueQuery(NamedTuple):
     """What is asked of the table. ``page`` counts from 1."""
 
     text: str = ""
@@ -124,16 +123,10 @@ class QueueQuery:
 
     def address(self, **changes: object) -> str:
         """Return the query string with some changes; defaults are left out."""
-        values: dict[str, object] = {
-            "q": self.text,
-            "show": self.shown,
-            "sort": self.sort,
-            "order": "asc" if self.is_ascending else "desc",
-            "page": self.page,
-        }
-        usual = {"q": "", "show": "all", "sort": "depth", "page": 1}
-        values |= changes
-        usual["order"] = "asc" if values["sort"] == "name" else "desc"
+        values: dict[str, object] = {"q": self.text, "show": self.shown, "sort": self.sort}
+        values |= {"order": "asc" if self.is_ascending else "desc", "page": self.page, **changes}
+        usual_order = "asc" if values["sort"] == "name" else "desc"
+        usual = {"q": "", "show": "all", "sort": "depth", "order": usual_order, "page": 1}
         kept = {name: value for name, value in values.items() if value != usual[name]}
         return "?" + urlencode(kept, errors="replace") if kept else "?"
 

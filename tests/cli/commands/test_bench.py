@@ -23,18 +23,13 @@ PROMPT = "--warm-up=0s"
 Measure = Callable[..., dict[str, Any]]
 
 
-def at(nsqd: Nsqd, *arguments: str) -> list[str]:
-    addresses = [f"--nsqd-tcp-address={nsqd.tcp_address}"]
-    return ["bench", *arguments, *addresses, f"--nsqd-http-address={nsqd.http_address}"]
-
-
 @pytest.fixture
 def measure(nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson) -> Measure:
     """Run a measurement; return its document. What it made is gone afterwards."""
 
     def run(*arguments: str, of: Nsqd = nsqd, status: int = 0) -> dict[str, Any]:
         before = topics(of)
-        result = run_nsq([*at(of, *arguments), "--json"])
+        result = run_nsq(["bench", *arguments, *of.options, "--json"])
         assert result.status == status, result.err
         wait_until(lambda: topics(of) == before, what="the topic of its own is gone")
         document: dict[str, Any] = valid_json("bench", result.out)
@@ -124,7 +119,7 @@ def test_an_interrupt_ends_early_with_what_was_measured(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
 ) -> None:
     endless = ["--count=2000000"] if mode == "sub" else ["--for=1h", "--warm-up=0s"]
-    process = spawn_nsq(at(nsqd, mode, *endless, "--json", "--size=16"))
+    process = spawn_nsq(["bench", mode, *endless, *nsqd.options, "--json", "--size=16"])
     # sub is interrupted while it fills its topic, e2e when some answers have come
     enough = 100 if mode == "sub" else 10_000
     wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=60)
@@ -145,7 +140,7 @@ def published(nsqd: Nsqd) -> int:
 
 @pytest.mark.parametrize("mode", ["pub", "sub"])
 def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
-    process = spawn_nsq(at(nsqd, mode, "--for=1h", "--count=50000000"))
+    process = spawn_nsq(["bench", mode, "--for=1h", "--count=50000000", *nsqd.options])
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
 
     nsqd.kill()
@@ -162,7 +157,7 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
 
 
 def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
-    process = spawn_nsq(at(nsqd, "pub", "--for=1h"))
+    process = spawn_nsq(["bench", "pub", "--for=1h", *nsqd.options])
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
     workers = [each.pid for each in descendants(process.pid)]
     process.kill()
@@ -175,7 +170,8 @@ def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq
 def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
     nsqd: GoNsqd, nsq_on_a_terminal: TerminalNsq
 ) -> None:
-    child = nsq_on_a_terminal(at(nsqd, "e2e", "-n", "3000"), env={"NO_COLOR": "1"})
+    command = ["bench", "e2e", "-n", "3000", *nsqd.options]
+    child = nsq_on_a_terminal(command, env={"NO_COLOR": "1"})
 
     child.expect(r"publishing and consuming: [\d,]+ messages after \d")
     page = child.read()
@@ -196,8 +192,4 @@ def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
         "print(Bench(plan).run().published)\n"
     )
 
-    done = subprocess.run(
-        [NSQ[0], "-c", script], capture_output=True, timeout=patience_s(30), check=True
-    )
-
-    assert done.stdout == b"500\n"
+    assert subprocess.check_output([NSQ[0], "-c", script], timeout=patience_s(30)) == b"500\n"

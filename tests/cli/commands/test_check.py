@@ -6,13 +6,14 @@ import json
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 from plugins.cli import RunNsq
+from plugins.clients import InBackground
 from plugins.clusters import KINDS, RunningCluster, ValidJson
 from plugins.embedded import EmbeddedLookupServer
 from plugins.http_api import Nsqd
@@ -20,6 +21,7 @@ from plugins.raw_client import RawClient
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cluster.check import without_secrets
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.server import http_server as server
@@ -27,10 +29,11 @@ from nsqtools.server import http_server as server
 CRITICAL = 2
 
 
+Three = tuple[RunningCluster, Callable[..., Nsqd]]
+
+
 @pytest.fixture(params=KINDS)
-def three(
-    request: pytest.FixtureRequest, data_path: DataPath, serve: Serve
-) -> tuple[RunningCluster, Callable[..., Nsqd]]:
+def three(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> Three:
     """Three nsqd, registered with two nsqlookupd, and what starts one more."""
     nsqd_kind, lookupd_kind = request.param
     lookupds = [serve(lookupd_kind()) for _ in range(2)]
@@ -50,10 +53,7 @@ def three(
 
 @pytest.mark.parametrize("three", KINDS[:1], indirect=True)
 def test_a_healthy_cluster_has_no_problem(
-    run_nsq: RunNsq,
-    three: tuple[RunningCluster, Callable[..., Nsqd]],
-    valid_json: ValidJson,
-    tmp_path: Path,
+    run_nsq: RunNsq, three: Three, valid_json: ValidJson, tmp_path: Path
 ) -> None:
     cluster, _ = three
     options = [*cluster.lookupd_options, "--window", "5s", "--state", str(tmp_path / "state")]
@@ -69,29 +69,10 @@ def test_a_healthy_cluster_has_no_problem(
     assert (verdict["nodes"], verdict["queues"]) == (3, 2)
 
 
-@contextmanager
-def in_background(*actions: Callable[[], object]) -> Iterator[None]:
-    """Do each again and again, on a thread of its own."""
-    ended = threading.Event()
-
-    def repeat(action: Callable[[], object]) -> None:
-        while not ended.is_set():
-            action()
-
-    threads = [threading.Thread(target=repeat, args=(action,)) for action in actions]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_each_of_twenty_faults_is_named(
+    in_background: InBackground,
     run_nsq: RunNsq,
-    three: tuple[RunningCluster, Callable[..., Nsqd]],
+    three: Three,
     valid_json: ValidJson,
     dead_address: str,
     tmp_path: Path,
@@ -149,37 +130,34 @@ def test_each_of_twenty_faults_is_named(
         raw("uneven", 1)
         raw("slow", 5, msg_timeout=1000)
         requeuing, falling_behind = raw("requeued", 1), raw("behind", 1)
+        ended = threading.Event()
 
         def requeue() -> None:
-            requeuing.send(b"REQ " + requeuing.read_message().id + b" 0\n")
-            time.sleep(0.01)
+            while not ended.wait(0.01):
+                requeuing.send(b"REQ " + requeuing.read_message().id + b" 0\n")
 
         def finish_slowly() -> None:
-            falling_behind.finish([falling_behind.read_message()])
-            time.sleep(0.2)
+            while not ended.wait(0.2):
+                falling_behind.finish([falling_behind.read_message()])
 
         def publish() -> None:
-            for topic in ("grows", "behind"):
-                a.publish(topic, b"x", b"x")
-            time.sleep(0.05)
+            while not ended.wait(0.05):
+                for topic in ("grows", "behind"):
+                    a.publish(topic, b"x", b"x")
 
-        with in_background(requeue, finish_slowly, publish):
-            result = run_nsq(
-                [
-                    "check",
-                    *options,
-                    f"--lookupd-http-address={dead_address}",
-                    *("--window", "5s", "--max-depth", "500", "--behind-depth", "20"),
-                    *("--bundle", str(bundle), "--json"),
-                ],
-                timeout=patience_s(60),
-            )
+        meanwhile = [in_background(each) for each in (requeue, finish_slowly, publish)]
+        bounds = ["--window", "5s", "--max-depth", "500", "--behind-depth", "20"]
+        options += [f"--lookupd-http-address={dead_address}", *bounds, f"--bundle={bundle}"]
+        try:
+            result = run_nsq(["check", *options, "--json"], timeout=patience_s(60))
+        finally:
+            ended.set()
+        for each in meanwhile:
+            each.result(patience_s(10))
 
     verdict = valid_json("check", result.out)
-    found = {
-        (each["severity"], each["kind"], each["topic"], each["channel"], each["node"])
-        for each in verdict["problems"]
-    }
+    names = ("severity", "kind", "topic", "channel", "node")
+    found = {tuple(each[name] for name in names) for each in verdict["problems"]}
     node = unreachable.http_address.replace("127.0.0.1", "nsqd.invalid")
     expected = {
         ("critical", "left", None, None, killed.http_address),
@@ -216,9 +194,9 @@ def test_each_of_twenty_faults_is_named(
     }
     assert all(each["remedy"] for each in verdict["problems"])
     with tarfile.open(bundle) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"nsqtools", "check.json"} <= names
-    assert sum(name.endswith("stats.json") for name in names) == 4
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"nsqtools", "check.json"} <= files
+    assert sum(name.endswith("stats.json") for name in files) == 4
 
 
 def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
@@ -292,15 +270,7 @@ def test_an_nsqlookupd_that_does_not_say_what_it_lacks_is_named(
     assert f"no answer {lookupd.http_address}: no answer in time".encode() in result.out
 
 
-def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
-    from nsqtools.cluster.check import without_secrets
-
-    told = without_secrets(
-        {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t0k"}]}
-    )
-
-    assert told == {
-        "http": "http://***@host:1/x",
-        "auth_secret": "***",
-        "clients": [{"token": "***"}],
-    }
+def test_a_bundle_has_no_secret() -> None:
+    said = {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t"}]}
+    told = {"http": "http://***@host:1/x", "auth_secret": "***", "clients": [{"token": "***"}]}
+    assert without_secrets(said) == told

@@ -1,12 +1,9 @@
 """``nsq __complete_line``, which real bash, zsh and fish ask, each on a terminal of its own.
 
-    def test_...(shell: Shell)            # runs for bash, zsh and fish
-    shell.candidates("nsq topic cr")      # {"create"}
-
-The shells start without anybody's settings, load what the checkout has in completions/, and find
-``nsq`` on their PATH. Candidates are what the shell itself offers for the last word, or where an
-option has its value after = for that value. That ``nsq`` asks daemons for as long as a test waits,
-not for one second, which is over on a busy machine before anything is imported.
+They start without anybody's settings, and load what the checkout has in completions/. Candidates
+are what the shell itself offers for the last word, or where an option has its value after = for
+that value. The ``nsq`` on their PATH asks daemons for as long as a test waits, not for one second,
+which is over on a busy machine before anything is imported.
 """
 
 from __future__ import annotations
@@ -17,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -48,50 +46,28 @@ class Shell:
     setup = ""
     """Lines to type first. They bind Escape * to showing the candidates between <<< and <end>."""
 
-    def __init__(self, env: Mapping[str, str], directory: Path):
-        self._nsq = Path(env["PATH"].partition(":")[0]) / "nsq"
-        program, *arguments = self.command.split()
-        self._child: pexpect.spawn[str] = pexpect.spawn(
-            program,
-            arguments,
-            env=dict(env),
-            cwd=str(directory),
-            encoding="utf-8",
-            timeout=DEADLINE_S,
-            dimensions=(50, 400),
-            echo=False,
-        )
-        self._child.delaybeforesend = None
-        for line in self.setup.strip().splitlines():
-            self._child.sendline(line)
-        self._child.sendline("echo re''ady")
-        self._child.expect("ready")
+    def __init__(self, env: dict[str, str], directory: Path):
+        where: Any = {"env": env, "cwd": str(directory), "dimensions": (50, 400), "echo": False}
+        self.child = pexpect.spawn(self.command, encoding="utf-8", timeout=DEADLINE_S, **where)
+        self.child.delaybeforesend = None
+        for line in (*self.setup.strip().splitlines(), "echo re''ady"):
+            self.child.sendline(line)
+        self.child.expect("ready")
 
     def candidates(self, line: str) -> set[str]:
         """What the shell offers for the last word of ``line``."""
-        self._child.send(f"{line}\x1b*")
-        self._child.expect(f"<<<(.*?){END}")
-        found: str = self._child.match.group(1)
-        self._child.send("\x15")
-        return self.read(found, line)
+        self.child.send(f"{line}\x1b*")
+        self.child.expect(f"<<<(.*?){END}")
+        found: str = self.child.match.group(1)
+        self.child.send("\x15")
+        last = line.rpartition(" ")[2]
+        # of a value behind =, as some shells show the option in front of it
+        option = last[: last.rfind("=") + 1]
+        return {word.removeprefix(option) for word in self.words(found, line, last)}
 
-    def read(self, found: str, line: str) -> set[str]:
+    def words(self, found: str, line: str, last: str) -> set[str]:
         """The candidates, from what was shown."""
         return set(found.split())
-
-    def lose_patience(self) -> None:
-        """From now on ``nsq`` has one second to answer, as for users."""
-        write_script(self._nsq, NSQ)
-
-    def press_tab(self, line: str, completed: str) -> None:
-        """Type ``line`` and press the tab key; the shell must make ``completed`` of it."""
-        self._child.send(line)
-        self._child.send("\t")
-        self._child.sendline("")
-        self._child.expect_exact(completed)
-
-    def close(self) -> None:
-        end_terminal(self._child)
 
 
 class Bash(Shell):
@@ -105,12 +81,9 @@ bind -x '"\ey": printf "<<<%s{END}" "$READLINE_LINE"'
 bind '"\e*": "\ez\ey"'
 """
 
-    def read(self, found: str, line: str) -> set[str]:
-        before, _, last = line.rpartition(" ")
-        words = set(found.removeprefix(before).split())
-        if words == {last}:
-            return set()  # nothing came
-        return {_value(word, last) for word in words}
+    def words(self, found: str, line: str, last: str) -> set[str]:
+        words = set(found.removeprefix(line.rpartition(" ")[0]).split())
+        return words if words != {last} else set()  # nothing came
 
 
 class Zsh(Shell):
@@ -133,9 +106,6 @@ zle -N show
 bindkey '\e*' show
 """
 
-    def read(self, found: str, line: str) -> set[str]:
-        return {_value(word, line.rpartition(" ")[2]) for word in found.split()}
-
 
 class Fish(Shell):
     """fish tells its candidates by itself."""
@@ -150,10 +120,9 @@ end
 bind \e\* show
 """
 
-    def read(self, found: str, line: str) -> set[str]:
-        last = line.rpartition(" ")[2]
+    def words(self, found: str, line: str, last: str) -> set[str]:
         # where nothing begins with what was typed, fish offers what is somewhat like it
-        return {_value(word, last) for word in found.split() if word.startswith(last)}
+        return {word for word in found.split() if word.startswith(last)}
 
 
 def write_script(path: Path, command: Sequence[str]) -> None:
@@ -162,30 +131,23 @@ def write_script(path: Path, command: Sequence[str]) -> None:
     path.chmod(0o755)
 
 
-def _value(word: str, last: str) -> str:
-    """The value behind = where one was typed; some shells show the option in front of it."""
-    return word.removeprefix(last[: last.rfind("=") + 1])
-
-
 SHELLS = {"bash": Bash, "zsh": Zsh, "fish": Fish}
 
 
 @pytest.fixture(params=SHELLS)
 def shell(
-    request: pytest.FixtureRequest, nsq_env: Mapping[str, str], tmp_path: Path
+    request: pytest.FixtureRequest, nsq_env: dict[str, str], tmp_path: Path
 ) -> Iterator[Shell]:
     """Each shell, in an empty directory; skips where it is not installed."""
-    programs, directory = tmp_path / "bin", tmp_path / "here"
-    programs.mkdir()
-    directory.mkdir()
-    write_script(programs / "nsq", [NSQ[0], "-c", PATIENT_NSQ])
-    path = f"{programs}:{os.environ.get('PATH', os.defpath)}"
-
     if shutil.which(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
-    started = SHELLS[request.param]({**nsq_env, "PATH": path}, directory)
+    for name in ("bin", "here"):
+        (tmp_path / name).mkdir()
+    write_script(tmp_path / "bin/nsq", [NSQ[0], "-c", PATIENT_NSQ])
+    path = f"{tmp_path / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    started = SHELLS[request.param]({**nsq_env, "PATH": path}, tmp_path / "here")
     yield started
-    started.close()
+    end_terminal(started.child)
 
 
 TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
@@ -219,15 +181,14 @@ def test_words_values_and_files_are_offered_and_the_tab_key_completes(
 
     (tmp_path / "here/archives").mkdir()
     (tmp_path / "here/archived.log").touch()
-    for line, names in (
-        ("nsq pub -f archi", {"archived.log", "archives"}),
-        ("nsq pub -f ~/here/archi", {"archived.log", "archives"}),
-        ("nsq pub --unsent-file=archi", {"archived.log", "archives"}),
-        ("nsq to-file --output-dir archi", {"archives"}),
-    ):
-        assert {Path(each).name for each in shell.candidates(line)} == names
+    for files in ("pub -f archi", "pub -f ~/here/archi", "pub --unsent-file=archi"):
+        found = {Path(each).name for each in shell.candidates(f"nsq {files}")}
+        assert found == {"archived.log", "archives"}
+    [folder] = shell.candidates("nsq to-file --output-dir archi")
+    assert Path(folder).name == "archives"
 
-    shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")
+    shell.child.sendline("echo nsq; nsq topic cr\t")
+    shell.child.expect_exact("nsq topic create")
     # at the end: so many that a shell may ask whether to show them
     offered = shell.candidates("nsq pub -")
     assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
@@ -265,25 +226,20 @@ def test_names_come_from_the_cluster_that_the_line_names_or_its_profile(
 
 
 def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
-    shell: Shell, deaf_address: str
+    shell: Shell, deaf_address: str, tmp_path: Path
 ) -> None:
-    shell.lose_patience()
+    write_script(tmp_path / "bin/nsq", NSQ)  # it has a second to answer, as for users
 
     assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
 
 
 @pytest.mark.parametrize("line", ["nsq to-file --", "nsq nsqd -"])
-def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
-    command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
-
+def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) -> None:
     def cpu_s() -> float:
         before = os.times()
-        assert subprocess.run(command, env=nsq_env, capture_output=True, check=True).stdout
-        after = os.times()
-        return (after.children_user + after.children_system) - (
-            before.children_user + before.children_system
-        )
+        assert subprocess.check_output([*NSQ, "__complete_line", "bash", line, ":="], env=nsq_env)
+        return sum(os.times()[2:4]) - sum(before[2:4])  # of children
 
     assert any(cpu_s() < patience_s(TAB_LIMIT_S) for _ in range(5))
 
@@ -329,10 +285,7 @@ def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
         (f"nsq tail {nsqd} -tclicks -c ", ["arch"]),
         (f"nsq channel pause {nsqd} clicks ", ["arch"]),
         ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
-        (
-            f"nsq tombstone {lookup} clicks ",
-            sorted(each.http_address for each in cluster.nsqds),
-        ),
+        (f"nsq tombstone {lookup} clicks ", sorted(each.http_address for each in cluster.nsqds)),
     )
     for each in cluster.nsqds:
         each.kill()
@@ -365,12 +318,7 @@ def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, st
         "line = 'nsq tail --nsqd-http-address=nsqd.example:4151 -t '\n"
         "main(['__complete_line', 'bash', line, ''])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=nsq_env,
-        capture_output=True,
-        timeout=patience_s(100),
-        check=False,
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=nsq_env, capture_output=True, timeout=patience_s(100))
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -46,27 +46,24 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     assert (process.returncode, err) == (128 + number, b"")
     assert b"Everything was there" not in out
     assert os.listdir(temporary) == []
-    wait_until(lambda: not users_of(temporary), what="no process is left in the directory")
 
+    def users() -> list[str]:
+        """Processes whose working directory is inside the one for temporary files, or was."""
+        used = []
+        for cwd in Path("/proc").glob("[0-9]*/cwd"):
+            with suppress(OSError):  # ended meanwhile, or another user's
+                used += [str(cwd)] * os.readlink(cwd).startswith(str(temporary))
+        return used
 
-def users_of(directory: Path) -> list[str]:
-    """The processes whose working directory is inside ``directory``, or was."""
-    used = []
-    for cwd in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):  # ended meanwhile, or another user's
-            used += [str(cwd)] * os.readlink(cwd).startswith(str(directory))
-    return used
+    wait_until(lambda: not users(), what="no process is left in the directory")
 
 
 def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
     nsq_env: dict[str, str], temporary: Path
 ) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{' '.join(NSQ)} demo | head -n 1"],
-        env={**nsq_env, "TMPDIR": str(temporary)},
-        capture_output=True,
-        timeout=patience_s(60),
-    )
+    command = ["sh", "-c", f"{' '.join(NSQ)} demo | head -n 1"]
+    env = {**nsq_env, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=env, capture_output=True, timeout=patience_s(60))
 
     assert done.stdout.startswith(b"Start nsqlookupd")
     wait_until(lambda: os.listdir(temporary) == [], what="the directory is gone", timeout_s=20)

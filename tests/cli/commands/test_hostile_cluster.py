@@ -18,32 +18,16 @@ LOOKUP, HTTP, TCP, BOTH = "lookup", "http", "tcp", "both"
 
 # Every command: the ways to run it, and which addresses it is given.
 RUNS: dict[str, tuple[str, list[str]]] = {
-    "tail": (
-        BOTH,
-        ["-t clicks -c archive -n 2 --create --force", "-t clicks -c archive -n 2 --json"],
-    ),
-    "peek": (BOTH, ["-t clicks -c archive -n 2 --force", "-t clicks -c archive -n 2 --json"]),
+    "tail": (BOTH, ["{from} -n 2 --create --force", "{from} -n 2 --json"]),
+    "peek": (BOTH, ["{from} -n 2 --force", "{from} -n 2 --json"]),
     "pub": (TCP, ["-t clicks --retry-timeout 0s -v"]),
-    "to-file": (LOOKUP, ["-t clicks -c archive --for 300ms -v --output-dir {dir}/out"]),
-    "to-nsq": (
-        BOTH,
-        [
-            "-t clicks -c archive --create --for 300ms -v --no-loop-guard"
-            " --destination-nsqd-tcp-address {tcp}"
-        ],
-    ),
-    "to-http": (BOTH, ["-t clicks -c archive --create --for 300ms -v --post http://{node}/x"]),
+    "to-file": (LOOKUP, ["{from} --for 300ms -v --output-dir {dir}/out"]),
+    "to-nsq": (BOTH, ["{from} --create --for 300ms -v --no-loop-guard {to}"]),
+    "to-http": (BOTH, ["{from} --create --for 300ms -v --post http://{node}/x"]),
     "stat": (
         HTTP,
-        [
-            "--once",
-            "--once --json",
-            "--once --csv",
-            "--once --prometheus",
-            *(f"--once --show {view}" for view in ("nodes", "clients", "memory")),
-            "--once --show clients --json",
-            "--once --max-depth 1",
-        ],
+        [f"--once {more}" for more in ("", "--json", "-o csv", "--show clients --json")]
+        + [f"--once --show {view}" for view in ("nodes", "clients", "memory")],
     ),
     "archive verify": ("", ["{archive}", "{archive} --json"]),
     "archive repair": ("", ["{archive}"]),
@@ -76,11 +60,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "topology export": (LOOKUP, [""]),
     "topology plan": (LOOKUP, ["{topology}", "{topology} --json"]),
     "topology apply": (LOOKUP, ["{topology}", "{topology} --prune --idle 0s --yes"]),
-    "check": (
-        LOOKUP,
-        ["--window 0s", *(f"--window 0s --format {form}" for form in ("json", "nagios"))],
-    ),
-    "to-exec": (BOTH, ["-t clicks -c archive --create --for 300ms -v -- true"]),
+    "check": (LOOKUP, [f"--window 0s --format {form}" for form in ("text", "json", "nagios")]),
+    "to-exec": (BOTH, ["{from} --create --for 300ms -v -- true"]),
     "drain": ("", ["{node} --to {node} --yes", "{node} --to {node} --dry-run"]),
     "config get": (HTTP, ["log_level", "log_level --json"]),
     "config set": (HTTP, ["log_level debug"]),
@@ -130,23 +111,15 @@ def test_nothing_of_a_hostile_cluster_reaches_the_terminal_raw(
 
 def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path) -> list[list[str]]:
     way, runs = RUNS[command]
-    where = {
-        LOOKUP: [f"--lookupd-http-address={cluster.http_address}"],
-        HTTP: [f"--nsqd-http-address={cluster.http_address}"],
-        TCP: [f"--nsqd-tcp-address={cluster.tcp_address}"],
-        BOTH: [
-            f"--nsqd-tcp-address={cluster.tcp_address}",
-            f"--nsqd-http-address={cluster.http_address}",
-        ],
-        "": [],
-    }[way]
-    names = {"archive": archive, "dir": directory, "node": cluster.http_address}
+    tcp = f"--nsqd-tcp-address={cluster.tcp_address}"
+    http = f"--nsqd-http-address={cluster.http_address}"
+    lookup = f"--lookupd-http-address={cluster.http_address}"
+    where = {LOOKUP: [lookup], HTTP: [http], TCP: [tcp], BOTH: [tcp, http], "": []}[way]
     (directory / "topology").write_text('topics.clicks.channels = ["new"]\n')
-    names |= {"topology": directory / "topology"}
-    names |= {"tcp": cluster.tcp_address, "dead": archive.with_name("dead.jsonl")}
-    return [
-        [*command.split(), *(word.format(**names) for word in run.split()), *where] for run in runs
-    ]
+    names: dict[str, object] = {"archive": archive, "dir": directory, "node": cluster.http_address}
+    names |= {"topology": directory / "topology", "dead": archive.with_name("dead.jsonl")}
+    names |= {"from": "-t clicks -c archive", "to": tcp.replace("--", "--destination-")}
+    return [[*command.split(), *where, *run.format(**names).split()] for run in runs]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from plugins.waiting import wait_until
 
 BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
 ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000", "-sync-every=1")
-Kind = Callable[..., Nsqd]
 
 
 def state_of(directory: Path) -> dict[str, tuple[str, int]]:
@@ -38,21 +37,13 @@ def bodies_of(lines: bytes) -> list[bytes]:
     return [json.loads(line)["body"].encode() for line in lines.splitlines()]
 
 
-def filled(nsqd: Nsqd) -> None:
-    nsqd.create_channel("t", "ch")
-    nsqd.create_channel("t", "other")
+def filled(nsqd: Nsqd) -> Nsqd:
+    """Its topic ``t`` has two channels with all bodies."""
+    for channel in ("ch", "other"):
+        nsqd.create_channel("t", channel)
     nsqd.publish("t", *BODIES)
     wait_until(lambda: nsqd.depth("t", "ch") == len(BODIES), what="the channel has them")
-
-
-@pytest.fixture
-def left(serve: Serve, data_path: DataPath) -> Path:
-    """The directory of an nsqd that was stopped; ``t`` has two channels with all bodies."""
-    path = data_path()
-    nsqd = serve(EmbeddedServer(path, *ON_DISK))
-    filled(nsqd)
-    nsqd.stop()
-    return path
+    return nsqd
 
 
 @pytest.mark.parametrize(
@@ -64,16 +55,10 @@ def left(serve: Serve, data_path: DataPath) -> Path:
     ],
 )
 def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
-    kind: Kind,
-    flags: tuple[str, ...],
-    serve: Serve,
-    data_path: DataPath,
-    run_nsq: RunNsq,
-    tmp_path: Path,
+    kind: Callable[..., Nsqd], flags: tuple[str, ...], serve: Serve, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
-    path = data_path()
-    nsqd = serve(kind(path, *flags))
-    filled(nsqd)
+    (path := tmp_path / "data").mkdir()
+    nsqd = filled(serve(kind(path, *flags)))
 
     for is_running in (True, False):
         if not is_running:
@@ -101,9 +86,7 @@ def test_a_directory_that_nobody_may_write_to_is_read(
     flags: tuple[str, ...], serve: Serve, data_path: DataPath, nsq_env: dict[str, str]
 ) -> None:
     path = data_path()
-    nsqd = serve(EmbeddedServer(path, *flags))
-    filled(nsqd)
-    nsqd.kill()
+    filled(serve(EmbeddedServer(path, *flags))).kill()
     for each in path.iterdir():
         each.chmod(0o400)
     path.chmod(0o500)
@@ -144,8 +127,8 @@ def test_what_is_in_memory_is_shown_with_an_address(
     serve: Serve, data_path: DataPath, run_nsq: RunNsq, certificates: Certificates
 ) -> None:
     path = data_path()
-    nsqd = serve(EmbeddedServer(path, "-mem-queue-size=7", *certificates.server.nsqd_flags))
-    filled(nsqd)
+    flags = certificates.server.nsqd_flags
+    nsqd = filled(serve(EmbeddedServer(path, "-mem-queue-size=7", *flags)))
 
     address = f"https://{nsqd.https_address}"
     command = ["queue", "list", str(path), "--json", "--nsqd-http-address", address]
@@ -157,8 +140,10 @@ def test_what_is_in_memory_is_shown_with_an_address(
 
 
 def test_recovery_takes_what_nsqd_will_not_deliver_once(
-    left: Path, run_nsq: RunNsq, tmp_path: Path
+    serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
+    left = data_path()
+    filled(serve(EmbeddedServer(left, *ON_DISK))).stop()
     files = sorted(left.glob("t:ch.diskqueue.0*.dat"))
     aside = Path(f"{files[0]}.bad")
     files[0].rename(aside)
@@ -194,9 +179,7 @@ def test_a_damaged_database_is_read_around(
     serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     path = data_path()
-    nsqd = serve(EmbeddedServer(path, "-durable"))
-    filled(nsqd)
-    nsqd.stop()
+    filled(serve(EmbeddedServer(path, "-durable"))).stop()
     [database] = path.glob("nsqd.durable.*.db")
     content = database.read_bytes()
     database.write_bytes(content.replace(BODIES[30], b"!" * len(BODIES[30])))

@@ -28,12 +28,10 @@ def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
     return ["replay", "--yes", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
 
 
-def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[bytes]:
-    """The bodies in a topic, in their order."""
-    arguments = ["tail", "-t", topic, "-c", "check", "--nsqd-tcp-address", nsqd.tcp_address]
-    limits = ["-n", str(count), "--for", f"{patience_s(20):g}s"]
-    result = run_nsq([*arguments, *limits, "-d", "\\x1e<end>", "--create"])
-    return result.out.split(b"\x1e<end>")[:-1]
+def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, count: int) -> list[bytes]:
+    """The bodies in the topic, in their order."""
+    limits = ["-n", str(count), "--for", f"{patience_s(20):g}s", "--create"]
+    return run_nsq(["tail", "-t", "clicks", "-c", "check", *nsqd.options, *limits]).out.splitlines()
 
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
@@ -63,7 +61,7 @@ def test_an_interrupted_replay_goes_on_where_it_stopped(
 
     assert result.status == 0
     expected = [b"body %d" % number for number in range(3000)]
-    assert bodies_of(nsqd, run_nsq, "clicks", 3000) == expected
+    assert bodies_of(nsqd, run_nsq, 3000) == expected
     assert "0 confirmed" in run_nsq(args).err
 
 
@@ -86,7 +84,7 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
     assert run_nsq(args).status == 0
 
     depth = nsqd.depth("clicks")
-    found = bodies_of(nsqd, run_nsq, "clicks", depth)
+    found = bodies_of(nsqd, run_nsq, depth)
     assert set(found) == {b"body %d" % number for number in range(20_000)}
     assert depth - 20_000 <= kills * 1000
 
@@ -98,17 +96,13 @@ def test_the_topics_of_others_are_published_to_after_a_question_only(
     command = ["replay", str(tmp_path), "--nsqd-tcp-address", nsqd.tcp_address]
 
     unasked = run_nsq(command)
-    child = nsq_on_a_terminal(command, columns=200)
-    child.expect_exact("publish 3 messages to topic clicks")
-    child.expect_exact("[y/N]")
-    child.sendline("n")
-    child.expect_exact("nothing was changed")
-    child.wait()
-
-    assert (unasked.status, child.exitstatus) == (2, 1)
-    assert "--yes" in unasked.err
-    assert nsqd.stats("clicks")["topics"] in (None, [])
-    child = nsq_on_a_terminal(command, columns=200)
-    child.expect_exact("[y/N]")
-    child.sendline("y")
-    child.expect_exact("3 confirmed")
+    assert (unasked.status, "--yes" in unasked.err) == (2, True)
+    for answer, end, status in (("n", "nothing was changed", 1), ("y", "3 confirmed", 0)):
+        assert nsqd.stats("clicks")["topics"] in (None, [])
+        child = nsq_on_a_terminal(command, columns=200)
+        child.expect_exact("publish 3 messages to topic clicks")
+        child.expect_exact("[y/N]")
+        child.sendline(answer)
+        child.expect_exact(end)
+        child.wait()
+        assert child.exitstatus == status

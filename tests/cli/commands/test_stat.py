@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
@@ -30,22 +31,19 @@ def at(nsqd: Nsqd, *arguments: str) -> list[str]:
     return ["stat", f"--nsqd-http-address={nsqd.http_address}", *arguments]
 
 
-def test_nodes_clients_and_memory_have_views(
+def test_clients_and_memory_have_views(
     run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: Nsqd, valid_json: ValidJson
 ) -> None:
-    tail = spawn_nsq(
-        ["tail", "-t", "clicks", "-c", "arch", f"--nsqd-tcp-address={nsqd.tcp_address}"]
-    )
+    tail = spawn_nsq(["tail", "-t", "clicks", "-c", "arch", *nsqd.options])
     assert tail.stdout is not None
     tail.stdout.readline()
 
-    clients = valid_json("stat", run_nsq(at(nsqd, "--show", "clients", "--json")).out)["consumers"]
-    memory = valid_json("stat", run_nsq(at(nsqd, "--show", "memory", "--json")).out)["nodes"]
-    nodes = valid_json("stat", run_nsq(at(nsqd, "--show", "nodes", "--json")).out)["queues"]
-
-    assert [client["user_agent"].partition("/")[0] for client in clients] == ["nsqtools"]
-    assert memory[0]["memory"]["heap_in_use_bytes"] > 0
-    assert {queue["node"] for queue in nodes} == {nsqd.http_address}
+    clients, memory = (
+        valid_json("stat", run_nsq(at(nsqd, "--show", view, "--json")).out)
+        for view in ("clients", "memory")
+    )
+    assert [each["user_agent"].partition("/")[0] for each in clients["consumers"]] == ["nsqtools"]
+    assert memory["nodes"][0]["memory"]["heap_in_use_bytes"] > 0
     table = run_nsq(at(nsqd, "--show", "clients", "--once")).out.decode().splitlines()
     assert table[1].split("\t")[:3] == ["clicks", "arch", nsqd.http_address]
 
@@ -71,33 +69,27 @@ def test_latency_is_shown_where_nsqd_measures_it(
     assert float(row.split("\t")[-1]) == pytest.approx(found["1"], abs=0.06)
 
 
-def test_no_server_is_status_4_and_one_that_wants_tls_is_status_5(
+def test_an_nsqd_that_wants_tls_or_has_a_strange_certificate_is_status_5(
     run_nsq: RunNsq, any_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     secured = any_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     https = f"--nsqd-http-address=https://{secured.https_address}"
 
-    nobody = run_nsq(["stat", "--nsqd-http-address=127.0.0.1:1"])
     plain = run_nsq(at(secured))
     trusted = run_nsq(["stat", "--once", https, f"--tls-ca-file={certificates.ca}"])
     strange = run_nsq(["stat", "--once", https, f"--tls-ca-file={certificates.other_ca}"])
 
-    assert nobody.status == 4
-    assert "cannot connect to http://127.0.0.1:1 (connection refused)" in nobody.err
-    assert plain.status == 5
-    assert "give an https:// address" in plain.err
+    assert (plain.status, "give an https:// address" in plain.err) == (5, True)
     assert (trusted.status, trusted.err) == (0, "")
-    assert strange.status == 5
-    assert "certificate" in strange.err
+    assert (strange.status, "certificate" in strange.err) == (5, True)
 
 
 def test_a_long_run_outlives_an_nsqd_that_restarts(spawn_nsq: SpawnNsq, nsqd: Nsqd) -> None:
     process = spawn_nsq(at(nsqd, "--interval", "50ms", "--json"))
     assert process.stdout is not None
 
-    def next_sample() -> dict[str, list[object]]:
-        sample: dict[str, list[object]] = json.loads(process.stdout.readline())
-        return sample
+    def next_sample() -> Any:
+        return json.loads(process.stdout.readline())
 
     assert next_sample()["queues"]
     nsqd.stop()

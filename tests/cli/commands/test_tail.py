@@ -30,12 +30,7 @@ def clicks(nsqd: GoNsqd) -> GoNsqd:
 
 
 def place(nsqd: GoNsqd) -> list[str]:
-    return ["tail", "-t", "clicks", "-c", "c", *addresses(nsqd)]
-
-
-def addresses(nsqd: GoNsqd) -> list[str]:
-    tcp, http = nsqd.tcp_address, nsqd.http_address
-    return ["--nsqd-tcp-address", tcp, "--nsqd-http-address", http]
+    return ["tail", "-t", "clicks", "-c", "c", *nsqd.options]
 
 
 def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
@@ -56,7 +51,7 @@ def test_sample_shows_a_share_and_finishes_the_rest(run_nsq: RunNsq, nsqd: GoNsq
 def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
     spawn_nsq: SpawnNsq, clicks: GoNsqd
 ) -> None:
-    process = spawn_nsq(["tail", "-t", "clicks", *place(clicks)[5:], "-n", "1"])
+    process = spawn_nsq(["tail", "-t", "clicks", *clicks.options, "-n", "1"])
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     names = [channel["channel_name"] for channel in clicks.topic_stats("clicks")["channels"]]
     clicks.publish("clicks", b"new")
@@ -74,10 +69,10 @@ def test_what_waits_on_an_nsqd_that_joins_later_is_not_lost_with_the_channel(
     late = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     late.publish("clicks", b"waits")
     late.stop()
-    place = [*addresses(late), *addresses(clicks)] if is_given else addresses(clicks)
-    place += [] if is_given else ["--lookupd-http-address", lookupd.http_address]
+    more = late.options if is_given else ["--lookupd-http-address", lookupd.http_address]
     quick = ["reconnect_base=100ms", "reconnect_max=100ms", "lookupd_poll_interval=100ms"]
-    process = spawn_nsq(["tail", "-t", "clicks", *place, *(f"-X{each}" for each in quick)])
+    place = ["-t", "clicks", *clicks.options, *more]
+    process = spawn_nsq(["tail", *place, *(f"-X{each}" for each in quick)])
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     late.start()
     wait_until(lambda: "include_mem=false&topic=clicks" in late.log, what="the look", timeout_s=20)
@@ -109,24 +104,25 @@ def test_a_signal_ends_it_and_nothing_stays_in_flight(spawn_nsq: SpawnNsq, click
     out, err = process.communicate(timeout=patience_s(10))
 
     assert (process.returncode, err) == (143, b"")
-    wait_until(
-        lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] == 0, what="all is answered"
-    )
     printed = out.count(b"\n")
-    wait_until(lambda: clicks.depth("clicks", "c") == 3 - printed, what="the rest waits again")
 
+    def waiting_and_in_flight() -> tuple[int, int]:
+        stats = clicks.channel_stats("clicks", "c")
+        return stats["depth"], stats["in_flight_count"]
 
-def waiting_in(pipe: int) -> int:
-    """How many bytes nobody has read yet; a pipe holds 65,536."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+    wait_until(lambda: waiting_and_in_flight() == (3 - printed, 0), what="the rest waits again")
 
 
 def test_a_second_signal_leaves_at_once(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     clicks.publish("clicks", *([b"x" * 10_000] * 200))
     process = spawn_nsq(place(clicks))  # nobody reads its output: it blocks in a write
     assert process.stdout is not None
-    pipe = process.stdout.fileno()
-    wait_until(lambda: waiting_in(pipe) > 50_000, what="the pipe is full", timeout_s=15)
+
+    def unread() -> int:  # bytes; a pipe holds 65,536
+        waiting = fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4))
+        return int.from_bytes(waiting, sys.byteorder)
+
+    wait_until(lambda: unread() > 50_000, what="the pipe is full", timeout_s=15)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -151,7 +147,7 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
 @pytest.fixture
 def working(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> list[str]:
     """The options of a channel with a consumer and a message that it does not get."""
-    place = ["-t", "orders", "-c", "prod", *addresses(nsqd)]
+    place = ["-t", "orders", "-c", "prod", *nsqd.options]
     nsqd.create_channel("orders", "prod")
     spawn_nsq(["tail", *place, "--where", "false"])
     wait_until(lambda: nsqd.channel_stats("orders", "prod")["client_count"] == 1, what="a consumer")
@@ -175,31 +171,23 @@ def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal
     assert said not in run_nsq(["tail", *working, "--for", "1ms", "--force"]).err
 
 
-def test_off_a_terminal_too_it_says_for_what_it_waits(
+def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_waits(
     run_nsq: RunNsq, nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.1, 60.0))
     nsqd.create_channel("orders", "a")
-    place = ["-t", "orders", *addresses(nsqd), "--for"]
+    place = ["-t", "orders", *nsqd.options]
 
-    new = run_nsq(["tail", *place, "100ms", "-c", "hook"])
-    empty = run_nsq(["to-exec", *place, f"{patience_s(0.4):g}s", "-c", "a", "true"])
+    looked_at = run_nsq(["peek", *place, "-c", "a"])
+    assert looked_at == (0, b"", "nsq: channel orders/a is empty\n")
+    assert "CLIENT" not in nsqd.log  # it needed no subscription
+
+    new = run_nsq(["tail", *place, "--for=100ms", "-c", "hook"])
+    empty = run_nsq(["to-exec", *place, f"--for={patience_s(0.4):g}s", "-c", "a", "true"])
 
     line = "nsq: channel orders/hook is new: it gets what is published from now on\n"
     assert new.err.startswith(line)
     assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
-
-
-def test_an_empty_channel_is_looked_at_without_a_subscription(
-    run_nsq: RunNsq, nsqd: GoNsqd
-) -> None:
-    nsqd.create_channel("orders", "a")
-
-    result = run_nsq(["peek", "-t", "orders", "-c", "a", *addresses(nsqd)])
-
-    assert (result.status, result.out) == (0, b"")
-    assert result.err == "nsq: channel orders/a is empty\n"
-    assert "CLIENT" not in nsqd.log
 
 
 def test_a_look_lasts_until_every_nsqd_could_send(

@@ -5,7 +5,6 @@ The real command runs against the real nsqd.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,15 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
+from plugins.archives import (
+    ended,
+    finished_files,
+    lines_of,
+    messages_of,
+    parts,
+    text_of,
+    unfinished,
+)
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
@@ -43,18 +50,16 @@ class ToFile:
         self.spawn_nsq = spawn_nsq
 
     def args(self, *flags: str) -> list[str]:
-        place = ["--nsqd-tcp-address", self.nsqd.tcp_address, "--output-dir", str(self.out)]
-        # both addresses: the one to consume from, the other to ask about topics
-        http = ["--nsqd-http-address", self.nsqd.http_address]
-        return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *http, *flags]
+        place = [*self.nsqd.options, "--output-dir", str(self.out)]
+        return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
 
     def run(self, *flags: str) -> Result:
         return self.run_nsq(self.args(*flags))
 
-    def start(self, *flags: str, drain: bool = True) -> subprocess.Popen[bytes]:
+    def start(self, *flags: str) -> subprocess.Popen[bytes]:
+        """Start it, and wait until the channel is empty."""
         process = self.spawn_nsq(self.args(*flags))
-        if drain:
-            self.wait_until_drained()
+        self.wait_until_drained()
         return process
 
     def publish(self, *bodies: bytes) -> None:
@@ -71,26 +76,10 @@ class ToFile:
     def finished(self) -> list[Path]:
         return finished_files(self.out)
 
-    @property
-    def bodies(self) -> list[bytes]:
-        return sorted(message["body"] for message in messages_of(self.out))
-
 
 @pytest.fixture
 def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) -> ToFile:
     return ToFile(nsqd, tmp_path / "out", run_nsq, spawn_nsq)
-
-
-def stop(process: subprocess.Popen[bytes]) -> str:
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, stderr.decode()
-    return stderr.decode()
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait(DEADLINE_S)
 
 
 def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
@@ -120,7 +109,7 @@ def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_p
     second = to_file.run()
     assert second.status == 2
     assert f"process {process.pid} archives channel {CHANNEL} of topic {TOPIC}" in second.err
-    stop(process)
+    ended(process)
 
 
 def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file: ToFile) -> None:
@@ -160,12 +149,9 @@ def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
             assert count in page.read().decode()
         with urlopen(url.replace("metrics", "health"), timeout=DEADLINE_S) as page:
             assert page.read() == b"archiving 1 topics\n"
-        wait_until(
-            lambda: metrics.exists() and count in metrics.read_text(),
-            what="the count in the file",
-            timeout_s=20,
-        )
-        stop(process)
+        metrics.touch()
+        wait_until(lambda: count in metrics.read_text(), what="the count in the file", timeout_s=20)
+        ended(process)
         assert systemd.recv(100) == b"STOPPING=1"
 
 
@@ -198,7 +184,7 @@ def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     to_file.publish(b"after")
     to_file.wait_until_drained()
     process.send_signal(signal.SIGHUP)  # and HUP, then TERM
-    stop(process)
+    ended(process)
 
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
 
@@ -209,14 +195,14 @@ def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
     to_file.out = small_disk
     bodies = [b"%04d " % number + b"x" * 63 for number in range(2000)]
     to_file.publish(*bodies)
-    process = to_file.start(*RAW, *SOON, "--max-in-flight", "100", drain=False)
+    process = to_file.spawn_nsq(to_file.args(*RAW, *SOON, "--max-in-flight", "100"))
     told = wait_for_stderr(process, "No space left on device")
     assert str(small_disk) in told
     assert to_file.left() > 0
 
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     to_file.wait_until_drained()
-    assert "trying again" not in stop(process), "it was reported before"
+    assert "trying again" not in ended(process), "it was reported before"
     assert sorted(lines_of(small_disk)) == bodies
 
 
@@ -233,7 +219,7 @@ def test_a_file_that_cannot_be_published_now_is_published_later(
 
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     wait_until(lambda: to_file.finished, what="the file", timeout_s=10)
-    stop(process)
+    ended(process)
 
     assert lines_of(small_disk) == [b"one"]
     assert parts(tmp_path / "work") == []
@@ -249,9 +235,9 @@ def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToF
     wait_until(lambda: to_file.left() == 1, what="it is kept")
     to_file.out.mkdir()
     to_file.wait_until_drained()
-    stop(process)
+    ended(process)
 
-    assert to_file.bodies == [b"two"]
+    assert [message["body"] for message in messages_of(to_file.out)] == [b"two"]
 
 
 def test_messages_held_for_longer_than_their_timeout_are_touched(
@@ -262,7 +248,7 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(
     to_file.publish(b"one", b"two", b"three")
     timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
     timeout = ("--consumer-opt", f"msg_timeout={timeout_s:g}s")
-    stop(to_file.start("--sync-interval", f"{1.3 * timeout_s + 0.3:g}s", *timeout))
+    ended(to_file.start("--sync-interval", f"{1.3 * timeout_s + 0.3:g}s", *timeout))
 
     assert [message["attempts"] for message in messages_of(to_file.out)] == [1, 1, 1]
     assert to_file.nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
@@ -276,7 +262,7 @@ def test_topics_are_found_at_once_though_a_lookupd_is_down(
     for topic in ("orders.new", "orders.old", "clicks"):
         nsqd.create_channel(topic, CHANNEL)
         nsqd.publish(topic, topic.encode())
-    wait_until(lambda: len(json.loads(lookupd.get("/topics"))["topics"]) == 3, what="the topics")
+    wait_until(lambda: len(lookupd.json("/topics")["topics"]) == 3, what="the topics")
     asked = ["--lookupd-http-address", lookupd.http_address, "--lookupd-http-address=127.0.0.1:1"]
     pattern = ["--topic-pattern", "^orders", "--consumer-opt", "lookupd_poll_interval=200ms"]
     place = ["-c", CHANNEL, "--output-dir", str(tmp_path)]
@@ -295,15 +281,14 @@ def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> Non
         nsqd.create_channel(topic, CHANNEL)
         nsqd.publish(topic, b"message of " + topic.encode())
     args = to_file.args("--filename-format", "<TOPIC>/<TOPIC><REV>.log", *SOON)
-    args[1:3] = ["-t", "broken", "-t", "good"]
-    process = to_file.spawn_nsq(args)
+    process = to_file.spawn_nsq([args[0], "-t", "broken", "-t", "good", *args[3:]])
 
     assert str(out / "broken") in wait_for_stderr(process, "topic broken: cannot write")
     to_file.wait_until_drained("good")
     assert to_file.left("broken") == 1
     (out / "broken").unlink()
     to_file.wait_until_drained("broken")
-    stop(process)
+    ended(process)
 
     assert len(messages_of(out)) == 2
 
@@ -331,7 +316,7 @@ def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFil
     process = to_file.start(*RAW, "--filename-format", "d<REV>/<TOPIC>.log")
 
     assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 20
-    stop(process)
+    ended(process)
     assert (to_file.out / "d-000050" / "clicks.log").read_bytes() == b"one\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -36,30 +37,23 @@ class Pair(NamedTuple):
     source: Nsqd
     target: Nsqd
 
-    def publish(self, *bodies: bytes, topic: str = TOPIC) -> None:
-        self.source.create_channel(topic, CHANNEL)
-        self.source.publish(topic, *bodies)
+    def publish(self, *bodies: bytes) -> None:
+        self.source.create_channel(TOPIC, CHANNEL)
+        self.source.publish(TOPIC, *bodies)
 
-    def args(self, *more: str, topics: tuple[str, ...] = (TOPIC,)) -> list[str]:
-        source, target = self.source, self.target
-        return [
-            *("to-nsq", "-c", CHANNEL, *(f"-t{topic}" for topic in topics)),
-            *("--nsqd-tcp-address", source.tcp_address),
-            *("--nsqd-http-address", source.http_address),
-            *("--destination-nsqd-tcp-address", target.tcp_address),
-            *("--destination-nsqd-http-address", target.http_address),
-            *more,
-        ]
+    def args(self, *more: str) -> list[str]:
+        to = [option.replace("--", "--destination-") for option in self.target.options]
+        return ["to-nsq", "-t", TOPIC, "-c", CHANNEL, *self.source.options, *to, *more]
 
-    def left(self, topic: str = TOPIC) -> int:
-        return unfinished(self.source, topic, CHANNEL)
+    def left(self) -> int:
+        return unfinished(self.source, TOPIC, CHANNEL)
 
-    @staticmethod
-    def arrived_in(nsqd: Nsqd, topic: str = TOPIC) -> int:
-        return sum(each["message_count"] for each in nsqd.stats(topic)["topics"] or ())
+    def source_count(self, of: str) -> int:
+        return int(self.source.channel_stats(TOPIC, CHANNEL)[f"{of}_count"])
 
-    def arrived(self, count: int, topic: str = TOPIC) -> list[bytes]:
-        return sorted(bodies_in(self.target, topic, count))
+
+def arrived_in(nsqd: Nsqd) -> int:
+    return sum(each["message_count"] for each in nsqd.stats(TOPIC)["topics"] or ())
 
 
 @pytest.fixture
@@ -83,7 +77,7 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
         counts = json.loads(run_nsq(pair.args(*A_MOMENT, "--json")).out)
         delivered += counts["delivered"]
         repeated += counts["repeated"]
-        if pair.arrived_in(pair.target) > delivered:
+        if arrived_in(pair.target) > delivered:
             return True
         # the disk was full between two batches: with a page more, three or four messages fit
         grow = ["mount", "-o", f"remount,size={next(sizes)}k", str(small_disk)]
@@ -92,7 +86,7 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
 
     wait_until(has_taken_a_part, what="a batch stored in part", timeout_s=patience_s(30))
     assert pair.left() > 0
-    assert pair.arrived_in(pair.target) <= delivered + repeated
+    assert arrived_in(pair.target) <= delivered + repeated
 
 
 def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
@@ -127,17 +121,10 @@ def test_messages_are_held_while_the_destination_is_away(
     timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
 
     def be_away_for_a_while() -> None:
-        wait_until(
-            lambda: pair.source.channel_stats(TOPIC, CHANNEL)["client_count"] == 1,
-            what="the destination was tried, and the subscription",
-        )
+        wait_until(lambda: pair.source_count("client"), what="the destination was tried")
         pair.target.stop()
         pair.publish(*BODIES)
-        wait_until(
-            lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
-            what="a message held",
-            timeout_s=15,
-        )
+        wait_until(lambda: pair.source_count("in_flight"), what="a message held", timeout_s=15)
         time.sleep(1.2 * timeout_s)  # longer than the timeout of a message
         pair.target.start()
 
@@ -150,8 +137,8 @@ def test_messages_are_held_while_the_destination_is_away(
     assert result.status == 0, result.err
     assert "cannot deliver: " in result.err
     assert "delivering again" in result.err
-    assert pair.arrived(4) == sorted(BODIES)
-    assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+    assert bodies_in(pair.target, TOPIC, 4) == sorted(BODIES)
+    assert pair.source_count("timeout") == 0
 
 
 def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, go_nsqd: MakeNsqd) -> None:
@@ -162,11 +149,7 @@ def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, go_nsqd: MakeNsqd) 
     result = run_nsq(pair.args("-n", "70", "--mode", "hash", "--key", "{.user}", *more))
 
     assert result.status == 0, result.err
-    counts = [nsqd.topic_stats(TOPIC)["message_count"] for nsqd in (pair.target, other)]
-    first, second = (
-        bodies_in(nsqd, TOPIC, count)
-        for nsqd, count in zip((pair.target, other), counts, strict=True)
-    )
+    first, second = (bodies_in(nsqd, TOPIC, arrived_in(nsqd)) for nsqd in (pair.target, other))
     users = [{json.loads(body)["user"] for body in each} for each in (first, second)]
     assert sorted(first + second) == sorted(bodies)
     assert users[0].isdisjoint(users[1])
@@ -204,11 +187,10 @@ def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
     wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 1, what="the first nsqd")
     pair = Pair(source, targets[0])
     pair.publish(b"before")
-    args = pair.args("--producer-opt", "lookupd_poll_interval=100ms", "-n", "2")
-    at = args.index("--destination-nsqd-tcp-address")
-    args[at : at + 4] = ["--destination-lookupd-http-address", lookupd.http_address]
-    process = spawn_nsq(args)
-    wait_until(lambda: pair.arrived_in(targets[0]) == 1, what="the first", timeout_s=patience_s(20))
+    to = ["--destination-lookupd-http-address", lookupd.http_address]
+    args = [each for each in pair.args() if not each.startswith("--destination")]
+    process = spawn_nsq([*args, *to, "--producer-opt", "lookupd_poll_interval=100ms", "-n", "2"])
+    wait_until(lambda: arrived_in(targets[0]) == 1, what="the first", timeout_s=20)
 
     targets.append(go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}"))
     wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="the second nsqd")
@@ -217,7 +199,7 @@ def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
 
     _, stderr = process.communicate(timeout=patience_s(30))
     assert process.returncode == 0, stderr.decode()
-    assert pair.arrived_in(targets[1]) == 1
+    assert arrived_in(targets[1]) == 1
 
 
 def test_tls_of_the_destination_is_its_own(
@@ -246,23 +228,19 @@ def test_counts_are_served_and_written(
     process = spawn_nsq(pair.args("--listen-http", str(port), "--metrics-file", str(metrics)))
     line = f'nsq_forward_delivered_messages_total{{topic="{TOPIC}"}} 4'
 
-    def served(path: str) -> str:
+    def served(path: str) -> tuple[int, str]:
         try:
-            return str(httpx.get(f"http://127.0.0.1:{port}{path}", timeout=patience_s(5)).text)
+            answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=patience_s(5))
         except httpx.TransportError:
-            return ""
+            return 0, ""
+        return answer.status_code, answer.text
 
-    wait_until(lambda: line in served("/metrics"), what="metrics", timeout_s=15)
-    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=patience_s(5)).status_code == 200
+    wait_until(lambda: line in served("/metrics")[1], what="metrics", timeout_s=15)
+    assert served("/health")[0] == 200
     pair.target.stop()
     pair.source.publish(TOPIC, b"held")
-    wait_until(lambda: "nsq_forward_failing 1" in served("/metrics"), what="a failure")
-    wait_until(
-        lambda: (
-            httpx.get(f"http://127.0.0.1:{port}/health", timeout=patience_s(5)).status_code == 503
-        ),
-        what="ill health",
-    )
+    wait_until(lambda: "nsq_forward_failing 1" in served("/metrics")[1], what="a failure")
+    wait_until(lambda: served("/health")[0] == 503, what="ill health")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=patience_s(10))
     assert line in metrics.read_text()
@@ -274,11 +252,10 @@ def test_counts_are_served_and_written(
 def test_a_topic_is_not_forwarded_to_itself(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES)
     itself = Pair(pair.source, pair.source)
-    alias = itself._replace(target=pair.source).args()
     # by another name of the same machine, which only nsqd itself can tell
-    alias[alias.index("--destination-nsqd-tcp-address") + 1] = pair.source.tcp_address.replace(
-        "127.0.0.1", "localhost"
-    )
+    alias = [
+        re.sub(r"(?<=destination-nsqd-tcp-address=)[\d.]+", "localhost", a) for a in itself.args()
+    ]
     for args in (itself.args(), alias):
         result = run_nsq(args)
         assert result.status == 2, result.err
@@ -292,12 +269,8 @@ def test_two_mirrors_do_not_feed_each_other(
 ) -> None:
     pair.publish(b"there")
     spawn_nsq(pair.args())
-    wait_until(
-        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["client_count"],
-        what="a mirror",
-        timeout_s=15,
-    )
-    pair.arrived(1)
+    wait_until(lambda: pair.source_count("client"), what="a mirror", timeout_s=15)
+    bodies_in(pair.target, TOPIC, 1)
 
     back = Pair(pair.target, pair.source)
     back.publish(b"and back")

@@ -12,6 +12,7 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
@@ -30,15 +31,12 @@ paused = true
 """
 
 
-def channels_of(cluster: RunningCluster) -> list[dict[str, dict[str, bool]]]:
-    """By nsqd and topic its channels, and whether each is paused."""
-    return [
-        {
-            topic["topic_name"]: {c["channel_name"]: c["paused"] for c in topic["channels"] or ()}
-            for topic in nsqd.stats()["topics"] or ()
-        }
-        for nsqd in cluster.nsqds
-    ]
+def channels_of(nsqd: Nsqd) -> dict[str, dict[str, bool]]:
+    """By topic its channels, and whether each is paused."""
+    return {
+        topic["topic_name"]: {c["channel_name"]: c["paused"] for c in topic["channels"] or ()}
+        for topic in nsqd.stats()["topics"] or ()
+    }
 
 
 def test_only_what_nobody_uses_is_pruned_and_after_a_question(
@@ -52,9 +50,8 @@ def test_only_what_nobody_uses_is_pruned_and_after_a_question(
         nsqd.create_channel("forgotten", "c")
         nsqd.create_channel("read", "c")
         nsqd.publish("forgotten", b"lost with it")
-    cluster.wait_for_topic("clicks", 2)
-    cluster.wait_for_topic("forgotten", 2)
-    cluster.wait_for_topic("read", 2)
+    for topic in ("clicks", "forgotten", "read"):
+        cluster.wait_for_topic(topic, 2)
     command = ["topology", "apply", str(file), "--prune", "--idle", "10ms"]
     command += cluster.lookupd_options
 
@@ -70,7 +67,7 @@ def test_only_what_nobody_uses_is_pruned_and_after_a_question(
         pruned = run_nsq([*command, "--yes"])
 
     assert pruned.status == 0, pruned.err
-    for found in channels_of(cluster):
+    for found in map(channels_of, cluster.nsqds):
         assert found.keys() == {"clicks", "read"}
         assert found["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
 
@@ -92,8 +89,8 @@ def test_an_nsqd_that_joins_later_gets_everything(
     def join_and_terminate() -> None:
         try:
             wait_until(lambda: "clicks" in lookupd.json("/topics")["topics"], what="the topics")
-            joined = RunningCluster([serve(GoNsqd(data_path(), *flags))], [lookupd])
-            wait_until(lambda: channels_of(joined)[0].get("clicks") == wanted, what="its channels")
+            joined = serve(GoNsqd(data_path(), *flags))
+            wait_until(lambda: channels_of(joined).get("clicks") == wanted, what="its channels")
             has_joined.set()
         finally:
             if not ended.is_set():
@@ -118,9 +115,8 @@ def test_check_compares_with_a_topology(
     cluster.nsqds[0].create_channel("clicks", "archive")
     cluster.wait_for_topic("clicks", 1)
 
-    found = run_nsq(
-        ["check", "--window", "0s", "--expect", str(file), "--json", *cluster.lookupd_options]
-    )
+    command = ["check", "--window", "0s", "--expect", str(file), "--json", *cluster.lookupd_options]
+    found = run_nsq(command)
 
     document = json.loads(found.out)
     problems = {(each["kind"], each["topic"], each["channel"]) for each in document["problems"]}
@@ -131,7 +127,6 @@ def test_check_compares_with_a_topology(
 
     for daemon in (*cluster.nsqds, *cluster.lookupds):
         daemon.stop()
-    command = ["check", "--window", "0s", "--expect", str(file), "--json"]
-    found = run_nsq([*command, *cluster.lookupd_options, *cluster.nsqd_options])
+    found = run_nsq([*command, *cluster.nsqd_options])
     kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
     assert (found.status, "no answer" in kinds) == (2, True), found.err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plugins.cli import GivenCommand
+from manual.tree import read_tree
+from plugins.cli import GivenCommand, RunNsq
 
 from nsqtools.cli.options.connection import (
+    CONNECTION,
     ClusterConnection,
     ClusterSettings,
     ConsumerConnection,
@@ -19,7 +22,8 @@ from nsqtools.cli.options.connection import (
 )
 from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
+from nsqtools.client.options import CLIENT_OPTIONS
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -68,11 +72,7 @@ def connect(
 WITHOUT_FILE = [
     ("", {}, "127.0.0.1:4150||"),
     ("--nsqd-http-address d:4151", {}, "|d:4151|"),
-    (
-        "--nsqd-tcp-address a:1 --nsqd-tcp-address b:2 --lookupd-http-address l:3",
-        {},
-        "a:1 b:2||l:3",
-    ),
+    ("--nsqd-tcp-address a:1 --lookupd-http-address l:3", {}, "a:1||l:3"),
     ("", {"NSQ_NSQD_TCP_ADDRESS": "a:1,b:2 c:3"}, "a:1 b:2 c:3||"),
 ]
 WITH_FILE = [
@@ -100,40 +100,27 @@ def test_addresses_of_the_strongest_origin_hold_and_no_others_whatever_their_kin
         assert "|".join(map(" ".join, kinds)) == expected, (line, environ)
 
 
+TLS = {"tls_v1": "true"}
 LAB = {"tls_v1": "true", "max_attempts": "4", "msg_timeout": "5m", "max_in_flight": "7"}
 OPTIONS: dict[str, dict[str, str]] = {
     # a flag overrides one option of the profile, and leaves the others
     "-P lab": LAB,
-    "-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3": {
-        **LAB,
-        "tls_v1": "false",
-        "max_attempts": "9",
-        "max_in_flight": "3",
-    },
+    "-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3": LAB
+    | {"tls_v1": "false", "max_attempts": "9", "max_in_flight": "3"},
     "--no-profile": {"max_in_flight": "7"},
     # flags become options under go-nsq's names
     "--consumer-opt max_attempts,9": {"max_attempts": "9"},
     "--consumer-opt max_attempts=1 --consumer-opt max_attempts=2": {"max_attempts": "2"},
     "--deflate-level 3": {"deflate_level": "3", "deflate": "true"},
     "--deflate-level 3 --no-deflate": {"deflate_level": "3", "deflate": "false"},
-    "--tls --tls-ca-file ca.pem --tls-cert c.pem --tls-key k.pem --tls-insecure"
-    " --tls-min-version tls1.3 --snappy": {
-        "tls_v1": "true",
-        "tls_root_ca_file": "ca.pem",
-        "tls_cert": "c.pem",
-        "tls_key": "k.pem",
-        "tls_insecure_skip_verify": "true",
-        "tls_min_version": "tls1.3",
-        "snappy": "true",
-    },
+    "--tls --tls-cert c.pem --tls-key k.pem --snappy": TLS
+    | {"tls_cert": "c.pem", "tls_key": "k.pem", "snappy": "true"},
+    "--tls --tls-min-version tls1.3": TLS | {"tls_min_version": "tls1.3"},
     # for https
     "--tls-ca-file ca.pem --lookupd-http-address https://l:4161": {"tls_root_ca_file": "ca.pem"},
     # the same said twice is no contradiction
-    "--max-in-flight 2 --consumer-opt max_in_flight=02 --no-tls --tls-insecure": {
-        "max_in_flight": "2",
-        "tls_v1": "false",
-        "tls_insecure_skip_verify": "true",
-    },
+    "--max-in-flight 2 --consumer-opt max_in_flight=02": {"max_in_flight": "2"},
+    "--no-tls --tls-insecure": {"tls_v1": "false", "tls_insecure_skip_verify": "true"},
 }
 
 
@@ -164,12 +151,14 @@ def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_
 
 
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
-    connection = connect("--consumer-opt output_buffer_timeout=1s --consumer-opt snappy")
+    line = "--consumer-opt output_buffer_timeout=1s --consumer-opt snappy"
+    connection = connect(f"{line} --address-map n1:4150=127.0.0.1:1 --address-map n2:1=h:2")
 
     options = connection.client_options(output_buffer_timeout_s=0.025, max_in_flight=5)
 
     assert (options.output_buffer_timeout_s, options.max_in_flight) == (1.0, 5)
     assert options.snappy is True
+    assert connection.address_map == {"n1:4150": "127.0.0.1:1", "n2:1": "h:2"}
 
 
 def test_the_secret_comes_from_the_environment_or_the_stronger_file(
@@ -183,12 +172,6 @@ def test_the_secret_comes_from_the_environment_or_the_stronger_file(
         "auth_secret": "s3cret",
         "auth_secret_file": str(secret),  # to be read again at each connection
     }
-
-
-def test_the_address_map_has_pairs(connect: Connect) -> None:
-    connection = connect("--address-map n1:4150=127.0.0.1:1 --address-map n2:4150=127.0.0.1:2")
-
-    assert connection.address_map == {"n1:4150": "127.0.0.1:1", "n2:4150": "127.0.0.1:2"}
 
 
 def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
@@ -215,3 +198,43 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
     compressed = {"deflate_level": "3", "deflate": "true"}
     assert got[0].options == {**compressed, "tls_v1": "true", "tls_min_version": "tls1.3"}
     assert got[1].options == {"snappy": "false", "auth_secret": "hush"}
+
+
+# -- the options of all commands ------------------------------------------------------------------
+
+
+def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: RunNsq) -> None:
+    rows = json.loads(run_nsq(["config", "show", "--json"]).out)
+    settings = {row["setting"]: row for row in rows}
+
+    names = {name.replace("-", "_") for name in settings}
+    assert {OPTION_OF_FLAG.get(name, name) for name in names} >= set(CLIENT_OPTIONS)
+    assert settings["read_timeout"]["bounds"] == "100ms to 5m"
+    assert settings["backoff_strategy"]["bounds"] == "exponential|full_jitter"
+    assert settings["heartbeat_interval"]["value"] == "30s"
+    assert settings["deflate-level"]["bounds"] == "1 to 9"
+    assert all(row["help"] for name, row in settings.items() if name != "config-file")
+
+
+def test_every_connection_option_has_a_variable_of_its_name() -> None:
+    without = {
+        option.names[-1]
+        for page in read_tree().walk()
+        if not page.is_raw and page.words[1:2] != ("spark",)
+        for option in page.options
+        if option.panel in (CONNECTION, "TLS, compression, secret")
+        and option.environment != "NSQ_" + option.names[-1][2:].upper().replace("-", "_")
+    }
+
+    assert without == {"--no-profile"}
+
+
+@pytest.mark.parametrize("command", ["topic list", "stat --once", "pub -t clicks hello"])
+def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: str) -> None:
+    result = run_nsq([*command.split(), *(["--retry-timeout", "0s"] * command.startswith("pub"))])
+
+    if result.status == 0:
+        pytest.skip("an nsqd runs on the default port of this machine")
+    assert result.status == 4
+    assert "nsq demo" in result.err
+    assert "NSQ_LOOKUPD_HTTP_ADDRESS" in result.err

@@ -12,10 +12,7 @@ from nsqtools.cli.running.runtime import Runtime, configure_logging
 class Screen(io.StringIO):
     """A stderr that may be a terminal, with a clock beside it."""
 
-    def __init__(self, is_tty: bool = True):
-        super().__init__()
-        self.is_tty = is_tty
-        self.now_s = 100.0
+    is_tty, now_s = True, 100.0
 
     def isatty(self) -> bool:
         return self.is_tty
@@ -36,10 +33,10 @@ def test_the_line_is_drawn_over_made_only_when_it_is_shown_and_wiped_at_the_end(
     first, second, third = (f"\r\x1b[K{step} messages" for step in made)
     assert screen.getvalue() == f"{first}{second}{third}\r\x1b[K"
 
-
-def test_without_a_terminal_or_when_quiet_nothing_is_written() -> None:
+    # without a terminal, or when it is to be quiet
     for is_tty, quiet in ((False, False), (True, True)):
-        screen = Screen(is_tty)
+        screen = Screen()
+        screen.is_tty = is_tty
         with screen.progress(quiet=quiet) as progress:
             progress.show(lambda: "1 message")
         assert screen.getvalue() == ""

@@ -11,7 +11,7 @@ from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedLookupServer
 from plugins.servers import Serve
 
-from nsqtools.cli.running.consuming import EAGER_S, EmptyWatch, WaitingNotice
+from nsqtools.cli.running.consuming import EAGER_S, WaitingNotice, is_empty
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
@@ -54,7 +54,5 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
 
 def test_a_channel_is_not_empty_because_a_restarted_nsqlookupd_knows_no_nsqd(serve: Serve) -> None:
     lookupd = serve(EmbeddedLookupServer())
-    connection = ConnectionSettings((), (lookupd.http_address,))
-    watch = EmptyWatch(connection, "archive", dict, lambda: None)
-    with open_cluster(connection) as cluster:
-        assert not watch._is_empty(cluster, {"clicks": ["127.0.0.1:4150"]})
+    with open_cluster(ConnectionSettings((), (lookupd.http_address,))) as cluster:
+        assert not is_empty(cluster, "archive", {"clicks": ["127.0.0.1:4150"]})

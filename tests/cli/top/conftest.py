@@ -1,8 +1,8 @@
 """``nsq top`` without a terminal: textual's pilot presses the keys.
 
 sample_of  ``sample_of({"a:1": {"clicks": 5}})``: an nsqd whose topic has this depth
-open_top   ``top = open_top(nsqd)``, or with samples; then ``top.press("enter")`` and
-           ``top.wait_for("clicks")``. Between two calls nothing of the app runs.
+open_top   ``top = open_top(nsqd)``; then ``top.press("enter")`` and ``top.wait_for("clicks")``.
+           Between two calls nothing of the app runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from plugins.http_api import Nsqd
 from plugins.screens import Waiting
 from plugins.waiting import wait_for_threads
 from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
@@ -30,17 +31,12 @@ from nsqtools.cluster.sampling import NodeState, Question, Sample, SampleFilter,
 from nsqtools.protocol.stats import read_stats
 
 
-def _sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: str = "") -> Sample:
-    """Nodes with topics of these depths, each with ``channels`` channels."""
+def _sample_of(nodes: dict[str, dict[str, int]], *, silent: str = "") -> Sample:
+    """Nodes with topics of these depths."""
     states = []
     for address, depths in nodes.items():
         topics = [
-            {
-                "topic_name": name,
-                "depth": depth,
-                "channels": [{"channel_name": f"c{n}", "depth": 1} for n in range(channels)],
-            }
-            for name, depth in depths.items()
+            {"topic_name": name, "depth": depth, "channels": []} for name, depth in depths.items()
         ]
         report = NodeReport(address, 0.0, read_stats({"topics": topics, "health": "OK"}))
         rows = [row for topic in report.stats.topics or () for row in rows_of_topic(address, topic)]
@@ -49,19 +45,6 @@ def _sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: s
         states.append(NodeState(silent, [], [], silent_s=72.0, error="connection refused"))
     rows = [row for state in states for row in state.rows]
     return Sample(0, rows, totals(rows), (), (), tuple(states))
-
-
-class GivenSamples:
-    """A sampler of what a test put into ``now``."""
-
-    def __init__(self, sample: Sample) -> None:
-        self.now = sample
-
-    def sample(self, question: Question) -> Sample:
-        return self.now
-
-    def stop(self) -> None:
-        pass
 
 
 class PilotedTop(Waiting):
@@ -76,8 +59,7 @@ class PilotedTop(Waiting):
     @property
     def lines(self) -> list[str]:
         """The screen as it is, without the blanks at the ends."""
-        strips = self.app.screen._compositor.render_strips()
-        return [strip.text.rstrip() for strip in strips]
+        return [each.text.rstrip() for each in self.app.screen._compositor.render_strips()]
 
     def press(self, *keys: str) -> None:
         """Press keys, by the names that textual gives them."""
@@ -109,12 +91,6 @@ class PilotedTop(Waiting):
         self.app.post_message(event)
         self._runner.run(self.pilot.pause())
 
-    def resize(self, columns: int, lines: int) -> None:
-        self._runner.run(self.pilot.resize_terminal(columns, lines))
-
-    def has_failed(self) -> bool:
-        return self.app.return_value is not None
-
     def go_on(self) -> None:
         self._runner.run(asyncio.sleep(0.01))
 
@@ -143,25 +119,18 @@ def open_top() -> Iterator[OpenTop]:
     clusters = ExitStack()
 
     def open_(
-        source: Any, *, width: int = 80, height: int = 24, allows_changes: bool = True, **start: Any
+        nsqd: Nsqd, *, width: int = 80, allows_changes: bool = True, **start: Any
     ) -> PilotedTop:
-        sampler: Any = source
-        settings = ClusterSettings(ConnectionSettings())
-        if isinstance(source, Sample):
-            sampler = GivenSamples(source)
-        elif not isinstance(source, GivenSamples):
-            settings = ClusterSettings(
-                ConnectionSettings((), nsqd_http_addresses=(source.http_address,))
-            )
-            sampler = Sampler(
-                clusters.enter_context(settings.open()), SampleFilter(()), interval_s=0.1
-            )
+        where = ConnectionSettings((), nsqd_http_addresses=(nsqd.http_address,))
+        settings = ClusterSettings(where)
+        cluster = clusters.enter_context(settings.open())
+        sampler = Sampler(cluster, SampleFilter(), interval_s=0.1)
         view = TopView(**start)
         view.show(sampler.sample(Question()))
         out = io.TextIOWrapper(io.BytesIO(), "utf-8")
         changes = {"allows_changes": allows_changes, "spares_processor": False}
         app = Top(settings, sampler, view, 0.1, **changes, runtime=Runtime(out, out, {}))
-        opened.append(PilotedTop(app, width, height))
+        opened.append(PilotedTop(app, width, 24))
         return opened[-1]
 
     yield open_

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import termios
 
 import pexpect
@@ -72,7 +71,6 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
 def test_the_terminal_is_left_as_it_was(
     top: TerminalScreen, way: str | signal.Signals, status: int
 ) -> None:
-    """Also by several interrupts: the first may wait for a lookup that hangs."""
     before = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")
     assert termios.tcgetattr(top.child.child_fd) != before
@@ -105,24 +103,21 @@ def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
         dimensions=(24, 80),
         timeout=patience_s(15),
     )
-    shell.expect_exact("ready> ")
-    shell.sendline(f"{' '.join(NSQ)} top --nsqd-http-address={nsqd.http_address}")
-    shell.expect_exact(b"clicks")
-    for again in (b"fg", b"kill %1"):
+
+    def expect(*texts: str | bytes) -> None:
+        for text in texts:
+            shell.expect_exact(text)
+
+    expect("ready> ")
+    for begin in (f"{' '.join(NSQ)} top --nsqd-http-address={nsqd.http_address}", "fg"):
+        shell.sendline(begin)
+        expect(b"\x1b[?1049h", "clicks")
         shell.send("\x1a")
-        shell.expect_exact(LEAVES_SCREEN)
-        shell.expect_exact("Stopped")
-        shell.expect_exact("ready> ")
+        expect(LEAVES_SCREEN, "Stopped", "ready> ")
         shell.sendline("stty -a")
-        shell.expect_exact(" icanon")
-        shell.expect_exact(" echo ")
-        shell.expect_exact("ready> ")
-        if again == b"fg":
-            shell.sendline("fg")
-            shell.expect_exact(b"\x1b[?1049h")
-            shell.expect_exact(b"clicks")
+        expect(" icanon", " echo ", "ready> ")
     shell.sendline("kill %1; fg")
-    shell.expect_exact("ready> ")
+    expect("ready> ")
     end_terminal(shell)
 
 
@@ -188,37 +183,21 @@ def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
     hanging.resume()
 
 
-def test_one_that_hangs_from_the_start_is_not_waited_for(
-    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        here = [f"--nsqd-http-address={each}" for each in (nsqd.http_address, address)]
-
-        top = nsq_on_a_screen(["top", *here])
-
-        top.wait_for("clicks", f"no answer {address}")
-
-
 def test_where_there_is_no_screen_to_fill_it_says_so(
     run_nsq: RunNsq, nsq_on_a_screen: NsqOnAScreen
 ) -> None:
     piped = run_nsq(["top"])
-    dumb = nsq_on_a_screen(["top"], TERM="dumb")
-    narrow = nsq_on_a_screen(["top"], columns=39)
-    nobody = nsq_on_a_screen(["top", "--nsqd-http-address=127.0.0.1:1"])
-    unknown = nsq_on_a_screen(["top", "--columns", "dpth"])
-
     assert piped.status == 2
     assert "nsq stat --interval" in piped.err
-    assert dumb.wait_for_end() == 2
-    assert b"TERM=dumb" in dumb.raw
-    assert narrow.wait_for_end() == 2
-    assert b"nsq top needs 40 columns" in narrow.raw
-    assert nobody.wait_for_end() == 4
-    assert unknown.wait_for_end() == 2
-    assert b"unknown column 'dpth'" in unknown.raw
-    for screen in (dumb, narrow, nobody, unknown):
+    nobody = ["top", "--nsqd-http-address=127.0.0.1:1"]
+    for screen, status, said in (
+        (nsq_on_a_screen(["top"], TERM="dumb"), 2, b"TERM=dumb"),
+        (nsq_on_a_screen(["top"], columns=39), 2, b"nsq top needs 40 columns"),
+        (nsq_on_a_screen(nobody), 4, b"cannot connect"),
+        (nsq_on_a_screen(["top", "--columns", "dpth"]), 2, b"unknown column 'dpth'"),
+    ):
+        assert screen.wait_for_end() == status
+        assert said in screen.raw
         assert b"\x1b[?1049h" not in screen.raw
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,17 @@ class Site(NamedTuple):
     nsqd: GoNsqd
     lookupd: GoNsqlookupd
 
+    def fill(self, topic: str) -> None:
+        """Make a topic with a channel that has five messages."""
+        self.nsqd.create_channel(topic, "work")
+        self.nsqd.publish(topic, *(b"%d" % n for n in range(5)))
+        wait_until(lambda: self.nsqd.depth(topic, "work") == 5, what="the messages are there")
+        self.wait_for(f"{topic}/work")
+
+    def wait_for(self, queue: str) -> None:
+        """Wait until it is sampled."""
+        wait_until(lambda: ask(f"{self.url}/topics/{queue}").status == 200, what="it is sampled")
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> Iterator[Site]:
@@ -41,21 +52,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> I
             show_messages=True,
         )
         yield Site(url, nsqd, lookupd)
-
-
-@pytest.fixture
-def full(site: Site) -> Callable[[str], None]:
-    """Makes a topic with a channel that has five messages."""
-
-    def make(topic: str) -> None:
-        site.nsqd.create_channel(topic, "work")
-        site.nsqd.publish(topic, *(b"%d" % n for n in range(5)))
-        wait_until(lambda: site.nsqd.depth(topic, "work") == 5, what="the messages are there")
-        wait_until(
-            lambda: ask(f"{site.url}/topics/{topic}/work").status == 200, what="it is sampled"
-        )
-
-    return make
 
 
 def confirm(page: Page, verb: str, name: str = "") -> None:
@@ -80,7 +76,7 @@ def test_a_topic_and_a_channel_are_created(site: Site, open_page: OpenPage) -> N
     assert site.nsqd.http_address in page.locator("main").inner_text()
     confirm(page, "Create")
     assert site.nsqd.topic_stats("made.here")["channels"] == []
-    wait_until(lambda: ask(site.url + "/topics/made.here").status == 200, what="it is sampled")
+    site.wait_for("made.here")
     page.goto(site.url + "/topics/made.here")
     page.get_by_role("link", name="Add a channel").click()
     page.locator("input[name=channel]").fill("archive")
@@ -90,9 +86,9 @@ def test_a_topic_and_a_channel_are_created(site: Site, open_page: OpenPage) -> N
 
 
 def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
-    site: Site, open_page: OpenPage, full: Callable[[str], None]
+    site: Site, open_page: OpenPage
 ) -> None:
-    full("pausing")
+    site.fill("pausing")
     tab = open_page(site.url + "/topics/pausing/work")
     page = tab.page
 
@@ -115,10 +111,10 @@ def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
     tab.complaints.clear()  # of the status 400
 
 
-def test_a_topic_is_emptied_with_its_channels_when_that_is_asked_for_and_deleted(
-    site: Site, open_page: OpenPage, full: Callable[[str], None]
+def test_a_topic_is_emptied_with_its_channels_when_that_is_asked_for_deleted_and_taken_away(
+    site: Site, open_page: OpenPage
 ) -> None:
-    full("whole")
+    site.fill("whole")
     page = open_page(site.url + "/act?action=empty&topic=whole").page
 
     assert "keep their 5 messages" in page.locator("main").inner_text()
@@ -132,14 +128,9 @@ def test_a_topic_is_emptied_with_its_channels_when_that_is_asked_for_and_deleted
     assert "whole" not in [topic["topic_name"] for topic in site.nsqd.stats()["topics"]]
     wait_until(lambda: not site.lookupd.producers("whole"), what="it is taken back")
 
-
-def test_a_topic_is_taken_from_one_nsqd(
-    site: Site, open_page: OpenPage, full: Callable[[str], None]
-) -> None:
-    full("moving")
+    site.fill("moving")
     wait_until(lambda: site.lookupd.producers("moving"), what="the topic is registered")
-    page = open_page(site.url + "/topics/moving").page
-
+    page.goto(site.url + "/topics/moving")
     page.get_by_role("link", name="Tombstone").click()
     confirm(page, "Tombstone", "moving")
     names = [topic["topic_name"] for topic in site.nsqd.stats()["topics"]]
@@ -149,28 +140,28 @@ def test_a_topic_is_taken_from_one_nsqd(
 def test_a_channel_is_emptied_on_one_of_two_nsqd(
     site: Site, serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
 ) -> None:
-    with GoNsqd(_made(tmp_path / "other")) as other:
+    with GoNsqd(tmp_path) as other:
         for nsqd in (site.nsqd, other):
             nsqd.create_channel("split", "work")
             nsqd.publish("split", b"1", b"2")
-        addresses = [nsqd.http_address for nsqd in (site.nsqd, other)]
-        url = serve_pages(nsqd_http=addresses, allow_changes=True)
+        here, there = site.nsqd.http_address, other.http_address
+        url = serve_pages(nsqd_http=[here, there], allow_changes=True)
         page = open_page(f"{url}/topics/split/work").page
 
-        row = page.locator("table[aria-label='On each nsqd'] tr", has_text=other.http_address)
-        row.get_by_role("link", name=f"Empty on {other.http_address}").click()
+        row = page.locator("table[aria-label='On each nsqd'] tr", has_text=there)
+        row.get_by_role("link", name=f"Empty on {there}").click()
         shown = page.locator("main").inner_text()
-        assert f"on {other.http_address}" in shown
-        assert site.nsqd.http_address not in shown
+        assert f"on {there}" in shown
+        assert here not in shown
         confirm(page, "Empty", "work")
         wait_until(lambda: other.depth("split", "work") == 0, what="it is empty there")
         assert site.nsqd.depth("split", "work") == 2
 
 
 def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
-    site: Site, open_page: OpenPage, full: Callable[[str], None]
+    site: Site, open_page: OpenPage
 ) -> None:
-    full("read")
+    site.fill("read")
     page = open_page(site.url + "/messages?topic=read").page
     body = '{"name":"<script>alert(1)</script>","n":1.50,"n":2}\u202e'.encode()
     stopped = threading.Event()
@@ -191,8 +182,7 @@ def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
     shown = page.locator("article pre").all_inner_texts()
     assert '{\n  "name": "<script>alert(1)</script>",\n  "n": 1.50,\n  "n": 2\n}' in shown
     assert any(r"\u202e" in text for text in shown)
-    stats = site.nsqd.topic_stats("read")
-    [kept] = [each for each in stats["channels"] if each["channel_name"] == "work"]
+    kept = site.nsqd.channel_stats("read", "work")
     assert kept["depth"] == kept["message_count"]
     wait_until(
         lambda: len(site.nsqd.topic_stats("read")["channels"]) == 1,
@@ -200,10 +190,8 @@ def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
     )
 
 
-def test_a_look_at_a_channel_gives_its_messages_back(
-    site: Site, open_page: OpenPage, full: Callable[[str], None]
-) -> None:
-    full("waiting")
+def test_a_look_at_a_channel_gives_its_messages_back(site: Site, open_page: OpenPage) -> None:
+    site.fill("waiting")
     page = open_page(site.url + "/topics/waiting/work").page
 
     page.get_by_role("link", name="Peek").click()
@@ -220,7 +208,7 @@ def test_a_topic_without_channels_is_not_listened_to_for_its_backlog_would_be_lo
     site: Site, open_page: OpenPage
 ) -> None:
     site.nsqd.publish("backlog", b"1", b"2")
-    wait_until(lambda: ask(site.url + "/topics/backlog").status == 200, what="it is sampled")
+    site.wait_for("backlog")
     tab = open_page(site.url + "/messages?topic=backlog")
 
     tab.page.get_by_role("button", name="Listen").click()
@@ -247,17 +235,7 @@ def test_a_console_that_is_read_only_offers_nothing_and_refuses_all(
 
 def test_a_form_without_its_token_changes_nothing(site: Site) -> None:
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    delete = site.url + "/act?action=delete&topic=first"
     for token in ("", "csrf_token=wrong&"):
-        answer = ask(
-            site.url + "/act?action=delete&topic=first",
-            "POST",
-            headers=headers,
-            body=f"{token}confirm=first",
-        )
-        assert answer.status == 403
+        assert ask(delete, "POST", headers=headers, body=f"{token}confirm=first").status == 403
     assert site.nsqd.topic_stats("first")["depth"] == 0
-
-
-def _made(path: Path) -> Path:
-    path.mkdir()
-    return path

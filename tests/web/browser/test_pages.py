@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,6 @@ from plugins.hostile_cluster import HostileCluster, raw_marks
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 
 pytestmark = pytest.mark.real_nsqd
@@ -46,16 +46,12 @@ class Site(NamedTuple):
 def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> Iterator[Site]:
     with ExitStack() as stack:
         lookupd = stack.enter_context(GoNsqlookupd())
-        flags = (
-            f"-lookupd-tcp-address={lookupd.tcp_address}",
-            "-e2e-processing-latency-percentile=1.0,0.95",
-        )
-        pair = [
-            stack.enter_context(GoNsqd(tmp_path_factory.mktemp("nsqd"), *flags)) for _ in range(2)
-        ]
+        flags = [f"-lookupd-tcp-address={lookupd.tcp_address}"]
+        flags += ["-e2e-processing-latency-percentile=1.0,0.95"]
+        paths = [tmp_path_factory.mktemp("nsqd") for _ in range(2)]
+        pair = [stack.enter_context(GoNsqd(path, *flags)) for path in paths]
         for nsqd in pair:
             for channel in ("archive", "billing", LONG):
-                nsqd.create_topic("orders")
                 nsqd.create_channel("orders", channel)
             nsqd.publish("orders", *(b'{"n": %d}' % n for n in range(20)))
         pair[0].create_topic("orphans")
@@ -64,66 +60,45 @@ def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> I
         pair[0].create_channel("paused", "ledger")
         pair[0].post("/channel/pause", topic="paused", channel="ledger")
         lookupd.post("/topic/create", topic="registered-only")
-        stack.enter_context(_consumer(pair))
+        consumer = Consumer(
+            "orders",
+            "billing",
+            nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in pair],
+            options=ClientOptions(client_id="biller", hostname="till-1", max_in_flight=2),
+        )
+        thread = threading.Thread(target=consumer.run, args=(lambda _: time.sleep(0.05),))
+        stack.callback(thread.join)
+        stack.callback(consumer.stop)
+        thread.start()
         url = serve_pages(
             lookupd_http=[lookupd.http_address], allow_changes=True, show_messages=True
         )
-        wait_until(lambda: _knows(lookupd, 2), what="both nsqd are registered")
+        wait_until(lambda: len(lookupd.producers("orders")) == 2, what="both are registered")
         yield Site(url, *pair)
 
 
-def _knows(lookupd: GoNsqlookupd, count: int) -> bool:
-    return len(lookupd.producers("orders")) == count
-
-
-def _consumer(pair: list[GoNsqd]) -> ExitStack:
-    """A consumer that takes its time with what comes to orders/billing."""
-    stack = ExitStack()
-    consumer = Consumer(
-        "orders",
-        "billing",
-        nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in pair],
-        options=ClientOptions(client_id="biller", hostname="till-1", max_in_flight=2),
-    )
-    stopped = threading.Event()
-
-    def handle(_: Message) -> None:
-        stopped.wait(0.05)
-
-    thread = threading.Thread(target=consumer.run, args=(handle,))
-    stack.callback(thread.join)
-    stack.callback(consumer.stop)
-    stack.callback(stopped.set)
-    thread.start()
-    return stack
-
-
-PAGES = {
-    "overview": "/",
-    "topic": "/topics/orders",
-    "channel": f"/topics/orders/{LONG}",
-    "channel with consumers": "/topics/orders/billing",
-    "consumers": "/consumers",
-    "consumer": "/consumer?hostname=till-1&client_id=biller",
-    "nodes": "/nodes",
-    "node": "/nodes?node={node}",
-    "lookup": "/lookup",
-    "messages": "/messages?topic=orders",
-    "create": "/act?action=create",
-    "delete": "/act?action=delete&topic=orders&channel=billing",
-}
-
-
-def address(site: Site, page: str) -> str:
-    return site.url + PAGES[page].format(node=site.nsqd.http_address)
+DELETE = "/act?action=delete&topic=orders&channel=billing"
+PAGES = (
+    "/",
+    "/topics/orders",
+    f"/topics/orders/{LONG}",
+    "/topics/orders/billing",
+    "/consumers",
+    "/consumer?hostname=till-1&client_id=biller",
+    "/nodes",
+    "/lookup",
+    "/messages?topic=orders",
+    "/act?action=create",
+    DELETE,
+)
 
 
 def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
     site: Site, open_page: OpenPage
 ) -> None:
     tab = open_page(site.url + "/")
-    for page in PAGES:
-        tab.page.goto(address(site, page))
+    for page in (*PAGES, f"/nodes?node={site.nsqd.http_address}"):
+        tab.page.goto(site.url + page)
         for width in (1280, 375):
             tab.size(width)
             assert tab.page.locator("main h1").count() == 1, page
@@ -135,14 +110,13 @@ def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
         tab.page.emulate_media(color_scheme="light")
 
 
-def cut_numbers(tab: Tab) -> list[str]:
+def cut_numbers(tab: Tab) -> object:
     """Figures of which a part is not visible."""
-    found: list[str] = tab.page.evaluate(
+    return tab.page.evaluate(
         "[...document.querySelectorAll('.n, .tile b')]"
         ".filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)"
         ".map(each => each.textContent)"
     )
-    return found
 
 
 def findings(tab: Tab, *rules: str) -> list[str]:
@@ -161,12 +135,12 @@ def test_what_is_published_shows_on_an_open_page_within_two_seconds(
     site: Site, open_page: OpenPage
 ) -> None:
     tab = open_page(site.url + "/topics/orphans")
-    before = int(tab.page.locator(".tile b").first.inner_text())
+    depth = tab.page.locator(".tile b").first
+    before = int(depth.inner_text())
     tab.page.evaluate("document.body.dataset.same = 'page'")
 
     site.nsqd.publish("orphans", b"1", b"2", b"3")
 
-    depth = tab.page.locator(".tile b").first
     expect(depth).to_have_text(str(before + 3), timeout=patience_s(2) * 1000)
     assert tab.page.evaluate("document.body.dataset.same") == "page"  # patched, not loaded again
 
@@ -200,19 +174,19 @@ def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(
 def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
     site: Site, open_page: OpenPage
 ) -> None:
-    tab = open_page(site.url + "/topics/orphans")
-    age = tab.page.locator(".age")
+    page = open_page(site.url + "/topics/orphans").page
+    age, depth = page.locator(".age"), page.locator(".tile b").first
     expect(age).to_contain_text("ago")
-    tab.page.keyboard.press("p")
+    page.keyboard.press("p")
     expect(age).to_contain_text("held")
-    held = tab.page.locator(".status time").inner_text()
-    depth = tab.page.locator(".tile b").first.inner_text()
+    held = page.locator(".status time").inner_text()
+    before = int(depth.inner_text())
     site.nsqd.publish("orphans", b"unseen")
-    tab.page.wait_for_timeout(3000 * REFRESH_S)
-    assert tab.page.locator(".status time").inner_text() == held
-    assert tab.page.locator(".tile b").first.inner_text() == depth
-    tab.page.keyboard.press("p")
-    expect(tab.page.locator(".tile b").first).to_have_text(str(int(depth) + 1))
+    page.wait_for_timeout(3000 * REFRESH_S)
+    assert page.locator(".status time").inner_text() == held
+    assert depth.inner_text() == f"{before}"
+    page.keyboard.press("p")
+    expect(depth).to_have_text(f"{before + 1}")
     assert "held" not in age.inner_text()
 
     hide = (
@@ -220,17 +194,16 @@ def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
         " {value: hidden, configurable: true});"
         " document.dispatchEvent(new Event('visibilitychange')) }"
     )
-    tab.page.evaluate(hide, True)
+    page.evaluate(hide, True)
     site.nsqd.publish("orphans", b"unseen too")
-    tab.page.wait_for_timeout(3000 * REFRESH_S)
-    assert tab.page.locator(".tile b").first.inner_text() == str(int(depth) + 1)
-    tab.page.evaluate(hide, False)
-    expect(tab.page.locator(".tile b").first).to_have_text(str(int(depth) + 2))
+    page.wait_for_timeout(3000 * REFRESH_S)
+    assert depth.inner_text() == f"{before + 1}"
+    page.evaluate(hide, False)
+    expect(depth).to_have_text(f"{before + 2}")
 
 
 def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -> None:
-    tab = open_page(site.url + "/")
-    page = tab.page
+    page = open_page(site.url + "/").page
 
     page.keyboard.press("?")
     assert page.locator("dialog#keys").is_visible()
@@ -247,45 +220,43 @@ def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -
     page.wait_for_url("**/topics/orders/billing")
     page.keyboard.press("u")
     page.wait_for_url("**/topics/orders")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowUp")
+    for arrow in ("Down", "Down", "Up"):
+        page.keyboard.press(f"Arrow{arrow}")
     assert page.locator("tr.chosen").count() == 1
 
 
 def test_the_table_is_sorted_and_filtered(site: Site, open_page: OpenPage) -> None:
-    tab = open_page(site.url + "/")
+    page = open_page(site.url + "/").page
 
-    tab.page.locator("thead a", has_text="Topic / channel").click()
-    tab.page.wait_for_url("**sort=**")
-    names = tab.page.locator("tbody th a").all_inner_texts()
+    page.locator("thead a", has_text="Topic / channel").click()
+    page.wait_for_url("**sort=**")
+    names = page.locator("tbody th a").all_inner_texts()
     assert names == sorted(names)
-    tab.page.locator(".filters a", has_text="Paused").click()
-    expect(tab.page.locator("tbody th a")).to_have_text(["paused/ledger"])
+    page.locator(".filters a", has_text="Paused").click()
+    expect(page.locator("tbody th a")).to_have_text(["paused/ledger"])
 
 
 def test_dark_and_light_are_a_key_away_and_stay(site: Site, open_page: OpenPage) -> None:
-    tab = open_page(site.url + "/")
+    page = open_page(site.url + "/").page
     ground = "getComputedStyle(document.body).backgroundColor"
-    light = tab.page.evaluate(ground)
+    light = page.evaluate(ground)
 
-    tab.page.keyboard.press("d")
-    dark = tab.page.evaluate(ground)
+    page.keyboard.press("d")
+    dark = page.evaluate(ground)
     assert dark != light
-    tab.page.reload()
-    assert tab.page.evaluate(ground) == dark
+    page.reload()
+    assert page.evaluate(ground) == dark
     assert open_page(site.url + "/", scheme="dark").page.evaluate(ground) == dark
 
 
 def test_without_a_script_every_page_is_whole(site: Site, open_page: OpenPage) -> None:
-    tab = open_page(site.url + "/?q=billing", script=False)
-    for page in ("overview", "channel with consumers", "nodes", "delete"):
-        tab.page.goto(address(site, page))
-        assert tab.page.locator("main h1").count() == 1
-        assert not tab.page.locator("#theme").is_visible()
-    tab.page.goto(site.url + "/?q=billing")
-    tab.page.locator("tbody a").first.click()
-    assert tab.page.locator("h1").inner_text().startswith("billing")
+    page = open_page(site.url + "/?q=billing", script=False).page
+    page.locator("tbody a").first.click()
+    assert page.locator("h1").inner_text().startswith("billing")
+    for path in ("/", "/topics/orders/billing", "/nodes", DELETE):
+        page.goto(site.url + path)
+        assert page.locator("main h1").count() == 1
+        assert not page.locator("#theme").is_visible()
 
 
 def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
@@ -306,28 +277,27 @@ def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
 def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
     site: Site, open_page: OpenPage
 ) -> None:
-    tab = open_page(site.url + "/", width=375)
-    tab.page.set_viewport_size({"width": 375, "height": 667})
-    kind = tab.page.locator("#problems details", has_text="no consumers")
+    page = open_page(site.url + "/", width=375).page
+    kind = page.locator("#problems details", has_text="no consumers")
 
-    row = tab.page.locator("tbody tr").first.bounding_box()
+    row = page.locator("tbody tr").first.bounding_box()
     assert row is not None
-    assert row["y"] + 60 < 667  # the first queue is there without scrolling
+    assert row["y"] + 60 < 667  # the first queue is there without scrolling on a phone
     expect(kind.locator(".amount")).to_have_text("2")
     kind.locator("summary").click()
     expect(kind).to_contain_text("Start its consumers, or delete the channel.")
     kind.get_by_role("link", name="orders/archive").click()
-    tab.page.wait_for_url("**/topics/orders/archive")
+    page.wait_for_url("**/topics/orders/archive")
 
 
 def test_the_consumer_is_shown_with_all_that_nsqd_says(site: Site, open_page: OpenPage) -> None:
-    tab = open_page(site.url + "/topics/orders/billing")
-    row = tab.page.locator("table[aria-label=Consumers] tbody tr").first
+    page = open_page(site.url + "/topics/orders/billing").page
+    row = page.locator("table[aria-label=Consumers] tbody tr").first
     row.wait_for()
 
     assert "biller" in row.inner_text()
     row.locator("a").first.click()
-    shown = tab.page.locator("main").inner_text()
+    shown = page.locator("main").inner_text()
     for name in ("client_id", "hostname", "user_agent", "ready_count", "in_flight_count", "tls"):
         assert name in shown
     assert re.search(r"nsqtools/[0-9.]+", shown)
@@ -349,10 +319,8 @@ HOSTILE_PAGES = ("/", "/topics/clicks", "/topics/clicks/archive", "/consumers", 
 
 @pytest.fixture(scope="module")
 def hostile_url(scripting_cluster: HostileCluster, serve_pages: ServePages) -> str:
-    address = scripting_cluster.http_address
-    return serve_pages(
-        nsqd_http=[address], lookupd_http=[address], allow_changes=True, show_messages=True
-    )
+    here = [scripting_cluster.http_address]
+    return serve_pages(nsqd_http=here, lookupd_http=here, allow_changes=True, show_messages=True)
 
 
 def test_no_page_takes_a_name_for_markup_and_none_is_too_wide(
@@ -368,19 +336,17 @@ def test_no_page_takes_a_name_for_markup_and_none_is_too_wide(
             assert tab.overflow() <= 0, f"{path} at {width}"
 
 
-def test_no_page_has_a_control_or_a_character_that_reverses_a_line(hostile_url: str) -> None:
+def test_no_page_has_a_control_and_a_topic_with_any_name_has_one(
+    hostile_url: str, open_page: OpenPage
+) -> None:
     for path in HOSTILE_PAGES:
         answer = ask(hostile_url + path)
         assert answer.status == 200
         assert raw_marks(answer.body, is_one_line=False) == [], path
         assert "<script>document" not in answer.text
 
-
-def test_a_topic_with_any_name_has_a_page(hostile_url: str, open_page: OpenPage) -> None:
     tab = open_page(hostile_url + "/")
-    links = tab.page.locator("tbody th a")
-
-    addresses = [links.nth(at).get_attribute("href") or "" for at in range(links.count())]
+    addresses = [link.get_attribute("href") or "" for link in tab.page.locator("tbody th a").all()]
     assert len(addresses) >= 4
     for address in addresses:
         tab.page.goto(urljoin(hostile_url, address))

@@ -71,8 +71,7 @@ def test_a_large_cluster_is_shown_within_a_second(
 ) -> None:
     nsqds = [serve(EmbeddedServer(data_path())) for _ in range(NODES)]
     with ThreadPoolExecutor(NODES) as workers:
-        shares = [range(at, TOPICS, NODES) for at in range(NODES)]
-        list(workers.map(make_queues, nsqds, shares))
+        list(workers.map(make_queues, nsqds, (range(at, TOPICS, NODES) for at in range(NODES))))
     addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
     url = console(*addresses).url
     wait_until(lambda: ask(url + "/topics/topic-0999").status == 200, what="a sample")
