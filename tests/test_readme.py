@@ -193,6 +193,7 @@ def fill(nsqd: EmbeddedNsqd) -> None:
     # one client, for each reads all certificates of the machine
     with httpx.Client(base_url=f"http://{nsqd.http_address}", timeout=patience_s(5)) as api:
         for topic in ("clicks", "views", "events", "orders"):
+            api.post(f"/topic/create?topic={topic}").raise_for_status()
             for channel in channels:
                 api.post(f"/channel/create?topic={topic}&channel={channel}").raise_for_status()
         for topic in ("clicks", "views"):
