@@ -77,9 +77,8 @@ def selected_profile(environ: Mapping[str, str]) -> str | None:
     except OSError:  # it is not there, or belongs to another user whose HOME we have
         return None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path} is not UTF-8 text", hint="nsq config use writes it."
-        ) from error
+        hint = "nsq config use writes it."
+        raise ConfigurationError(f"{path} is not UTF-8 text", hint=hint) from error
 
 
 def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) -> dict[str, Setting]:
@@ -97,10 +96,8 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
             raise ConfigurationError(f"{path}: {PROFILES} is not a table")
         table = profiles.get(profile)
         if table is None:
-            there = ", ".join(sorted(profiles)) or "none"
-            raise ConfigurationError(
-                f"{path}: there is no profile {profile!r}", hint=f"Profiles in the file: {there}."
-            )
+            hint = f"Profiles in the file: {', '.join(sorted(profiles)) or 'none'}."
+            raise ConfigurationError(f"{path}: there is no profile {profile!r}", hint=hint)
         settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, known)
     return settings
 
@@ -135,9 +132,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot read {path} ({error.strerror})", hint="Profiles are kept in this file."
-        ) from error
+        hint = "Profiles are kept in this file."
+        raise ConfigurationError(f"cannot read {path} ({error.strerror})", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}", hint="The file is TOML, in UTF-8.") from error
 
@@ -160,21 +156,19 @@ def _settings(
 
 def _value(value: Any, place: str) -> bool | str:
     """A value as the command line would have it: a switch or text."""
-    match value:
-        case bool() | str():
-            return value
-        case int() | float():
-            return str(value)
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
     raise ConfigurationError(f"{place}: write text, a number, true or false")
 
 
 def _values(value: Any, place: str) -> list[str]:
     """Several values: a list, one value alone, or a table of ``key=value`` pairs."""
-    match value:
-        case list():
-            return [_text(item, place) for item in value]
-        case dict():
-            return [f"{key}={_text(item, place)}" for key, item in value.items()]
+    if isinstance(value, list):
+        return [_text(item, place) for item in value]
+    if isinstance(value, dict):
+        return [f"{key}={_text(item, place)}" for key, item in value.items()]
     return [_text(value, place)]
 
 

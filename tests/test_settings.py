@@ -44,20 +44,14 @@ def test_the_file_is_in_the_users_configuration_directory() -> None:
         ("[profiles.lab]\ntls = true", {}),
     ],
 )
-def test_dashes_or_underscores_one_value_or_several_or_a_table_of_pairs(
-    path: Path, text: str, settings: dict[str, object]
-) -> None:
+def test_each_form_of_a_value_is_read(path: Path, text: str, settings: dict[str, object]) -> None:
     assert load(path, text) == settings
 
 
 def test_a_profile_stands_over_the_file_and_each_value_knows_its_place(path: Path) -> None:
-    path.write_text(
-        "tls = true\ntls-ca-file = 'f.pem'\n"
-        "[profiles.lab]\ntls = false\n[profiles.other]\ntls = true\n"
-    )
-
+    profiles = "[profiles.lab]\ntls = false\n[profiles.other]\ntls = true\n"
+    path.write_text(f"tls = true\ntls-ca-file = 'f.pem'\n{profiles}")
     settings = load_settings(path, "lab", KNOWN)
-
     assert settings["tls"] == (False, Origin.PROFILE, f"profiles.lab.tls in {path}")
     assert settings["tls_ca_file"] == ("f.pem", Origin.FILE, f"tls-ca-file in {path}")
 

@@ -32,13 +32,10 @@ class _LoopBacklog(Backlog):
         self.has_stopped = False
         self.takers = weakref.WeakSet()
         self._waiting = 0  # tasks
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
         self._is_expected = False
         self._wakes = threading.Lock()
-
-    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
 
     def put(self, entry: object, *, is_first: bool = False) -> None:
         if isinstance(entry, Stopped):
@@ -48,9 +45,9 @@ class _LoopBacklog(Backlog):
     def _wake(self) -> None:
         with self._wakes:
             is_expected, self._is_expected = self._is_expected, False
-        if is_expected and self._loop is not None:
+        if is_expected and self.loop is not None:
             try:
-                self._loop.call_soon_threadsafe(self._filled.set)
+                self.loop.call_soon_threadsafe(self._filled.set)
             except RuntimeError:
                 pass  # the event loop has ended
 
@@ -96,7 +93,7 @@ class Consumer(CommonConsumer):
     async def start(self, *, fail_fast: bool = False) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
         of them led to a connection; otherwise failures are logged and tried again."""
-        self.backlog.serve(asyncio.get_running_loop())
+        self.backlog.loop = asyncio.get_running_loop()
         if fail_fast:
             await asyncio.to_thread(self._begin, fail_fast=True)
         else:
@@ -159,8 +156,9 @@ class Consumer(CommonConsumer):
                 pending = tasks
                 while pending:
                     # a signal that comes just before the event loop goes to sleep does not wake it
+                    when = asyncio.FIRST_EXCEPTION
                     done, pending = await asyncio.wait(
-                        pending, timeout=MAX_SLEEP_S, return_when=asyncio.FIRST_EXCEPTION
+                        pending, timeout=MAX_SLEEP_S, return_when=when
                     )
                     for task in done:
                         task.result()
@@ -267,8 +265,7 @@ class Consumer(CommonConsumer):
 
     def _return_rest(self) -> None:
         """Return what took too long to come to, and fit how much is taken next."""
-        took_s = time.monotonic() - self._taken_at
-        share = int(self._reached * SHARE_S / max(took_s, 1e-6))
+        share = int(self._reached * SHARE_S / max(time.monotonic() - self._taken_at, 1e-6))
         self._most = max(1, min(4 * self._most, share))
         if rest := self._take_held():
             self._put_back([rest])

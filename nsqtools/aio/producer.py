@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from nsqtools.client import outcomes
 from nsqtools.client.producer import CommonProducer
 from nsqtools.client.publication import PendingPublication, Publication
-from nsqtools.errors import PublishError, PublishNotSent
+from nsqtools.errors import PublishError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -146,9 +146,7 @@ class Producer(CommonProducer):
                     self._waiters.remove((place, turn))
                     heapq.heapify(self._waiters)
                 if isinstance(exc, TimeoutError):
-                    raise PublishNotSent(
-                        f"{self.nsqd}: no room for another publish in {limit_s:.3g} s"
-                    ) from exc
+                    raise self._no_room(limit_s) from exc
                 raise
             self._let_in_now -= 1
             if self.has_room:  # and not filled by the bytes of one that was let in before
@@ -180,10 +178,8 @@ class Producer(CommonProducer):
         while settled:
             publication = settled[0]
             outcome = self._under_way.pop(publication, None)
-            if outcome is not None:
-                if outcome.done():  # its task was cancelled
-                    pass
-                elif publication.error is None:
+            if outcome is not None and not outcome.done():  # else its task was cancelled
+                if publication.error is None:
                     outcome.set_result(None)
                 else:
                     outcome.set_exception(publication.error)

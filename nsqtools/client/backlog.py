@@ -286,6 +286,7 @@ class Delivery:
     ) -> None:
         self.stats = ConsumerStats()
         self.give_up = giving_up.messages
+        self.is_current = loop.is_current
         self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
         self.waiting: dict[Arrival, None] = {}  # what the backlog has of ours, or gets this turn
         self._arrived: Arrival | None = None  # in this turn
@@ -381,7 +382,7 @@ class Delivery:
         """
         if self._apart_since is None:
             return
-        self._forget_withdrawn()
+        self._suspects = [each for each in self._suspects if each.batches]  # not withdrawn
         if self._loop.now() - self._apart_since > APART_SHARE * self.in_flight_limit.msg_timeout_s:
             self.end_suspicion()
         elif self._in_flight() <= len(self._suspects):
@@ -394,14 +395,11 @@ class Delivery:
     def end_suspicion(self) -> None:
         """Hand out what waits apart, and let others in again."""
         self._apart_since = None
-        self._forget_withdrawn()
         for suspect in self._suspects:
-            self._backlog.put(suspect)
+            if suspect.batches:  # not withdrawn
+                self._backlog.put(suspect)
         self._suspects.clear()
         self._apply_limit()
-
-    def _forget_withdrawn(self) -> None:
-        self._suspects = [each for each in self._suspects if each.batches]
 
     def redelivered(self, source: Answers, again: Set[bytes], dropped: list[bytes]) -> None:
         """Messages in flight came ``again``: drop what waits of them, before the new deliveries
@@ -531,9 +529,6 @@ class Delivery:
         self._on_limit(self.limit)
 
     # -- from handlers' threads -----------------------------------------------------------------
-
-    def is_current(self, now: float) -> bool:
-        return self._loop.is_current(now)
 
     def catch_up(self) -> None:
         until = self._loop.now() + CATCH_UP_S

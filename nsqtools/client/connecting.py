@@ -180,12 +180,9 @@ class KnownNsqd:
 def warn_of_left_out(count: int, options: ClientOptions) -> None:
     """Log how many of the nsqd that nsqlookupd announce are not used, if any."""
     if count > 0:
-        log.warning(
-            "%d of the nsqd that nsqlookupd announces are left out: they are more than "
-            "max_discovered_nsqd (%d)",
-            count,
-            options.max_discovered_nsqd,
-        )
+        most = f"max_discovered_nsqd ({options.max_discovered_nsqd})"
+        what = "of the nsqd that nsqlookupd announces are left out: they are more than"
+        log.warning("%d %s %s", count, what, most)
 
 
 class Dialer:
@@ -291,9 +288,8 @@ class Dialer:
         delay_s = self._known.failed(address, self._loop.now(), is_away=is_away)
         if isinstance(result, Connection):
             result.close()
-            log.info(
-                "%s is there, and ended the connection; trying again in %.1f s", address, delay_s
-            )
+            again = f"trying again in {delay_s:.1f} s"
+            log.info("%s is there, and ended the connection; %s", address, again)
         if not self._is_stopped:
             self.begin()
 
@@ -323,7 +319,10 @@ class Background:
         self._max_threads = 1
 
     def run(self, peer: Hashable, work: Work, max_threads: int = MAX_THREADS) -> None:
-        """Have work done. Raises ``RuntimeError`` where no thread can be started for it."""
+        """Do work that waits for a peer on one of the threads.
+
+        Raises ``RuntimeError`` where no thread can be started for it.
+        """
         with self._changed:
             self._max_threads = max(self._max_threads, max_threads)
             self._waiting.setdefault(peer, collections.deque()).append(work)
@@ -401,23 +400,9 @@ class Background:
 
 
 _shared = Background()
-
-
-def run_in_background(peer: Hashable, work: Work, max_threads: int = MAX_THREADS) -> None:
-    """Do work that waits for a peer on one of the threads.
-
-    Raises ``RuntimeError`` where no thread can be started.
-    """
-    _shared.run(peer, work, max_threads)
-
-
-def _start_afresh() -> None:
-    """In a forked child, which has none of the threads."""
-    global _shared
-    _shared = Background()
-
-
-os.register_at_fork(after_in_child=_start_afresh)
+run_in_background = _shared.run
+# a forked child has none of the threads
+os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 def open_in_background(

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,18 +48,10 @@ from nsqtools.errors import (
     TLSError,
 )
 from nsqtools.http.http_api import HTTPAccess
-from nsqtools.protocol import commands
+from nsqtools.protocol import commands, frames
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
-from nsqtools.protocol.frames import (
-    ERROR,
-    HEARTBEAT,
-    MESSAGE,
-    MIN_MESSAGE_SIZE,
-    OK,
-    FrameBuffer,
-    decode_error,
-)
+from nsqtools.protocol.frames import HEARTBEAT, FrameBuffer
 from nsqtools.protocol.names import Address, parse_address, parse_patterns
 from nsqtools.transport.stream import (
     Deadline,
@@ -106,7 +99,7 @@ class Connection:
         stream: Stream,
         reply: IdentifyReply,
         codec: StreamCodec | None,
-        frames: FrameBuffer,
+        received: FrameBuffer,
         options: ClientOptions,
     ) -> None:
         self.address = stream.address
@@ -116,7 +109,7 @@ class Connection:
         self.has_received = False  # a message or a heartbeat
         self._stream = stream
         self._codec = codec
-        self._frames = frames
+        self._frames = received
         self._options = options
         self._pending: list[bytes] = []
         self._committed = b""
@@ -164,8 +157,8 @@ class Connection:
         if data == HEARTBEAT:
             self.has_received = True
             self.write(commands.NOP)
-        elif frame_type == ERROR:
-            self._user.on_server_error(decode_error(data, self.nsqd))
+        elif frame_type == frames.ERROR:
+            self._user.on_server_error(frames.decode_error(data, self.nsqd))
         else:
             self._user.on_response(data)
 
@@ -281,9 +274,8 @@ class Connection:
         if limit_s is not None and now - self._last_read > limit_s:
             self.lose(DeadlineExceeded(f"{self.nsqd} was silent for {limit_s:.0f} s"))
         elif self._committed and now - self._last_progress > options.write_timeout_s:
-            self.lose(
-                DeadlineExceeded(f"{self.nsqd} took no bytes for {options.write_timeout_s:.0f} s")
-            )
+            limit_s = options.write_timeout_s
+            self.lose(DeadlineExceeded(f"{self.nsqd} took no bytes for {limit_s:.0f} s"))
 
     def lose(self, error: NsqError) -> None:
         """Close the connection and report its loss to the user, once."""
@@ -422,9 +414,10 @@ def identify_body(options: ClientOptions) -> bytes:
     nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (only ``deflate_level`` is
     clamped), so what nsqd should decide is left out.
     """
+    hostname = socket.gethostname()
     wire: dict[str, object] = {
-        "client_id": options.reported_client_id,
-        "hostname": options.reported_hostname,
+        "client_id": options.client_id or hostname.partition(".")[0],
+        "hostname": options.hostname or hostname,
         "user_agent": options.user_agent,
         "feature_negotiation": True,
         "heartbeat_interval": _milliseconds(options.heartbeat_interval_s),
@@ -446,17 +439,6 @@ def identify_body(options: ClientOptions) -> bytes:
 _exposed_to: list[Address] = []  # the first one
 
 
-def _warn_of_plain_text(address: Address) -> None:
-    """Say once that secrets go out in plain text: thousands of addresses may be announced."""
-    if not _exposed_to:
-        _exposed_to.append(address)
-        log.warning(
-            "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
-            " refuse this with auth_requires_tls",
-            address,
-        )
-
-
 def _milliseconds(seconds: float) -> int:
     return -1 if seconds < 0 else round(seconds * 1000)  # -1: disabled
 
@@ -471,12 +453,11 @@ class _Handshake:
         self._deadline = deadline
         self._codec: StreamCodec | None = None
         limit = options.max_msg_size
-        self._frames = FrameBuffer(limit and limit + MIN_MESSAGE_SIZE + 4)
+        self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
         self._max_inflated = options.max_inflated_read
 
     def run(self, tls: ssl.SSLContext | None, subscribe: bytes | None) -> Connection:
-        request = commands.identify(identify_body(self._options))
-        self._send(commands.MAGIC_V2 + request)
+        self._send(commands.MAGIC_V2 + commands.identify(identify_body(self._options)))
         reply = decode_identify_reply(self._answer())
         self._upgrade_to_tls(tls, reply)
         self._start_compression(reply)
@@ -535,8 +516,13 @@ class _Handshake:
                 f"{address} would get the auth secret in plain text",
                 hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
             )
-        if self._is_announced:
-            _warn_of_plain_text(address)
+        if self._is_announced and not _exposed_to:  # thousands may be announced
+            _exposed_to.append(address)
+            log.warning(
+                "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
+                " refuse this with auth_requires_tls",
+                address,
+            )
 
     def _send(self, data: bytes) -> None:
         encoded = self._codec.compress(data) if self._codec else data
@@ -549,7 +535,7 @@ class _Handshake:
 
     def _expect_ok(self, after: str) -> None:
         answer = self._answer()
-        if answer != OK:
+        if answer != frames.OK:
             raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
 
     def _answer(self) -> bytes:
@@ -558,9 +544,9 @@ class _Handshake:
             while (frame := self._frames.next_frame()) is None:
                 self._frames.feed(self._receive())
             frame_type, body = frame
-            if frame_type == ERROR:
-                raise decode_error(body, str(self._stream.address))
-            if frame_type == MESSAGE:
+            if frame_type == frames.ERROR:
+                raise frames.decode_error(body, str(self._stream.address))
+            if frame_type == frames.MESSAGE:
                 raise ProtocolError("a message before SUB")
             if body != HEARTBEAT:
                 return body

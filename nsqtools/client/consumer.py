@@ -113,9 +113,8 @@ class CommonConsumer:
         if not self.topics:
             raise ConfigurationError("a consumer needs a topic")
         if not nsqd_tcp_addresses and not urls:
-            raise ConfigurationError(
-                "a consumer needs an address", hint="Give one of an nsqd or an nsqlookupd."
-            )
+            hint = "Give one of an nsqd or an nsqlookupd."
+            raise ConfigurationError("a consumer needs an address", hint=hint)
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
@@ -186,9 +185,8 @@ class CommonConsumer:
                 self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
 
     def _stop_signals(self, wanted: bool | None) -> StopSignals:
-        return StopSignals(
-            wanted, stop=partial(self.begin_stop, drain=True), end=self._abort_and_wait
-        )
+        stop = partial(self.begin_stop, drain=True)
+        return StopSignals(wanted, stop=stop, end=self._abort_and_wait)
 
     def _abort_and_wait(self) -> None:
         self.abort()
@@ -503,7 +501,10 @@ class Consumer(CommonConsumer):
                 if size is None:
                     batch = self.next_batch(timeout_s)
                 else:
-                    batch = self._next_gathered(timeout_s, size, within_s)
+                    gathering = Gathering(self, size, within_s, timeout_s)
+                    while gathering.add(self._take(gathering.wait_s, gathering.room, several=True)):
+                        pass
+                    batch = gathering.batch()
                 if batch is None:
                     return
                 self._handled[thread] = batch
@@ -513,12 +514,6 @@ class Consumer(CommonConsumer):
             self._handled.pop(thread, None)
             if size is not None:
                 self.gather(who, 0)
-
-    def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
-        gathering = Gathering(self, size, within_s, timeout_s)
-        while gathering.add(self._take(gathering.wait_s, gathering.room, several=True)):
-            pass
-        return gathering.batch()
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -595,12 +590,9 @@ class Consumer(CommonConsumer):
             self.start()
             if auto_touch:
                 self._io.delivery.on_tick = handling.touch
-            threads = [
-                threading.Thread(
-                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
-                )
-                for n in range(workers - 1)
-            ]
+            work = partial(self._work, handling)
+            names = [f"nsq-worker-{n}" for n in range(workers - 1)]
+            threads = [threading.Thread(target=work, name=name, daemon=True) for name in names]
             try:
                 for thread in threads:
                     thread.start()

@@ -259,9 +259,8 @@ class Subscription:
     @property
     def is_drained(self) -> bool:
         """Tell whether every message is answered and every answer is sent."""
-        return not (
-            self._unanswered or self._answers or self._outgoing or self.connection.has_unsent
-        )
+        is_answered = not (self._unanswered or self._answers or self._outgoing)
+        return is_answered and not self.connection.has_unsent
 
 
 class Stopping:
@@ -452,10 +451,8 @@ class ConsumerIO:
         """A connection has ended: its messages come again after their timeout."""
         self._forget(subscription)
         if not self._stopping:
-            connection = subscription.connection
-            self._ended(
-                subscription.topic, connection.address, error, was_proven=connection.is_proven
-            )
+            topic, connection = subscription.topic, subscription.connection
+            self._ended(topic, connection.address, error, was_proven=connection.is_proven)
 
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
@@ -546,11 +543,9 @@ class ConsumerIO:
     def is_full(self, idle_s: float) -> bool:
         """Tell whether no more can come before an answer, from nsqd that brought something in
         ``idle_s``; raise the limit where it can be. A stop tells itself when all has come."""
-        return (
-            self._stopping is None
-            and self.rdy.is_full(self.loop.now(), idle_s)
-            and not self.delivery.gather_more()
-        )
+        if self._stopping is not None or not self.rdy.is_full(self.loop.now(), idle_s):
+            return False
+        return not self.delivery.gather_more()
 
     def _apply(self, delay_s: float | None) -> None:
         if delay_s is None or self._stopping:
@@ -646,13 +641,9 @@ class ConsumerIO:
     def _say_what_is_waited_for(self) -> None:
         count = sum(len(subscription.in_flight) for subscription in self.subscriptions)
         if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
-            log.warning(
-                "%s: stops when %s in flight %s answered, in %.0f s at the latest",
-                self.loop.name,
-                counted(count, "message"),
-                "is" if count == 1 else "are",
-                left_s,
-            )
+            what = f"{counted(count, 'message')} in flight {'is' if count == 1 else 'are'} answered"
+            name = self.loop.name
+            log.warning("%s: stops when %s, in %.0f s at the latest", name, what, left_s)
 
     def look_up_soon(self, topic: str = "") -> None:
         """Bring the next round of lookups forward, for one topic or all, where there is any."""
@@ -690,9 +681,8 @@ class ConsumerIO:
         if not self.subscriptions:
             self.loop.stop()
         elif (at := stopping.next_change(now)) is not None:
-            self._stop_timer = self.loop.call_later(
-                at - now, self.loop.wake, instead_of=self._stop_timer
-            )
+            timer = self._stop_timer
+            self._stop_timer = self.loop.call_later(at - now, self.loop.wake, instead_of=timer)
 
     def _announce_stop(self) -> None:
         if not self._is_announced:
@@ -710,9 +700,6 @@ class ConsumerIO:
     def _requeue_rest(self, subscription: Subscription) -> None:
         rest = list(subscription.in_flight.values())
         if rest:
-            log.warning(
-                "%s: requeued %s in flight to stop",
-                subscription.nsqd,
-                counted(len(rest), "message"),
-            )
+            what = counted(len(rest), "message")
+            log.warning("%s: requeued %s in flight to stop", subscription.nsqd, what)
             Batch(subscription, rest).requeue(0, backoff=False)

@@ -106,10 +106,8 @@ class Discovery:
         return self._options.lookupd_poll_interval_s * (1 + jitter)
 
     def _set_next(self, at: float) -> None:
-        self._next_at = at
-        self._timer = self._loop.call_later(
-            at - self._loop.now(), self._begin_round, instead_of=self._timer
-        )
+        self._next_at, delay_s = at, at - self._loop.now()
+        self._timer = self._loop.call_later(delay_s, self._begin_round, instead_of=self._timer)
 
     def _begin_round(self) -> None:
         self._set_next(self._loop.now() + self.next_delay_s())
@@ -164,7 +162,11 @@ class Discovery:
             _report_failure(url, answer)
         else:
             _said.pop(url, None)
-            self._note_unknown(url, answer.is_known)
+            if answer.is_known:
+                self._unknown_at.discard(url)
+            elif url not in self._unknown_at:
+                self._unknown_at.add(url)
+                log.info("%s does not know topic %s yet", url, self._topic)
             round_.found |= set(map(self._access.reachable, answer.nsqd))
             round_.has_answer = True
         if not round_.missing:
@@ -173,9 +175,8 @@ class Discovery:
     def _give_up(self, round_: _Round) -> None:
         if round_ is not self._round or self._is_stopped:
             return
-        late = DeadlineExceeded(
-            f"{round_.missing} of {len(self._urls)} nsqlookupd did not answer in time"
-        )
+        silent = f"{round_.missing} of {len(self._urls)} nsqlookupd"
+        late = DeadlineExceeded(f"{silent} did not answer in time")
         round_.errors.append(late)
         log.warning("lookup failed: %s", late)
         self._end_round(round_)
@@ -183,13 +184,6 @@ class Discovery:
     def _end_round(self, round_: _Round) -> None:
         self._round = None
         self._on_round(round_.found, [] if round_.has_answer else round_.errors)
-
-    def _note_unknown(self, url: str, is_known: bool) -> None:
-        if is_known:
-            self._unknown_at.discard(url)
-        elif url not in self._unknown_at:
-            self._unknown_at.add(url)
-            log.info("%s does not know topic %s yet", url, self._topic)
 
 
 def _registered(client: NsqlookupdHTTPClient) -> Lookup:
@@ -221,8 +215,5 @@ class _Round:
 
 def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
     """Return the access with certificates and secret as their files are now."""
-    return replace(
-        access,
-        tls=access.tls and client_tls(options).get(),
-        bearer=access.bearer and current_secret(options),
-    )
+    tls = access.tls and client_tls(options).get()
+    return replace(access, tls=tls, bearer=access.bearer and current_secret(options))

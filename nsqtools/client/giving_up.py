@@ -108,20 +108,12 @@ class GivingUp:
             raise ConfigurationError(f"giving_up {policy!r} is neither finish nor requeue")
         if dead_letter and policy == "finish":
             raise ConfigurationError("a dead letter topic replaces giving_up: set only one of them")
-        self._options = options
         self._on_giving_up = on_giving_up
         self._policy = policy
         self._dead_letters = DeadLetters(dead_letter, options) if dead_letter else None
-
-    @property
-    def max_attempts(self) -> int:
-        """The limit; 0, never, where a message that is given up has nowhere to go."""
-        return self._options.max_attempts if self.keeps or self._policy == "finish" else 0
-
-    @property
-    def keeps(self) -> bool:
-        """Tell whether what is given up is not lost."""
-        return self._on_giving_up is not None or self._dead_letters is not None
+        self.keeps = on_giving_up is not None or bool(dead_letter)  # what is given up is not lost
+        # 0, never, where a message that is given up has nowhere to go
+        self.max_attempts = options.max_attempts if self.keeps or policy == "finish" else 0
 
     def messages(self, batch: Batch) -> None:
         """Give up messages that have no answer yet."""

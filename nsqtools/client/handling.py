@@ -51,9 +51,8 @@ def check_is_sync(handler: object) -> None:
 
 
 def _refusal(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the handler is {what}, which run does not await; use nsqtools.aio.Consumer"
-    )
+    hint = "use nsqtools.aio.Consumer"
+    return ConfigurationError(f"the handler is {what}, which run does not await; {hint}")
 
 
 class Handling:
@@ -108,9 +107,8 @@ class Handling:
         try:
             result = self._handler(message)
             if not inspect.isawaitable(result):
-                self.misuse = ConfigurationError(
-                    "the handler returns nothing to await; use nsqtools.Consumer"
-                )
+                complaint = "the handler returns nothing to await; use nsqtools.Consumer"
+                self.misuse = ConfigurationError(complaint)
                 raise self.misuse
             self._answer(message, await result)
         except BaseException as exc:

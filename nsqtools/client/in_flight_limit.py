@@ -151,6 +151,7 @@ class InFlightLimit:
         if not self.maximum:  # paused, which must not lower what holds afterwards
             return
         timeout_s = self.msg_timeout_s
+        patience_s = max(min(PATIENCE_SHARE * timeout_s, PATIENCE_S), 1.5 * self._took_s)
         if self._silent_s > PATIENCE_SHARE * timeout_s:
             self._is_measured = True  # the first may hang, and must not hold up the others
         new, self._new = self._new, 0
@@ -169,17 +170,13 @@ class InFlightLimit:
             per_answer_s = self._busy_s / (self._answers + 1)
             if per_answer_s * self._base > EXPIRES_SHARE * timeout_s:
                 self.adapted = max(1, int(WAIT_SHARE * timeout_s / per_answer_s))
-        elif in_flight >= self._base and self._hands_on and self._quiet_s > self._patience_s:
+        elif in_flight >= self._base and self._hands_on and self._quiet_s > patience_s:
             self._stuck_at, self._quiet_s = self._base, 0.0
             self.adapted = min(2 * self._base, self.maximum)
 
     @property
     def _hands_on(self) -> bool:
         return 2 * self._asked > self._looks
-
-    @property
-    def _patience_s(self) -> float:
-        return max(min(PATIENCE_SHARE * self.msg_timeout_s, PATIENCE_S), 1.5 * self._took_s)
 
     def _end_round(self, took_s: float, waits: bool) -> None:
         base, timeout_s = self._base, self.msg_timeout_s

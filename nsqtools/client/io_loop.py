@@ -116,12 +116,9 @@ class LoopMember:
 
     def is_current(self, now: float) -> bool:
         """Tell whether all sockets were read a moment ago, or will never be again."""
-        return (
-            self._thread is None
-            or self.pause_after_s is None
-            or now < self._thread.current_until
-            or self.has_ended
-        )
+        if self._thread is None or self.pause_after_s is None or self.has_ended:
+            return True
+        return now < self._thread.current_until
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the member has ended; return whether it has. On the I/O thread, False."""
@@ -415,10 +412,13 @@ class IOThread:
     def _do_at_last(self) -> None:
         calls, self.at_last = self.at_last, []
         for call, member in calls:
-            try:
-                call()
-            except BaseException as exc:
-                self._fail(member, exc)
+            self._call(member, call)
+
+    def _call(self, member: LoopMember, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as exc:
+            self._fail(member, exc)
 
     def _fail(self, member: LoopMember, failure: BaseException) -> None:
         if not member.has_ended:
@@ -464,10 +464,7 @@ class IOThread:
     def _report_pause(self) -> None:
         for member in list(self._members):
             if member.after_pause is not None:
-                try:
-                    member.after_pause()
-                except BaseException as exc:
-                    self._fail(member, exc)
+                self._call(member, member.after_pause)
                 self._make_due(member)
 
     def _sleep_s(self) -> float | None:
@@ -495,10 +492,7 @@ class IOThread:
             member = timer.member
             if timer.call is None or member.has_ended:
                 continue
-            try:
-                timer.call()
-            except BaseException as exc:
-                self._fail(member, exc)
+            self._call(member, timer.call)
             self._make_due(member)
             if timer.interval_s and timer.call is not None:
                 timer.at = next_multiple(now, timer.interval_s)

@@ -11,7 +11,6 @@ before a connection is made.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,10 +25,12 @@ from nsqtools.transport.stream import parse_pins
 if TYPE_CHECKING:
     import ssl
 
+_INT32 = 0x7FFFFFFF  # the most that the protocol has room for
+
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
 
-def _option(
+def opt(
     default: Any,
     help: str,
     low: float | None = None,
@@ -41,15 +42,9 @@ def _option(
 ) -> Any:
     """Declare one option; its default tells its ``kind``, and a float is a duration unless said."""
     kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "duration", str: "text"}
-    metadata = {
-        "kind": "choice" if choices else kind or kinds[type(default)],
-        "help": help,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "secret": secret,
-    }
-    return field(default=default, metadata=metadata, repr=not secret)
+    kind = "choice" if choices else kind or kinds[type(default)]
+    metadata = {"kind": kind, "help": help, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata=metadata | {"secret": secret}, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,152 +60,144 @@ class ClientOptions:
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
 
     # connecting
-    dial_timeout_s: float = _option(5.0, "time to connect, name resolution included", 0.001)
-    read_timeout_s: float = _option(
-        60.0, "give up a connection that was silent for this long", 0.1, 300
-    )
-    write_timeout_s: float = _option(
+    dial_timeout_s: float = opt(5.0, "time to connect, name resolution included", 0.001)
+    read_timeout_s: float = opt(60.0, "give up a connection silent for this long", 0.1, 300)
+    write_timeout_s: float = opt(
         10.0, "give up a connection whose writes made no progress for this long", 0.1, 300
     )
-    local_addr: str = _option("", "local host:port to connect from")
-    reconnect_base_s: float = _option(
+    local_addr: str = opt("", "local host:port to connect from")
+    reconnect_base_s: float = opt(
         8.0,
         "first delay before an nsqd given by address is tried again; doubles",
         0.01,
         MAX_DELAY_S,
     )
-    reconnect_max_s: float = _option(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
+    reconnect_max_s: float = opt(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
 
     # discovery
-    lookupd_poll_interval_s: float = _option(60.0, "time between lookups", 0.01, 300)
-    lookupd_poll_jitter: float = _option(
+    lookupd_poll_interval_s: float = opt(60.0, "time between lookups", 0.01, 300)
+    lookupd_poll_jitter: float = opt(
         0.3, "share of the interval added at random to each delay", 0, 1, kind="float"
     )
-    lookupd_poll_timeout_s: float = _option(
+    lookupd_poll_timeout_s: float = opt(
         5.0, "time for a daemon to answer over HTTP, connecting included", 0.01
     )
-    allow_announced: str = _option(
+    allow_announced: str = opt(
         "",
         "addresses that nsqlookupd may announce, as patterns of HOST:PORT separated by blanks"
         " (*.internal:4150); nsqd elsewhere are left out (default: all are believed)",
     )
-    lookupd_authorization: bool = _option(
+    lookupd_authorization: bool = opt(
         False,
         "send the auth secret to nsqlookupd as a bearer token"
         " (go-nsq's skip_lookupd_authorization=true means the same)",
     )
 
     # identity
-    client_id: str = _option("", "name of this client (default: the short host name)")
-    hostname: str = _option("", "host name to report (default: this machine's)")
-    user_agent: str = _option(f"nsqtools/{__version__}", "program to report")
-    topology_region: str = _option("", "region to report")
-    topology_zone: str = _option("", "zone to report")
+    client_id: str = opt("", "name of this client (default: the short host name)")
+    hostname: str = opt("", "host name to report (default: this machine's)")
+    user_agent: str = opt(f"nsqtools/{__version__}", "program to report")
+    topology_region: str = opt("", "region to report")
+    topology_zone: str = opt("", "zone to report")
 
     # negotiated with nsqd
-    heartbeat_interval_s: float = _option(
+    heartbeat_interval_s: float = opt(
         30.0, "time between heartbeats, 1s to 60s; -1s disables them (producers only)", -1, 60
     )
-    sample_rate: int = _option(0, "percent of messages to receive; nsqd discards the rest", 0, 99)
-    output_buffer_size: int = _option(
-        16384, "bytes that nsqd buffers, 64 to 65536; -1 disables", -1, 65536
-    )
-    output_buffer_timeout_s: float = _option(
+    sample_rate: int = opt(0, "percent of messages to receive; nsqd discards the rest", 0, 99)
+    output_buffer_size: int = opt(16384, "bytes nsqd buffers, 64 to 65536; -1 disables", -1, 65536)
+    output_buffer_timeout_s: float = opt(
         0.25, "longest time nsqd holds a message in its buffer, 25ms to 30s; -1s disables", -1, 30
     )
-    msg_timeout_s: float = _option(
+    msg_timeout_s: float = opt(
         0.0, "time to answer a message before it is delivered again (0: nsqd's default)", 0, 900
     )
-    tls_v1: bool = _option(False, "use TLS, and nothing else")
-    tls_root_ca_file: str = _option("", "certificates to trust, PEM")
-    tls_cert: str = _option("", "client certificate, PEM")
-    tls_key: str = _option("", "key of the client certificate, PEM")
-    tls_insecure_skip_verify: bool = _option(False, "do not verify nsqd's certificate")
-    tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = _option(
+    tls_v1: bool = opt(False, "use TLS, and nothing else")
+    tls_root_ca_file: str = opt("", "certificates to trust, PEM")
+    tls_cert: str = opt("", "client certificate, PEM")
+    tls_key: str = opt("", "key of the client certificate, PEM")
+    tls_insecure_skip_verify: bool = opt(False, "do not verify nsqd's certificate")
+    tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = opt(
         "tls1.2",
         "lowest TLS version; below tls1.2 only where the TLS library still can",
         choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     )
-    snappy: bool = _option(False, "compress with snappy")
-    deflate: bool = _option(False, "compress with deflate")
-    deflate_level: int = _option(6, "deflate level", 1, 9)
-    tls_pin_sha256: str = _option(
+    snappy: bool = opt(False, "compress with snappy")
+    deflate: bool = opt(False, "compress with deflate")
+    deflate_level: int = opt(6, "deflate level", 1, 9)
+    tls_pin_sha256: str = opt(
         "",
         "SHA-256 fingerprints of the server certificates to accept, in hexadecimal, separated by"
         " blanks; verified besides everything else",
     )
-    auth_secret: str = _option("", "secret for an nsqd that requires AUTH", secret=True)
-    auth_secret_file: str = _option(
+    auth_secret: str = opt("", "secret for an nsqd that requires AUTH", secret=True)
+    auth_secret_file: str = opt(
         "",
         "file with the secret, read again at each connection; auth_secret is used"
         " while it cannot be read",
     )
-    auth_requires_tls: bool = _option(
-        False, "never send the auth secret over a connection without TLS"
-    )
+    auth_requires_tls: bool = opt(False, "never send the auth secret over a connection without TLS")
 
     # consuming
-    max_in_flight: int = _option(200, "most messages in flight at a time, all nsqd together", 0)
-    max_in_flight_bytes: int = _option(
+    max_in_flight: int = opt(200, "most messages in flight at a time, all nsqd together", 0)
+    max_in_flight_bytes: int = opt(
         64 << 20,
         "most bytes of messages in flight at a time, but for one message (0: no limit)",
         0,
         1 << 40,
     )
-    max_attempts: int = _option(
+    max_attempts: int = opt(
         5,
         "deliveries after which a program gives up a message, if it says what becomes of it then"
         " (0: never); without effect in commands, which have --max-attempts",
         0,
         65535,
     )
-    default_requeue_delay_s: float = _option(
+    default_requeue_delay_s: float = opt(
         90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
     )
-    max_requeue_delay_s: float = _option(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
-    backoff_strategy: Literal["exponential", "full_jitter"] = _option(
+    max_requeue_delay_s: float = opt(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
+    backoff_strategy: Literal["exponential", "full_jitter"] = opt(
         "exponential", "how backoff grows", choices=("exponential", "full_jitter")
     )
-    backoff_multiplier_s: float = _option(1.0, "unit of backoff", 0, MAX_DELAY_S)
-    max_backoff_duration_s: float = _option(
-        120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S
-    )
-    low_rdy_idle_timeout_s: float = _option(
+    backoff_multiplier_s: float = opt(1.0, "unit of backoff", 0, MAX_DELAY_S)
+    max_backoff_duration_s: float = opt(120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S)
+    low_rdy_idle_timeout_s: float = opt(
         10.0,
         "take RDY from a connection idle for this long, or sooner, if there is too little for all",
         1,
         300,
     )
-    low_rdy_timeout_s: float = _option(
+    low_rdy_timeout_s: float = opt(
         30.0, "take RDY from any connection after this time, if others wait", 1, 300
     )
-    rdy_redistribute_interval_s: float = _option(5.0, "time between redistributions", 0.001, 5)
-    drain_timeout_s: float = _option(25.0, "time for running handlers when stopping", 0)
+    rdy_redistribute_interval_s: float = opt(5.0, "time between redistributions", 0.001, 5)
+    drain_timeout_s: float = opt(25.0, "time for running handlers when stopping", 0)
 
     # budgets: what a hostile or broken peer may cost
-    max_msg_size: int = _option(
+    max_msg_size: int = opt(
         64 << 20,
         "largest message to accept, in bytes; a larger one ends the connection (0: no limit)",
         0,
-        0x7FFFFFFF,
+        _INT32,
     )
-    max_inflated_read: int = _option(
+    max_inflated_read: int = opt(
         4 << 20,
         "bytes to which compressed data is expanded at a time; the rest waits its turn",
         1 << 16,
-        0x7FFFFFFF,
+        _INT32,
     )
-    connect_threads: int = _option(
+    connect_threads: int = opt(
         8,
         "threads that connect and look up, shared by all clients of the process; the greatest"
         " number holds",
         1,
         1000,
     )
-    max_http_body: int = _option(
+    max_http_body: int = opt(
         32 << 20, "largest answer to accept over HTTP, in bytes", 1 << 10, 1 << 32
     )
-    max_discovered_nsqd: int = _option(
+    max_discovered_nsqd: int = opt(
         1000,
         "most nsqd to believe that nsqlookupd announces; of more, some are drawn at random",
         1,
@@ -218,15 +205,13 @@ class ClientOptions:
     )
 
     # publishing
-    max_outstanding: int = _option(
-        64, "publish commands that may wait for their answer", 1, 100_000
+    max_outstanding: int = opt(64, "publish commands that may wait for their answer", 1, 100_000)
+    publish_timeout_s: float = opt(10.0, "time for a publish to be confirmed", 0.001)
+    publish_max_msg_size: int = opt(
+        1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, _INT32
     )
-    publish_timeout_s: float = _option(10.0, "time for a publish to be confirmed", 0.001)
-    publish_max_msg_size: int = _option(
-        1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, 0x7FFFFFFF
-    )
-    publish_max_body_size: int = _option(
-        5 << 20, "largest batch nsqd takes (its --max-body-size)", 16, 0x7FFFFFFF
+    publish_max_body_size: int = opt(
+        5 << 20, "largest batch nsqd takes (its --max-body-size)", 16, _INT32
     )
 
     def __post_init__(self) -> None:
@@ -263,16 +248,6 @@ class ClientOptions:
                 raise ConfigurationError(f"ssl_context replaces {name}: set only one of them")
         object.__setattr__(self, "tls_v1", True)
 
-    @property
-    def reported_hostname(self) -> str:
-        """The host name for IDENTIFY."""
-        return self.hostname or socket.gethostname()
-
-    @property
-    def reported_client_id(self) -> str:
-        """The client id for IDENTIFY."""
-        return self.client_id or socket.gethostname().partition(".")[0]
-
     def with_options(self, options: Mapping[str, str]) -> ClientOptions:
         """Return a copy with options given as text, under go-nsq's names.
 
@@ -307,9 +282,8 @@ def read_option(name: str, text: str) -> tuple[str, Any]:
         raise ConfigurationError(f"there is no {name} any more", hint="RDY is always sent again.")
     near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    raise ConfigurationError(
-        f"unknown client option {name!r}", hint=f"{meant}See the list with: nsq config show"
-    )
+    hint = f"{meant}See the list with: nsq config show"
+    raise ConfigurationError(f"unknown client option {name!r}", hint=hint)
 
 
 def _read_value(name: str, kind: Kind, text: str) -> Any:

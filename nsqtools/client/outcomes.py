@@ -54,10 +54,8 @@ def may_split(error: PublishError | None) -> bool:
 
 def is_stored_in_part(error: PublishError) -> bool:
     """Tell whether nsqd stored some of a batch: what is sent once more goes one by one."""
-    cause = error.__cause__
-    return isinstance(error, PublishUnknown) and (
-        isinstance(cause, ServerError) and cause.code in _STORING_FAILED
-    )
+    cause = error.__cause__ if isinstance(error, PublishUnknown) else None
+    return isinstance(cause, ServerError) and cause.code in _STORING_FAILED
 
 
 def is_state(error: ServerError) -> bool:
@@ -106,9 +104,9 @@ def rejected(cause: ServerError, count: int) -> PublishError:
     return PublishRejected(f"not published: {cause}", cause=cause, hint=cause.hint)
 
 
-def unknown(cause: NsqError) -> PublishUnknown:
+def unknown(cause: NsqError, before: str = "") -> PublishUnknown:
     """The error of a publish that nsqd may have stored."""
-    error = PublishUnknown(f"not confirmed: {cause}", hint=_UNKNOWN_HINT)
+    error = PublishUnknown(f"not confirmed: {before}{cause}", hint=_UNKNOWN_HINT)
     error.__cause__ = cause
     return error
 
@@ -117,12 +115,7 @@ def kept_unknown(error: PublishError) -> PublishUnknown:
     """The error of a publish that an earlier attempt may have stored, from that of the last."""
     if isinstance(error, PublishUnknown):
         return error
-    kept = PublishUnknown(
-        f"not confirmed: an earlier attempt may have been stored; the last: {error}",
-        hint=_UNKNOWN_HINT,
-    )
-    kept.__cause__ = error
-    return kept
+    return unknown(error, "an earlier attempt may have been stored; the last: ")
 
 
 def of_parts(counts: Sequence[int], errors: Sequence[PublishError | None]) -> PublishError | None:

@@ -103,9 +103,8 @@ class CommonProducer:
         given = map(parse_address, one_or_several(nsqd_tcp_addresses))
         self._addresses = list(dict.fromkeys(given))
         if not self._addresses and not self._lookupds:
-            raise ConfigurationError(
-                "a producer needs an address", hint="Give one of an nsqd or an nsqlookupd."
-            )
+            hint = "Give one of an nsqd or an nsqlookupd."
+            raise ConfigurationError("a producer needs an address", hint=hint)
         self._address_map = address_map
         self.nsqd = ", ".join([*map(str, self._addresses), *self._lookupds])
         self._policy = PublishPolicy(mode, retry_timeout_s, retry_unknown, linger_s)
@@ -180,15 +179,13 @@ class CommonProducer:
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
-        unsettled = [*self._aside, *self._unsettled]
-        was_stopped = self._is_stopped
+        unsettled, was_stopped = [*self._aside, *self._unsettled], self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
         for publication in unsettled:
             if not publication.is_settled:
-                publication.settle(
-                    PublishUnknown("the process that this one was forked from has it")
-                )
+                parents = PublishUnknown("the process that this one was forked from has it")
+                publication.settle(parents)
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -204,16 +201,9 @@ class CommonProducer:
         whole = whole_bodies(bodies)
         lengths = list(map(len, whole))
         check_bodies(lengths, defer_s, self.options)
-        size = sum(lengths)
+        size, now = sum(lengths), time.monotonic()
         publication = PendingPublication(
-            _check_topic(topic),
-            whole,
-            size,
-            time.monotonic(),
-            defer_s,
-            timeout_s,
-            on_settled,
-            splits,
+            _check_topic(topic), whole, size, now, defer_s, timeout_s, on_settled, splits
         )
         if not self._is_started:
             self.start()
@@ -277,13 +267,15 @@ class CommonProducer:
                 if self._io.loop.is_own_thread:  # no other thread makes room
                     timeout_s = 0
                 if not self._room.wait_for(self._has_room, timeout_s):
-                    raise PublishNotSent(
-                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s"
-                    ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
+                    cause = DeadlineExceeded(f"{self.nsqd} confirms nothing")
+                    raise self._no_room(timeout_s) from cause
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
             self._unsettled[publication] = None
             self._unsettled_bytes += publication.size
+
+    def _no_room(self, waited_s: float) -> PublishNotSent:
+        return PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
 
     def _has_room(self, besides: int = 0) -> bool:
         return self._is_stopped or (

@@ -156,10 +156,8 @@ class ProducerLink:
 
     def is_hopeful(self, now: float) -> bool:
         """Tell whether it is worth to wait for the connection that is being made."""
-        may_hang = now - self.tried_at >= PATIENCE_S or isinstance(
-            self.last_error, DeadlineExceeded
-        )
-        return self.is_connecting and not may_hang
+        has_hung = isinstance(self.last_error, DeadlineExceeded)
+        return self.is_connecting and not has_hung and now - self.tried_at < PATIENCE_S
 
     def _opened(self, result: Connection | NsqError) -> None:  # on the connecting thread
         self._loop.call_soon(lambda: self._connected(result))
@@ -210,9 +208,8 @@ class ProducerLink:
             self.connection.check_liveness()
         waited_s = self._waited_s(now)
         if waited_s > self._options.publish_timeout_s:
-            self.lose(
-                DeadlineExceeded(f"{self.address}: no answer to a publish for {waited_s:.0f} s")
-            )
+            for_s = f"for {waited_s:.0f} s"
+            self.lose(DeadlineExceeded(f"{self.address}: no answer to a publish {for_s}"))
 
     def _waited_s(self, now: float) -> float:
         """Return for how long the oldest publish has waited, and nothing was answered."""
@@ -353,9 +350,8 @@ class ProducerLinks:
     @property
     def may_connect(self) -> bool:
         """Tell whether some nsqd is connected, or may be soon."""
-        return self._expects_lookup or any(
-            link.connection is not None or link.is_connecting for link in self._links
-        )
+        is_near = [link.connection is not None or link.is_connecting for link in self._links]
+        return self._expects_lookup or any(is_near)
 
     def next_try_in_s(self) -> float:
         """Return in how many seconds it is worth to `choose` again; a lookup wakes by itself."""
@@ -370,13 +366,9 @@ class ProducerLinks:
         if self._lookup_error is not None:
             errors.append(self._lookup_error)
         elif not self._links and not self._expects_lookup:
-            errors.append(
-                ConnectionFailed(
-                    "nsqlookupd know no nsqd that messages can be published to",
-                    hint="Is nsqd running with --lookupd-tcp-address, and does allow_announced"
-                    " allow its address?",
-                )
-            )
+            hint = "Is nsqd running with --lookupd-tcp-address, and does allow_announced allow it?"
+            empty = "nsqlookupd know no nsqd that messages can be published to"
+            errors.append(ConnectionFailed(empty, hint=hint))
         errors.sort(key=lambda error: isinstance(error, RefusedError))
         return errors[0] if errors else None
 
@@ -460,13 +452,12 @@ class ProducerIO:
         self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
-        self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
+        self.loop = LoopMember(f"producer to {name}", self._each_turn, self._end)
         self.links = ProducerLinks(addresses, discovery, policy.mode, self)
         self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
-        self._queue = PublishQueue(
-            linger_s=policy.linger_s, max_body_size=options.publish_max_body_size
-        )
+        size = options.publish_max_body_size
+        self._queue = PublishQueue(linger_s=policy.linger_s, max_body_size=size)
         self._settled: list[PendingPublication] = []
         self._timed: dict[PendingPublication, float] = {}  # when their own time is over
         self._expiry: Timer | None = None  # one for all: a confirmed publication leaves nothing
@@ -522,9 +513,8 @@ class ProducerIO:
         now = self.loop.now()
         for publication, until in list(self._timed.items()):
             if until <= now:
-                late = DeadlineExceeded(
-                    f"{self.name}: no answer within {publication.timeout_s:.3g} s"
-                )
+                limit = f"{publication.timeout_s:.3g} s"
+                late = DeadlineExceeded(f"{self.name}: no answer within {limit}")
                 if publication.is_written:
                     self._settle(publication, outcomes.unknown(late))
                 else:
@@ -595,9 +585,8 @@ class ProducerIO:
         """Its time begins with its first failure, not while it waits its turn."""
         if not publication.failed_at:
             publication.failed_at = now
-        return not self._retries_ended and (
-            now < publication.failed_at + self._policy.retry_timeout_s
-        )
+        until = publication.failed_at + self._policy.retry_timeout_s
+        return now < until and not self._retries_ended
 
     def end_retries(self) -> None:
         """Try nothing again from now on."""
@@ -622,7 +611,11 @@ class ProducerIO:
             for publication in publications:
                 publication.is_alone = True
             self._send_again(publications)
-        elif publications and self._is_to_be_split(publications[0], error):
+        elif (
+            count > 1
+            and publications[0].splits
+            and outcomes.may_split(outcomes.rejected(error, count))
+        ):
             self._send_again(self._split(publications[0], (count + 1) // 2))
         else:
             again = self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count))
@@ -636,12 +629,6 @@ class ProducerIO:
             return [publication]
         parts = publication.parts or Parts(publication)
         return parts.split(publication, size)
-
-    @staticmethod
-    def _is_to_be_split(publication: PendingPublication, error: ServerError) -> bool:
-        count = len(publication.bodies)
-        can_be = publication.splits and count > 1
-        return can_be and outcomes.may_split(outcomes.rejected(error, count))
 
     def not_sent(self, publications: list[PendingPublication], error: NsqError) -> None:
         fails_again = (  # one after the other, with a connection for each
@@ -667,10 +654,8 @@ class ProducerIO:
         for publication in publications:
             failure = make_failure()  # one for each: it is raised where a thread waits
             publication.may_be_stored |= isinstance(failure, PublishUnknown)
-            may_try_again = not self._has_ended and outcomes.may_try_again(
-                failure, retry_unknown=self._policy.retry_unknown
-            )
-            if may_try_again and self._may_retry(publication, now):
+            may_again = outcomes.may_try_again(failure, retry_unknown=self._policy.retry_unknown)
+            if may_again and not self._has_ended and self._may_retry(publication, now):
                 if isinstance(failure, PublishUnknown):
                     self.repeated += len(publication.bodies)
                 if outcomes.is_stored_in_part(failure):
@@ -742,6 +727,7 @@ class ProducerIO:
         self._end()
 
     def _end(self) -> None:
+        """It ends, by a stop or a defect: release all threads that wait."""
         self._has_ended = True
         stopped = DeadlineExceeded(f"{self.name}: the producer has stopped")
         self.links.close(stopped)
@@ -749,7 +735,3 @@ class ProducerIO:
             self._settle(publication, outcomes.not_sent(self.links.last_error() or stopped))
         self._inbox.clear()
         self._report_settled()
-
-    def _at_end(self) -> None:
-        """It has ended, by a stop or a defect: release all threads that wait."""
-        self._end()

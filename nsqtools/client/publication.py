@@ -172,10 +172,8 @@ class Publication(Future[None]):
     def __repr__(self) -> str:
         failure = self._failure
         outcome = ("published" if failure is None else repr(failure.error)) * self.is_settled
-        return (
-            f"<Publication of {len(self.bodies)} messages to {self.topic},"
-            f" {outcome or 'not settled'}>"
-        )
+        what = f"{len(self.bodies)} messages to {self.topic}"
+        return f"<Publication of {what}, {outcome or 'not settled'}>"
 
 
 class PendingPublication(Publication):
@@ -321,12 +319,8 @@ class PublishQueue:
         """Queue a publication, unless it has settled: its time may be over."""
         if publication.is_settled:
             return
-        if (
-            self._linger_s > 0
-            and len(publication.bodies) == 1
-            and publication.defer_s is None
-            and not publication.is_alone
-        ):
+        is_single = len(publication.bodies) == 1 and publication.defer_s is None
+        if self._linger_s > 0 and is_single and not publication.is_alone:
             self.gathered.setdefault(publication.topic, []).append(publication)
         else:
             self.single.append(publication)

@@ -113,8 +113,7 @@ class ReadyControl(Generic[K]):
     @property
     def rotates(self) -> bool:
         """Tell whether connections without messages pass RDY on."""
-        has_quiet = self._quiet_share > 0
-        return self.is_scarce or has_quiet or (self._mode == TEST and self._sharers > 1)
+        return self.is_scarce or self._quiet_share > 0 or (self._mode == TEST and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
@@ -128,10 +127,9 @@ class ReadyControl(Generic[K]):
     def is_full(self, now: float, idle_s: float) -> bool:
         """Tell whether no connection may bring more messages than are in flight, but for those
         that have brought none in ``idle_s``."""
-        return all(
-            s.in_flight >= s.rdy or (not s.in_flight and now - s.last_message >= idle_s)
-            for s in self.states.values()
-        )
+        states = self.states.values()
+        brings = [s for s in states if s.in_flight or now - s.last_message < idle_s]
+        return all(s.in_flight >= s.rdy for s in brings)
 
     def had_turns(self, since: float, now: float) -> bool:
         """Tell whether every connection could have brought a message after ``since``: it has room
@@ -421,9 +419,8 @@ class ReadyControl(Generic[K]):
         for key, state in sorted(live, key=lambda each: each[1].last_change):
             if state.rdy:
                 idle_s = now - max(state.last_message, state.last_change)
-                is_idle = not state.in_flight and idle_s >= (
-                    PROBED_S if state.is_probed else dwell_s
-                )
+                lasts_s = PROBED_S if state.is_probed else dwell_s
+                is_idle = not state.in_flight and idle_s >= lasts_s
                 held_s = now - state.last_change
                 is_due = state.rdy == 1 and held_s > self._hold_timeout_s
                 if taken < len(turns) and (is_idle or is_due):

@@ -203,21 +203,9 @@ class FrameBuffer:
                 wanted = after - position
                 break
             else:
-                append(
-                    make(
-                        source,
-                        timestamp_ns,
-                        attempts,
-                        message_id,
-                        data[position + _MESSAGE_HEAD_SIZE : after],
-                    )
-                )
+                body = data[position + _MESSAGE_HEAD_SIZE : after]
+                append(make(source, timestamp_ns, attempts, message_id, body))
             position = after
-        if position == end:
-            chunks.clear()
-            self._length = 0
-            self._wanted = 8
-            return messages, others
         self._keep(data[position:])
         self._wanted = wanted
         # Fewer bytes are left than a message's head; whole responses can still be among them.
@@ -228,10 +216,8 @@ class FrameBuffer:
 
     def _check_head(self, size: int, frame_type: int) -> None:
         if size == _SIZE_THAT_SPELLS_HTTP:
-            raise ProtocolError(
-                "the peer speaks HTTP",
-                hint="This is an HTTP port; nsqd's TCP port is usually 4150.",
-            )
+            hint = "This is an HTTP port; nsqd's TCP port is usually 4150."
+            raise ProtocolError("the peer speaks HTTP", hint=hint)
         if frame_type == _TYPE_THAT_SPELLS_AN_ERROR:
             raise ProtocolError(
                 "the peer is not an nsqd (it answers E_BAD_PROTOCOL)",

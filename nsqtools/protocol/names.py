@@ -85,23 +85,17 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     """
     text = text.strip()
     if "://" in text:
-        raise ConfigurationError(
-            f"invalid address {text!r}", hint="A TCP address is host:port, without a scheme."
-        )
+        raise _bad_address(text, "A TCP address is host:port, without a scheme.")
     if "," in text:
-        raise ConfigurationError(
-            f"invalid address {text!r}",
-            hint="It is several: repeat the option, or separate them by spaces in a variable.",
-        )
+        cure = "repeat the option, or separate them by spaces in a variable"
+        raise _bad_address(text, f"It is several: {cure}.")
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
             raise _bad_address(text)
         port_text = rest[1:]
     elif text.count(":") > 1:
-        raise ConfigurationError(
-            f"invalid address {text!r}", hint=f"Write an IPv6 address in brackets: [{text}]:PORT."
-        )
+        raise _bad_address(text, f"Write an IPv6 address in brackets: [{text}]:PORT.")
     else:
         host, _, port_text = text.partition(":")
         rest = text[len(host) :]
@@ -116,10 +110,10 @@ def _parse_port(port_text: str, text: str) -> int:
     raise _bad_address(text)
 
 
-def _bad_address(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"invalid address {text!r}", hint="Write host:port, with a port from 1 to 65535."
-    )
+def _bad_address(
+    text: str, hint: str = "Write host:port, with a port from 1 to 65535."
+) -> ConfigurationError:
+    return ConfigurationError(f"invalid address {text!r}", hint=hint)
 
 
 def announced_host(name: object) -> str:

@@ -323,9 +323,7 @@ def read_trimmed_request(data: bytes, position: int) -> Request:
 def read_identify(request: Request) -> tuple[PeerInfo, int]:
     """Read the body of IDENTIFY, and return the position after it."""
     _, data, position, start = request
-    body, position = read_body(
-        data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, min_body_size=0
-    )
+    body, position = read_body(data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
     try:
         info = _peer_info(body)
     except ValueError as exc:

@@ -26,12 +26,8 @@ class LatencyStats:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        percentiles = None
-        if self.percentiles is not None:
-            percentiles = [
-                {"quantile": _number(quantile), "value": _number(value)}
-                for quantile, value in self.percentiles
-            ]
+        pairs = self.percentiles
+        percentiles = pairs and [{"quantile": _number(q), "value": _number(v)} for q, v in pairs]
         return {"count": self.count, "percentiles": percentiles}
 
 
@@ -72,9 +68,7 @@ class ClientStats:
     def document(self) -> dict[str, Any]:
         """Return the JSON object; auth and publishing fields are left out when empty."""
         document = _document(self)
-        document["pub_counts"] = [
-            {"topic": topic, "count": count} for topic, count in self.pub_counts
-        ]
+        document["pub_counts"] = [{"topic": to, "count": count} for to, count in self.pub_counts]
         for name in ("authed", "auth_identity", "auth_identity_url", "pub_counts"):
             if not document[name]:
                 del document[name]
@@ -177,7 +171,6 @@ def _in_pieces(
 
 
 _EMPTY: dict[str, Any] = {"int": 0, "str": "", "bool": False}  # annotations are text
-LEAST, MOST = INT64.start, INT64.stop - 1
 
 
 def read_stats(document: Any) -> NsqdStats:
@@ -253,18 +246,10 @@ def _channel(document: dict[str, Any]) -> ChannelStats:
 
 
 def _client(document: dict[str, Any]) -> ClientStats:
-    counts = (
-        (count.get("topic"), count.get("count")) for count in _objects(document.get("pub_counts"))
-    )
-    return _fill(
-        ClientStats,
-        document,
-        pub_counts=tuple(
-            (topic, count)
-            for topic, count in counts
-            if isinstance(topic, str) and isinstance(count, int)
-        ),
-    )
+    published = _objects(document.get("pub_counts"))
+    counts = ((each.get("topic"), each.get("count")) for each in published)
+    usable = (pair for pair in counts if isinstance(pair[0], str) and isinstance(pair[1], int))
+    return _fill(ClientStats, document, pub_counts=tuple(usable))
 
 
 def _latency(document: Any) -> LatencyStats:
@@ -272,15 +257,10 @@ def _latency(document: Any) -> LatencyStats:
         return LatencyStats()
     count, percentiles = document.get("count"), document.get("percentiles")
     pairs = ((pair.get("quantile"), pair.get("value")) for pair in _objects(percentiles))
+    numbers = tuple((float(q), float(v)) for q, v in pairs if _is_number(q) and _is_number(v))
     return LatencyStats(
         count=count if type(count) is int and count in INT64 else 0,
-        percentiles=tuple(
-            (float(quantile), float(value))
-            for quantile, value in pairs
-            if _is_number(quantile) and _is_number(value)
-        )
-        if isinstance(percentiles, list)
-        else None,
+        percentiles=numbers if isinstance(percentiles, list) else None,
     )
 
 
@@ -292,16 +272,14 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def _memory(document: Any) -> dict[str, int] | None:
     if not isinstance(document, dict):
         return None
-    return {
-        name: value for name, value in document.items() if isinstance(value, int) and value in INT64
-    }
+    return {k: v for k, v in document.items() if isinstance(v, int) and v in INT64}
 
 
 def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
     """Make a ``kind`` of the plain values in the document, and of those ``read`` already."""
     for name, type_, empty in _plain_fields(kind):  # type: ignore[arg-type]
         value = document.get(name)
-        is_usable = type(value) is type_ and (type(value) is not int or LEAST <= value <= MOST)
+        is_usable = type(value) is type_ and (type(value) is not int or value in INT64)
         read[name] = value if is_usable else empty
     return kind(**read)
 

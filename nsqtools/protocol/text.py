@@ -32,21 +32,9 @@ from typing import Any, NoReturn
 INT32 = range(-(1 << 31), 1 << 31)
 INT64 = range(-(1 << 63), 1 << 63)
 
-_QUOTED = {
-    0x07: "\\a",
-    0x08: "\\b",
-    0x09: "\\t",
-    0x0A: "\\n",
-    0x0B: "\\v",
-    0x0C: "\\f",
-    0x0D: "\\r",
-    0x22: '\\"',
-    0x5C: "\\\\",
-}
+_QUOTED = {ord(c): f"\\{by}" for c, by in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-_JSON_ESCAPES = str.maketrans(
-    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)
+_JSON_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def quote(data: bytes) -> bytes:
@@ -83,11 +71,8 @@ def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]
     an integer must be written as one. Raises ``ValueError`` where Go's decoder fails.
     """
     try:
-        pairs = json.loads(
-            data.decode("utf-8", "replace"),
-            object_pairs_hook=_Pairs,
-            parse_constant=_refuse_constant,
-        )
+        text = data.decode("utf-8", "replace")
+        pairs = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("nested too deep") from None
     if pairs is None:
@@ -223,10 +208,8 @@ def utc_text(epoch_s: float, timespec: str = "milliseconds") -> str:
 
 def harmless_traceback(text: str) -> str:
     """Return a traceback, indented: a message that is quoted in it begins no line of its own."""
-    return "\n".join(
-        line if line == _TRACEBACK else f"  {escape_line(line)}"
-        for line in text.rstrip("\n").split("\n")
-    )
+    lines = text.rstrip("\n").split("\n")
+    return "\n".join(each if each == _TRACEBACK else f"  {escape_line(each)}" for each in lines)
 
 
 def _as_python_writes_it(match: re.Match[str]) -> str:

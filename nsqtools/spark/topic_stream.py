@@ -336,11 +336,11 @@ class Spool:
         if not self._is_paused and fill.exceeds(self._settings):
             log.warning("the spool %s is full; no messages are taken", self.directory)
             self._is_paused = True
-            self._archiver.pause()
+            self._archiver.set_paused(True)
         elif self._is_paused and not fill.exceeds(self._settings, share=0.5):
             log.warning("the spool %s has room again", self.directory)
             self._is_paused = False
-            self._archiver.resume()
+            self._archiver.set_paused(False)
 
 
 # -- the stream ----------------------------------------------------------------------------------

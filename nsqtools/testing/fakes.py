@@ -46,9 +46,19 @@ class _Recorder:
         self.answers: dict[bytes, list[str]] = {}
         self.requeues: dict[bytes, tuple[float | None, bool]] = {}
 
-    def add(self, message: Message) -> None:
-        self.in_flight[message.id] = message
-        self.answers[message.id] = []
+    def deliver(
+        self,
+        body: bytes,
+        attempts: int = 1,
+        timestamp_ns: int | None = None,
+        id: bytes | None = None,
+    ) -> FakeMessage:
+        when_ns = time.time_ns() if timestamp_ns is None else timestamp_ns
+        message_id = b"%016x" % next(_ids) if id is None else id
+        message = FakeMessage(self, when_ns, attempts, message_id, body)
+        self.in_flight[message_id] = message
+        self.answers[message_id] = []
+        return message
 
     def finish(self, message_id: bytes) -> None:
         self.answers[message_id].append("finish")
@@ -114,7 +124,7 @@ def fake_message(
 
     Without ``id`` it gets the next of a sequence.
     """
-    return _message(_Recorder(topic, nsqd, msg_timeout_s), body, attempts, timestamp_ns, id)
+    return _Recorder(topic, nsqd, msg_timeout_s).deliver(body, attempts, timestamp_ns, id)
 
 
 def fake_batch(
@@ -126,21 +136,7 @@ def fake_batch(
 ) -> Batch:
     """Make a batch of `FakeMessage`, as `Consumer.batches` yields it."""
     recorder = _Recorder(topic, nsqd, msg_timeout_s)
-    return Batch(recorder, [_message(recorder, body) for body in bodies])
-
-
-def _message(
-    recorder: _Recorder,
-    body: bytes,
-    attempts: int = 1,
-    timestamp_ns: int | None = None,
-    id: bytes | None = None,
-) -> FakeMessage:
-    when_ns = time.time_ns() if timestamp_ns is None else timestamp_ns
-    message_id = b"%016x" % next(_ids) if id is None else id
-    message = FakeMessage(recorder, when_ns, attempts, message_id, body)
-    recorder.add(message)
-    return message
+    return Batch(recorder, map(recorder.deliver, bodies))
 
 
 class Published(NamedTuple):
@@ -159,10 +155,8 @@ class _Fake(CommonProducer):
 
     def _send(self, publication: PendingPublication) -> None:
         if self.error is None:
-            self.published += [
-                Published(publication.topic, body, publication.defer_s)
-                for body in publication.bodies
-            ]
+            topic, defer_s = publication.topic, publication.defer_s
+            self.published += [Published(topic, body, defer_s) for body in publication.bodies]
         publication.settle(self.error)
         self._on_settled([publication])
         call_back([publication])

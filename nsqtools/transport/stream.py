@@ -95,14 +95,10 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
         context.load_default_certs()
     if options.cert_file:
         warn_of_exposure(Path(options.key_file or options.cert_file))
-        _load(
-            "client certificate and key",
-            f"{options.cert_file} and {options.key_file}",
-            # an encrypted key must fail, not ask on the terminal
-            lambda: context.load_cert_chain(
-                options.cert_file, options.key_file, password=lambda: b""
-            ),
-        )
+        files = options.cert_file, options.key_file
+        # an encrypted key must fail, not ask on the terminal
+        load = functools.partial(context.load_cert_chain, *files, password=lambda: b"")
+        _load("client certificate and key", " and ".join(files), load)
     _set_min_version(context, options.min_version)
     if pins := parse_pins(options.pins_sha256):
         context.sslsocket_class = _pinned_socket(pins)
@@ -132,9 +128,8 @@ def _pinned_socket(pins: frozenset[str]) -> type[ssl.SSLSocket]:
             super().do_handshake(block)
             found = sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
             if found not in pins:
-                error = ssl.SSLCertVerificationError(
-                    1, f"the certificate with SHA-256 {found} is not pinned"
-                )
+                what = f"the certificate with SHA-256 {found}"
+                error = ssl.SSLCertVerificationError(1, f"{what} is not pinned")
                 error.verify_message = f"its SHA-256 is {found}, which is not pinned"
                 raise error
 
@@ -162,13 +157,8 @@ def _set_min_version(context: ssl.SSLContext, name: str) -> None:
     import ssl
     import warnings
 
-    version = {
-        "tls1.3": ssl.TLSVersion.TLSv1_3,
-        "tls1.2": ssl.TLSVersion.TLSv1_2,
-        "tls1.1": ssl.TLSVersion.TLSv1_1,
-        "tls1.0": ssl.TLSVersion.TLSv1,
-        "ssl3.0": ssl.TLSVersion.TLSv1,
-    }[name]
+    lowest = "TLSv1" if name in ("tls1.0", "ssl3.0") else name.replace("tls1.", "TLSv1_")
+    version = ssl.TLSVersion[lowest]
     if version < ssl.TLSVersion.TLSv1_2:
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with warnings.catch_warnings():
@@ -223,9 +213,7 @@ class Stream:
     def start_tls(self, context: ssl.SSLContext, deadline: Deadline) -> None:
         """Do the TLS handshake. Raises `TLSError`, `ConnectionLost`, `DeadlineExceeded`."""
         with self._mapped("in the TLS handshake", deadline):
-            self._socket = context.wrap_socket(
-                self._socket, server_hostname=self.address.host, suppress_ragged_eofs=True
-            )
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
         self._is_tls = True
 
     @contextlib.contextmanager
@@ -382,9 +370,8 @@ def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
         ) from exc
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
-        raise ConnectionFailed(
-            f"cannot connect to {address} ({reason})", hint="Check the host name."
-        ) from exc
+        hint = "Check the host name."
+        raise ConnectionFailed(f"cannot connect to {address} ({reason})", hint=hint) from exc
     families: dict[int, list[_IPAddress]] = {}
     for each in found:
         families.setdefault(each[0], []).append(each)
@@ -447,6 +434,11 @@ def _reason(exc: OSError) -> str:
     return (exc.strerror or str(exc) or type(exc).__name__).lower()
 
 
+_OWN_CERTIFICATE = (
+    "nsqd requires a client certificate: set tls_cert and tls_key (nsq: --tls-cert and --tls-key)."
+)
+
+
 def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
     import ssl
 
@@ -460,11 +452,6 @@ def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
         return ConnectionLost(f"{address}: the TLS connection ended")
     if isinstance(exc, ssl.SSLError):
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
-        hint = ""
-        if "certificate required" in reason or "bad certificate" in reason:
-            hint = (
-                "nsqd requires a client certificate: set tls_cert and tls_key"
-                " (nsq: --tls-cert and --tls-key)."
-            )
-        return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
+        is_ours = "certificate required" in reason or "bad certificate" in reason
+        return TLSError(f"{address}: TLS failed ({reason})", hint=_OWN_CERTIFICATE * is_ours)
     return None

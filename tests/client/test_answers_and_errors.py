@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground
@@ -38,50 +38,33 @@ def test_an_answer_that_is_too_late_is_counted_and_harmless(dialog: Dialog) -> N
 
 
 def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    errors: list[NsqError] = []
-
-    def on_error(error: NsqError) -> None:
-        errors.append(error)
-        raise LookupError("of the callback: it harms nothing")
-
+    on_error = Mock(side_effect=LookupError("of the callback: it harms nothing"))
     consume(scripted_nsqd.address, more={"on_error": on_error})
     conn = scripted_nsqd.subscribed("RDY 200")
-    both = b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID" * 2
-    conn.send(both)
+    conn.send(b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID" * 2)
     conn.expect_closed()
     scripted_nsqd.subscribed("RDY 200")
-    [error] = errors
+    [[error]] = [call.args for call in on_error.call_args_list]
     assert isinstance(error, ServerError)
     assert error.code == "E_INVALID"
     assert scripted_nsqd.address in str(error)
 
 
-@pytest.mark.parametrize(
-    ("attempts", "delay_s", "delay_ms"),
-    [
-        (1, 0, 0),
-        (1, None, 90_000),
-        (4, None, 360_000),
-        (5, None, 450_000),
-        (1, 0.0015, 2),
-        (1, 3600, 3_600_000),
-        (1, 7200, 3_600_000),  # nsqd closes the connection for more than its limit
-        (60_000, None, 900_000),
-    ],
-)
-def test_zero_is_a_delay_and_seconds_become_milliseconds(
-    dialog: Dialog, attempts: int, delay_s: float | None, delay_ms: int
-) -> None:
+def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None:
+    """Nsqd closes the connection for more than its limit, an hour."""
     consumer, conn = dialog("RDY 200", max_attempts=0)
-    message_id = conn.message(b"x", attempts=attempts)
-    [message] = batch_of(consumer)
-    message.requeue(delay_s, backoff=False)
-    conn.expect(f"REQ {message_id} {delay_ms}")
+    given: dict[float | None, int] = {0: 0, 0.0015: 2, 3600: 3_600_000, 7200: 3_600_000}
+    by_attempts = {1: 90_000, 4: 360_000, 5: 450_000, 60_000: 900_000}
+    cases = [(1, *case) for case in given.items()]
+    cases += [(attempts, None, delay_ms) for attempts, delay_ms in by_attempts.items()]
+    for attempts, delay_s, delay_ms in cases:
+        message_id = conn.message(b"x", attempts=attempts)
+        [message] = batch_of(consumer)
+        message.requeue(delay_s, backoff=False)
+        conn.skip_to(f"REQ {message_id} {delay_ms}")
 
 
-def test_a_message_is_answered_once_whoever_asks(
-    dialog: Dialog, in_background: InBackground
-) -> None:
+def test_a_message_is_answered_once(dialog: Dialog, in_background: InBackground) -> None:
     consumer, conn = dialog("RDY 200")
     both = threading.Barrier(2)
 
@@ -100,9 +83,7 @@ def test_a_message_is_answered_once_whoever_asks(
     assert conn.not_yet_expected == []
 
 
-def test_an_answer_never_goes_to_the_next_connection(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
+def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address)
     conn = scripted_nsqd.subscribed("RDY 200")
     message_id = conn.message(b"x")
@@ -122,8 +103,7 @@ def test_an_answer_never_goes_to_the_next_connection(
 def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) -> None:
     consumer, conn = dialog("RDY 200")
     message_id = conn.message(b"x")
-    batch = batch_of(consumer)
-    [old] = batch
+    [old] = batch = batch_of(consumer)
     conn.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert old.is_answered
@@ -137,9 +117,9 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) 
 def test_a_batch_is_finished_but_for_what_was_answered(dialog: Dialog) -> None:
     consumer, conn = dialog("RDY 200")
     ids = [conn.message(b"x") for _ in range(4)]
-    batch = Batch(batch_of(consumer).source, [])
-    while len(batch) < 4:
-        batch = Batch(batch.source, list(batch.source.in_flight.values()))
+    source = batch_of(consumer).source
+    wait_until(lambda: len(source.in_flight) == 4, what="all of them")
+    batch = Batch(source, source.in_flight.values())
     batch[1].requeue(0, backoff=False)
     conn.expect(f"REQ {ids[1]} 0")
     conn.message(b"x", message_id=ids[2], attempts=2)
@@ -152,33 +132,33 @@ def test_a_batch_is_finished_but_for_what_was_answered(dialog: Dialog) -> None:
     assert conn.not_yet_expected == []
 
 
-@pytest.mark.parametrize(
-    ("reply", "complaint"),
-    [
-        (b"\x00\x00\x00\x06\x00\x00\x00\x00{}", ""),  # everything at its default: accepted
-        (b"\x00\x00\x00\x06\x00\x00\x00\x00[]", "neither OK nor JSON"),
-        (b"\x00\x00\x00\x0d\x00\x00\x00\x01E_BAD_BOD", "E_BAD_BOD"),
-        (b"\x00\x00\x00\x22\x00\x00\x00\x02" + bytes(30), "message before SUB"),
-        (b"\x00\x00\x00\x06\x00\x00\x00\x07OK", "unknown frame type 7"),
-        (b"\x00\x00\x00", "closed the connection"),
-    ],
-)
-def test_any_answer_to_identify_is_taken_or_named(
-    scripted_nsqd: ScriptedNsqd, in_background: InBackground, reply: bytes, complaint: str
-) -> None:
-    address = parse_address(scripted_nsqd.address)
-    opening = in_background(open_connection, address, ClientOptions(), None)
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.send(reply)
-    conn.half_close()
-    if not complaint:
-        with closing(opening.result(patience_s(5))):  # type: ignore[type-var]
-            return
-    with pytest.raises(NsqError, match=complaint) as caught:
-        opening.result(patience_s(5))
-    assert str(address) in str(caught.value)
-    conn.expect_closed()
+OK_HEAD = b"\x00\x00\x00\x06\x00\x00\x00"
+ANSWERS = {  # to IDENTIFY, and the complaint
+    OK_HEAD + b"\x00{}": "",  # everything at its default: accepted
+    OK_HEAD + b"\x00[]": "neither OK nor JSON",
+    b"\x00\x00\x00\x0d\x00\x00\x00\x01E_BAD_BOD": "E_BAD_BOD",
+    b"\x00\x00\x00\x22\x00\x00\x00\x02" + bytes(30): "message before SUB",
+    OK_HEAD + b"\x07OK": "unknown frame type 7",
+    b"\x00\x00\x00": "closed the connection",
+}
+
+
+def test_any_answer_to_identify_is_taken_or_named(in_background: InBackground) -> None:
+    for reply, complaint in ANSWERS.items():
+        with ScriptedNsqd() as peer:
+            address = parse_address(peer.address)
+            opening = in_background(open_connection, address, ClientOptions(), None)
+            conn = peer.accept()
+            conn.expect("IDENTIFY")
+            conn.send(reply)
+            conn.half_close()
+            if not complaint:
+                opening.result(patience_s(5)).close()
+                continue
+            with pytest.raises(NsqError, match=complaint) as caught:
+                opening.result(patience_s(5))
+            assert str(address) in str(caught.value)
+            conn.expect_closed()
 
 
 def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(

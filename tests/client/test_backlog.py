@@ -1,33 +1,277 @@
-"""What waits for handlers: how it is announced, taken by parts, put back and withdrawn."""
+"""Handlers that are slow: what waits, what is handed out, and what is given up."""
 
 from __future__ import annotations
 
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
+from plugins.archives import unfinished
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, bodies_in, fill
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import DataPath, Serve
+from plugins.waiting import patience_s, wait_until
+from plugins.wire import message_frame
+
+from nsqtools.client import consumer as consumer_module
+from nsqtools.client import in_flight_limit
 from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.message import Batch, Message, batches_after
+from nsqtools.client.options import ClientOptions
 from nsqtools.testing import fake_batch
 
-
-class Owner:
-    def __init__(self) -> None:
-        self.waiting: dict[Arrival, None] = {}
-        self.given_up: list[Batch] = []
-
-    def is_current(self, now: float) -> bool:
-        return True
-
-    def catch_up(self) -> None: ...
-
-    def give_up(self, batch: Batch) -> None:
-        self.given_up.append(batch)
+FINISHING = {"giving_up": "finish"}
 
 
-# -- what a turn of the I/O thread has read is one entry -------------------------------------------
+@contextmanager
+def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iterator[Consumer]:
+    """A consumer with default options, and ``work(consumer)`` on a thread until the block ends."""
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, **more)
+    thread = threading.Thread(target=work, args=(consumer,))
+    thread.start()
+    try:
+        yield consumer
+    finally:
+        consumer.abort()
+        thread.join(patience_s(10))
+        assert not thread.is_alive()
+
+
+def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
+    serve: Serve, data_path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight_limit, "START", 16)
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
+    bodies = fill(nsqd, 10)
+    release = threading.Event()
+    seen: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.body)
+        release.wait(patience_s(20))
+
+    with running(nsqd, lambda consumer: consumer.run(handler)) as stuck:
+        wait_until(lambda: stuck.stats.received == 10, what="all messages in the client")
+        try:
+            rest = bodies_in(nsqd, TOPIC, 9, CHANNEL)
+        finally:
+            release.set()
+        stats = nsqd.channel_stats(TOPIC, CHANNEL)
+        assert stats["timeout_count"] <= 1  # returned before nsqd took them back
+        assert stuck.stats.expired >= 9
+    assert sorted(rest + seen[:1]) == sorted(bodies)
+
+
+def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
+    fill(nsqd, 100)
+    threads: collections.Counter[int] = collections.Counter()
+
+    def handler(message: Message) -> None:
+        time.sleep(0.05)
+        threads[threading.get_ident()] += 1
+
+    with running(nsqd, lambda consumer: consumer.run(handler, workers=4)) as consumer:
+        wait_until(lambda: threads.total() == 100, what="100 messages", timeout_s=15)
+        # a thousand quiet consumers cost a process next to nothing
+        wait_until(lambda: consumer._io.delivery._ticks is None, what="no clock for nothing")
+    assert len(threads) == 4
+    assert max(threads.values()) <= 50  # a read of one thread's is 96
+
+
+def test_a_delivery_that_came_again_in_the_same_read_is_dropped(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 1", max_in_flight=5)
+    first = conn.new_id()
+    frames = [message_frame(b"x", first, attempts=number, timestamp_ns=1) for number in range(1, 5)]
+    conn.send(b"".join(frames))
+    batches = [consumer.next_batch(patience_s(5)) or [], *consumer.batches(timeout_s=0.3)]
+    found = [message.attempts for batch in batches for message in batch if message.finish()]
+    assert found == [4]
+
+
+SLOW_READER = """
+import sys, time
+from nsqtools import Consumer
+with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
+    for message in consumer:
+        print(message.id.decode(), flush=True)
+        time.sleep(0.1)
+        message.finish()
+"""
+
+
+def test_after_a_pause_no_message_is_handed_out_twice(data_path: DataPath, serve: Serve) -> None:
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1500ms"))
+    fill(nsqd, 12)
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_READER, nsqd.tcp_address], stdout=subprocess.PIPE, text=True
+    ) as process:
+        ids = [process.stdout.readline()]
+        os.kill(process.pid, signal.SIGSTOP)
+        stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
+        wait_until(lambda: stats()["timeout_count"], what="what times out")
+        os.kill(process.pid, signal.SIGCONT)
+        wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="the end", timeout_s=10)
+        process.terminate()
+        ids += process.stdout.read().split()
+    repeated = len(ids) - len({each.strip() for each in ids})
+    assert repeated <= 1  # what was being handled when the process was stopped
+
+
+def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
+    """Deliveries 1 to 9 expire here while the handler is busy; nobody saw them."""
+    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
+    message_id = conn.new_id()
+    for attempts in range(1, 10):
+        conn.message(b"x", message_id=message_id, attempts=attempts)
+        wait_until(lambda n=attempts: consumer.stats.received == n, what="a delivery")  # type: ignore[misc]
+    end_turn(consumer)
+    handled: list[int] = []
+    handle(consumer, lambda message: handled.append(message.attempts))
+    wait_until(lambda: handled == [9], what="the last delivery")
+    assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
+
+
+def test_nothing_is_given_up(scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle) -> None:
+    consumer = consume(scripted_nsqd.address, max_attempts=3, max_backoff_duration_s=0)
+    seen: list[int] = []
+    handle(consumer, lambda message: seen.append(message.attempts) or False)  # type: ignore[func-returns-value]
+    conn = scripted_nsqd.subscribed("RDY 1")
+    message_id = conn.new_id()
+    for attempts, delay_ms in ((3, 270_000), (4, 360_000), (100, 900_000)):
+        conn.message(b"x", message_id=message_id, attempts=attempts)
+        conn.skip_to(f"REQ {message_id} {delay_ms}")
+    assert seen == [3, 4, 100]
+
+
+def test_what_no_loop_reached_is_no_try(dialog: Dialog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "SHARE_S", patience_s(5))  # it takes several at a time
+    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
+    conn.message(b"x")
+    messages = iter(consumer)
+    next(messages).finish()
+    ids = [conn.new_id() for _ in range(2)]
+    frames = [message_frame(b"x", each, attempts=9, timestamp_ns=1) for each in ids]
+    conn.send(b"".join(frames))
+    next(messages).finish()
+    messages.close()  # type: ignore[attr-defined]
+    conn.skip_to(f"REQ {ids[1]} 0")
+    conn.message(b"x", message_id=ids[1], attempts=10)
+    assert next(iter(consumer)).id == ids[1].encode()
+    assert consumer.stats.given_up == 0
+
+
+def test_a_handler_that_fails_late_has_tried(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    """nsqd has delivered the message again when its handler fails; that is a try nonetheless."""
+    no_backoff = {"max_backoff_duration_s": 0, "more": FINISHING}
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=2, **no_backoff)
+    seen: list[int] = []
+    begun, again = threading.Event(), threading.Event()
+
+    def fail(message: Message) -> bool:
+        seen.append(message.attempts)
+        begun.set()
+        again.wait(patience_s(10))
+        return False
+
+    handle(consumer, fail)
+    conn = scripted_nsqd.subscribed("RDY 1")
+    message_id = conn.message(b"x", attempts=2)
+    assert begun.wait(patience_s(5))
+    conn.message(b"x", message_id=message_id, attempts=3)
+    wait_until(lambda: consumer.stats.received == 2, what="the second delivery")
+    again.set()
+    conn.skip_to(f"REQ {message_id} 270000")
+    conn.message(b"x", message_id=message_id, attempts=4)
+    conn.skip_to(f"FIN {message_id}")
+    assert seen == [2, 3]
+
+
+# -- healthy programs, with the harshest settings: what is given up would be finished -------------
+
+
+def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it times out again and again before the pool comes to it."""
+    monkeypatch.setattr(in_flight_limit, "START", 16)
+    nsqd = quick_nsqd
+    bodies = fill(nsqd, 10)
+    held: list[Message] = []
+    finished: set[bytes] = set()
+
+    def came_thrice() -> bool:
+        return sum(message.attempts >= 3 for message in held) >= 10
+
+    def finish_all() -> bool:
+        finished.update(message.body for message in held[:] if message.finish())
+        return len(finished) == 10
+
+    with running(
+        nsqd,
+        lambda consumer: consumer.run(held.append, auto_answer=False),
+        options=ClientOptions(max_attempts=1),
+        **FINISHING,
+    ) as consumer:
+        wait_until(came_thrice, what="third deliveries", timeout_s=30)
+        assert unfinished(nsqd, TOPIC, CHANNEL) == 10
+        wait_until(finish_all, what="the answers", timeout_s=10)
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the FINs")
+    assert sorted(finished) == sorted(bodies)
+    assert consumer.stats.given_up == 0
+
+
+@pytest.mark.parametrize("way", ["handlers", "batches"])
+def test_a_pool_gets_no_more_than_it_can_take(quick_nsqd: EmbeddedServer, way: str) -> None:
+    """All of max_in_flight in the queue of the pool would time out again and again."""
+    nsqd = quick_nsqd
+    fill(nsqd, 60)
+    seen: collections.Counter[bytes] = collections.Counter()
+
+    def slow(message: Message) -> None:
+        seen[message.body] += 1
+        time.sleep(0.15)
+        message.finish()
+
+    def work(consumer: Consumer) -> None:
+        if way == "handlers":
+            consumer.run(lambda message: pool.submit(slow, message), auto_answer=False)
+        else:
+            for batch in consumer.batches():
+                for message in batch:
+                    pool.submit(slow, message)
+
+    with ThreadPoolExecutor(4) as pool, running(nsqd, work):
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel")
+    assert len(seen) == 60
+    assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
+
+
+def end_turn(consumer: Consumer) -> None:
+    """Wait until the I/O thread is through with what it has received."""
+    is_through = threading.Event()
+    consumer._io.loop.call_soon(is_through.set)
+    assert is_through.wait(patience_s(5))
+
+
+# -- what waits: announced, taken by parts, put back and withdrawn --------------------------------
 
 
 def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
@@ -46,7 +290,7 @@ def taken(entry: object) -> list[list[bytes]]:
 
 
 def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
-    backlog, owner = Backlog(), Owner()
+    backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 1, 3, 2)
     assert taken(backlog.get(0)) == [[b"0-0"]]
     assert taken(backlog.get_some(0, most=1)) == [[b"1-0"]]
@@ -57,7 +301,7 @@ def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
 
 
 def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
-    backlog, owner, other = Backlog(), Owner(), Owner()
+    backlog, owner, other = Backlog(), Mock(waiting={}), Mock(waiting={})
     deliver(backlog, owner, 1, 1)
     deliver(backlog, owner, 1)
     deliver(backlog, other, 1)
@@ -69,7 +313,7 @@ def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
 
 
 def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
-    backlog, owner = Backlog(), Owner()
+    backlog, owner = Backlog(), Mock(waiting={})
     (a,), (b, c) = batches = deliver(backlog, owner, 1, 2)
     assert backlog.discard(owner, batches[0].source) == {a.id}
     assert backlog.discard(owner, batches[1].source, {b.id}) == {b.id}
@@ -81,7 +325,7 @@ def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
 
 
 def test_what_is_withdrawn_is_returned_once() -> None:
-    backlog, owner = Backlog(), Owner()
+    backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 1, 2)
     assert backlog.withdraw(owner, expired_at=60.0 * EXPIRED_SHARE) == []
     assert list(map(len, backlog.withdraw(owner, expired_at=60.0))) == [1, 2]
@@ -93,16 +337,13 @@ def test_what_is_withdrawn_is_returned_once() -> None:
 
 
 def test_what_was_not_reached_comes_first_again() -> None:
-    backlog, owner = Backlog(), Owner()
+    backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 2, 1)
     batches = backlog.get_some(0, most=10)
     assert isinstance(batches, list)
     backlog.put("other")
     backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
-
-
-# -- a thread that takes from many connections -----------------------------------------------------
 
 
 def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
@@ -122,10 +363,8 @@ def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
     consumer.backlog.put(Arrival(io.delivery, batches[:1]))
     consumer.backlog.put(Arrival(io.delivery, batches[1:]))
     messages = iter(consumer)
-
     woken_after = []
     for _ in batches:
         assert next(messages).finish()
         woken_after.append(len(woken))
-
     assert woken_after == [1, 1, 1, 1, 2]  # for the first, as none came for a while, and the last

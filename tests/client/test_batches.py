@@ -29,13 +29,11 @@ def consumer_of(*servers: Nsqd) -> Consumer:
 
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
-def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
-    go_nsqd: MakeNsqd, msg_timeout: str
-) -> None:
+def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout: str) -> None:
     """Also with an insert that takes longer than its message's share of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     fill(nsqd, 1500)
-    sizes = []
+    sizes = list[int]()
     with consumer_of(nsqd) as consumer:
         for batch in consumer.batches(size=500, within_s=3600):
             sizes.append(len(batch))
@@ -67,9 +65,7 @@ def test_a_batch_is_whole_however_late_the_io_thread_is(
         assert len(batch) == batch.finish() == 500
 
 
-def test_a_batch_waits_for_an_nsqd_that_has_room(
-    go_nsqd: MakeNsqd, in_background: InBackground
-) -> None:
+def test_a_batch_waits_for_who_has_room(go_nsqd: MakeNsqd, in_background: InBackground) -> None:
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
@@ -97,9 +93,7 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
 
 
-def test_a_batch_does_not_wait_for_what_cannot_come(
-    nsqd: GoNsqd, in_background: InBackground
-) -> None:
+def test_no_batch_waits_for_what_cannot_come(nsqd: GoNsqd, in_background: InBackground) -> None:
     """Another batch is in the hands of another thread, and no more may be in flight."""
     fill(nsqd, 2000)
     options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
@@ -125,7 +119,8 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
 
 @pytest.mark.parametrize("is_aio", [False, True])
 def test_a_batch_is_of_one_topic(nsqd: GoNsqd, is_aio: bool) -> None:
-    for topic in ("clicks", "orders"):
+    topics = ["clicks", "orders"]
+    for topic in topics:
         nsqd.create_channel(topic, CHANNEL)
         nsqd.publish(topic, *[topic.encode()] * 5)
     where: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": LIMIT}
@@ -137,7 +132,7 @@ def test_a_batch_is_of_one_topic(nsqd: GoNsqd, is_aio: bool) -> None:
         return counts.total() == 10
 
     async def consume() -> None:
-        async with aio.Consumer(["clicks", "orders"], CHANNEL, **where) as consumer:
+        async with aio.Consumer(topics, CHANNEL, **where) as consumer:
             async for batch in consumer.batches(10, patience_s(0.2)):
                 if note(batch):
                     return
@@ -145,6 +140,6 @@ def test_a_batch_is_of_one_topic(nsqd: GoNsqd, is_aio: bool) -> None:
     if is_aio:
         asyncio.run(consume())
     else:
-        with Consumer(["clicks", "orders"], CHANNEL, **where) as consumer:
+        with Consumer(topics, CHANNEL, **where) as consumer:
             any(map(note, consumer.batches(size=10, within_s=patience_s(0.2))))
-    assert counts == {"clicks": 5, "orders": 5}
+    assert counts == dict.fromkeys(topics, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,8 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce
+from plugins.archives import unfinished
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce, fill, take
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
@@ -18,42 +21,29 @@ from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
-from nsqtools import PublishUnknown
 from nsqtools.client.connection import open_connection, silence_limit_s
 from nsqtools.client.io_loop import IOThread
+from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError
+from nsqtools.errors import NsqError, PublishError, PublishUnknown
 from nsqtools.protocol.names import parse_address
 
 
-@pytest.mark.parametrize(
-    ("heartbeat_interval_s", "read_timeout_s", "limit_s"),
-    [
-        (1, 60, 3),
-        (10, 60, 21),
-        (30, 60, 60),
-        (30, 300, 61),
-        (60, 60, 61),
-        (1, 1, 2),
-        (-1, 60, None),
-    ],
-)
-def test_silence_beyond_two_heartbeats_is_death(
-    heartbeat_interval_s: float, read_timeout_s: float, limit_s: float | None
-) -> None:
-    options = ClientOptions(
-        heartbeat_interval_s=heartbeat_interval_s, read_timeout_s=read_timeout_s
-    )
-    assert silence_limit_s(options) == limit_s
+def test_silence_beyond_two_heartbeats_is_death() -> None:
+    limits_s = {(1, 60): 3, (10, 60): 21, (30, 60): 60, (30, 300): 61, (60, 60): 61, (1, 1): 2}
+    for (interval_s, read_timeout_s), limit_s in {**limits_s, (-1, 60): None}.items():
+        options = ClientOptions(heartbeat_interval_s=interval_s, read_timeout_s=read_timeout_s)
+        assert silence_limit_s(options) == limit_s, interval_s
 
 
 # -- on a loop that the test turns -----------------------------------------------------------------
 
 
+Attached = tuple[Any, Connection]
+
+
 @pytest.fixture
-def attached(
-    scripted_nsqd: ScriptedNsqd, in_background: InBackground
-) -> Iterator[tuple[Any, Connection]]:
+def attached(scripted_nsqd: ScriptedNsqd, in_background: InBackground) -> Iterator[Attached]:
     """A connection with a loop and a user that do nothing, and its other end."""
     options = ClientOptions(write_timeout_s=10, heartbeat_interval_s=-1)
     address = parse_address(scripted_nsqd.address)
@@ -67,9 +57,7 @@ def attached(
     connection.close()
 
 
-def test_what_is_about_to_be_sent_after_a_long_idle_time_is_not_stuck(
-    attached: tuple[Any, Connection],
-) -> None:
+def test_a_write_after_a_long_idle_time_is_not_stuck(attached: Attached) -> None:
     connection, _ = attached
     connection._loop.now.return_value = 3600.0
     connection.write(b"NOP\n")  # a heartbeat is answered in the turn that checks
@@ -77,7 +65,7 @@ def test_what_is_about_to_be_sent_after_a_long_idle_time_is_not_stuck(
     assert connection.is_open
 
 
-def test_writes_are_watched_only_while_something_waits(attached: tuple[Any, Connection]) -> None:
+def test_writes_are_watched_only_while_something_waits(attached: Attached) -> None:
     connection, peer = attached
     connection.write(bytes(1 << 25))
     connection.write(b"FIN 1\n")
@@ -94,9 +82,7 @@ def test_writes_are_watched_only_while_something_waits(attached: tuple[Any, Conn
     assert connection._loop.watch_writes.call_args_list == watched
 
 
-def test_a_failed_send_still_reports_the_reason_that_nsqd_gave(
-    attached: tuple[Any, Connection],
-) -> None:
+def test_a_failed_send_reports_the_reason_that_nsqd_gave(attached: Attached) -> None:
     connection, peer = attached
     connection._user.on_server_error.side_effect = connection.lose
     peer.error("E_INVALID bad")
@@ -113,9 +99,6 @@ def test_a_failed_send_still_reports_the_reason_that_nsqd_gave(
     assert not connection._user.on_response.called
 
 
-# -- on real servers -------------------------------------------------------------------------------
-
-
 # nsqd closes when a process does not run for two of them
 BEAT_S = min(2.0, max(1.0, patience_s(0.5)))
 
@@ -124,16 +107,11 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     quick_nsqd: EmbeddedServer, consume: Consume, handle: Handle
 ) -> None:
     nsqd = quick_nsqd
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"a", b"b", b"c")
+    fill(nsqd, 3)
     is_over = threading.Event()
     errors: list[NsqError] = []
-    consumer = consume(
-        nsqd.tcp_address,
-        max_in_flight=3,
-        heartbeat_interval_s=BEAT_S,
-        more={"on_error": errors.append},
-    )
+    options: dict[str, Any] = {"heartbeat_interval_s": BEAT_S, "more": {"on_error": errors.append}}
+    consumer = consume(nsqd.tcp_address, max_in_flight=3, **options)
     began = time.monotonic()
     handle(consumer, lambda message: is_over.wait(patience_s(15)))
     wait_until(lambda: consumer.stats.received > 3, what="a second delivery")
@@ -141,18 +119,14 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     assert errors == []
     assert consumer.connections == [nsqd.tcp_address]
     is_over.set()
-    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel")
-    wait_until(
-        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="nothing in flight"
-    )
+    wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="an empty channel")
 
 
 def test_a_silent_peer_is_given_up(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
     errors: list[NsqError] = []
     proxy = proxy_to(nsqd.tcp_address)
-    consumer = consume(
-        proxy.address, heartbeat_interval_s=1, read_timeout_s=1, more={"on_error": errors.append}
-    )
+    more = {"on_error": errors.append}
+    consumer = consume(proxy.address, heartbeat_interval_s=1, read_timeout_s=1, more=more)
     wait_until(lambda: consumer.connections, what="a connection")
     proxy.pause(TO_CLIENT)
     silent = f"{proxy.address} was silent for 2 s"
@@ -161,19 +135,12 @@ def test_a_silent_peer_is_given_up(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Con
     wait_until(lambda: consumer.connections, what="a new connection")
 
 
-def test_an_idle_producer_is_not_timed_out_and_one_whose_peer_takes_no_bytes_is(
-    nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce
-) -> None:
-    """Without heartbeats, and however long ago the last write was."""
+def test_a_stuck_producer_times_out(nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce) -> None:
+    """Without heartbeats. An idle one is not, however long ago the last write was."""
     proxy = proxy_to(nsqd.tcp_address)
-    producer = produce(
-        proxy.address,
-        heartbeat_interval_s=-1,
-        read_timeout_s=0.1,
-        write_timeout_s=1,
-        publish_timeout_s=600,
-        publish_max_msg_size=1 << 24,
-    )
+    times = {"heartbeat_interval_s": -1, "read_timeout_s": 0.1, "write_timeout_s": 1}
+    times["publish_timeout_s"] = 600
+    producer = produce(proxy.address, publish_max_msg_size=1 << 24, **times)
     producer.publish(TOPIC, b"x")
     time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
@@ -187,9 +154,9 @@ def test_an_idle_producer_is_not_timed_out_and_one_whose_peer_takes_no_bytes_is(
     assert time.monotonic() - began >= 1
 
 
-@pytest.mark.parametrize("floor", ["client", "transport"])
-def test_no_wall_clock_decides_anything(floor: str) -> None:
-    for path in (Path(nsqtools.__file__).parent / floor).glob("*.py"):
+def test_no_wall_clock_decides_anything() -> None:
+    root = Path(nsqtools.__file__).parent
+    for path in [*(root / "client").glob("*.py"), *(root / "transport").glob("*.py")]:
         assert "time.time(" not in path.read_text("utf-8"), path
         assert "datetime" not in path.read_text("utf-8"), path
 
@@ -219,16 +186,16 @@ def test_nothing_to_do_takes_no_cpu(
     produce: Produce,
     turns_a_second: Callable[[], float],
 ) -> None:
-    address = scripted_nsqd.address
+    """It took 40 turns a second while a message was unanswered."""
     scripted_nsqd.stop_listening()
-    consume(address, reconnect_base_s=5)
-    idle = consume(nsqd.tcp_address)
-    held = consume(nsqd.tcp_address, topic="held")
+    consume(scripted_nsqd.address, reconnect_base_s=5, rdy_redistribute_interval_s=5)
+    idle = consume(nsqd.tcp_address, rdy_redistribute_interval_s=5)
+    held = consume(nsqd.tcp_address, topic="held", rdy_redistribute_interval_s=5)
     producer = produce(nsqd.tcp_address)
-    producer.publish("held", b"x")
-    assert held.next_batch(timeout_s=patience_s(5))
+    producer.publish_many("held", [b"finished", b"held"])
+    take(held, 2)[0].finish()
     wait_until(lambda: idle.connections, what="a connection")
-    assert turns_a_second() < 100  # those of timers; one that spins has 10,000
+    assert turns_a_second() < 25  # those of timers; one that spins has 10,000
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
@@ -242,15 +209,67 @@ def test_an_ended_compressed_stream_takes_no_cpu(
     """The end of the stream is not taken for a decoder that wants more."""
     proxy = proxy_to(nsqd.tcp_address)
     errors: list[NsqError] = []
-    consumer = consume(
-        proxy.address,
-        reconnect_base_s=5,
-        reconnect_max_s=5,
-        more={"on_error": errors.append},
-        **{compression: True},
-    )
+    options: dict[str, Any] = {compression: True, "more": {"on_error": errors.append}}
+    consumer = consume(proxy.address, reconnect_base_s=5, reconnect_max_s=5, **options)
     wait_until(lambda: consumer.connections, what="a connection")
     proxy.cut(reset=False)
     wait_until(lambda: errors, what="the loss")
     assert turns_a_second() < 100
     assert "closed the connection" in str(errors[0])
+
+
+# -- cut again and again; kills are in tests/faults -----------------------------------------------
+
+
+def test_connections_cut_at_any_moment_lose_nothing(
+    quick_nsqd: EmbeddedServer,
+    proxy_to: ProxyTo,
+    consume: Consume,
+    handle: Handle,
+    produce: Produce,
+    in_background: InBackground,
+) -> None:
+    """What was in flight comes again after its timeout; what was not sent is never seen."""
+    rng = random.Random(1)
+    nsqd = quick_nsqd
+    nsqd.create_channel(TOPIC, CHANNEL)
+    proxy = proxy_to(nsqd.tcp_address)
+    producer, is_over = produce(proxy.address), threading.Event()
+    confirmed: set[bytes] = set()
+    unknown: set[bytes] = set()
+
+    def publish() -> None:
+        bodies = map(b"%d".__mod__, itertools.count())
+        while not is_over.is_set():
+            body = next(bodies)
+            try:
+                producer.publish(TOPIC, body)
+                confirmed.add(body)
+            except PublishUnknown:
+                unknown.add(body)
+            except PublishError:
+                is_over.wait(0.01)  # not sent: nsqd is away
+
+    consumer = consume(proxy.address, max_attempts=0, max_backoff_duration_s=0)
+    seen: set[bytes] = set()
+
+    def fail_sometimes(message: Message) -> None:
+        seen.add(message.body)
+        if rng.random() < 0.05:
+            message.requeue(0)
+        elif rng.random() < 0.5:
+            message.touch()
+
+    handle(consumer, fail_sometimes, workers=3)
+    publishing = in_background(publish)
+    for number in range(12):
+        enough = len(confirmed) + 20
+        wait_until(lambda: len(confirmed) > enough, what="confirmed publishes", timeout_s=10)  # noqa: B023
+        proxy.piece_size = rng.choice([7, 100, 65536])
+        proxy.cut(reset=bool(number % 2))
+    is_over.set()
+    publishing.result(patience_s(10))
+    wait_until(lambda: confirmed <= seen, what="all confirmed", timeout_s=15)
+    assert seen <= confirmed | unknown
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=15)
+    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing counted as in flight")

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, InBackground, Produce, take
+from plugins.archives import unfinished
+from plugins.clients import (
+    CHANNEL,
+    TOPIC,
+    Consume,
+    Handle,
+    InBackground,
+    Produce,
+    fill,
+    run_program,
+    take,
+)
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import consumer_io
@@ -16,6 +34,8 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import Publication
 from nsqtools.errors import ConfigurationError
 
 
@@ -27,16 +47,13 @@ from nsqtools.errors import ConfigurationError
         {"nsqd_tcp_addresses": []},
         {"nsqd_tcp_addresses": ["http://localhost"]},
         {"nsqd_tcp_addresses": [], "lookupd_http_addresses": ["ftp://localhost"]},
+        {"lookupd_http_addresses": ["localhost"], "address_map": {"a:1": "b:x"}},
         {"options": ClientOptions(heartbeat_interval_s=-1)},
     ],
     ids=str,
 )
 def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
-    usable: dict[str, Any] = {
-        "topic": TOPIC,
-        "channel": CHANNEL,
-        "nsqd_tcp_addresses": ["localhost"],
-    }
+    usable = {"topic": TOPIC, "channel": CHANNEL, "nsqd_tcp_addresses": ["localhost"]}
     with pytest.raises(ConfigurationError):
         Consumer(**(usable | arguments))
 
@@ -78,12 +95,8 @@ def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle:
     consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
     handle(consumer, answer, workers=4)
     wait_until(lambda: consumer.stats.finished == 6, what="six messages")
-    assert {body for body, count in attempts.items() if count > 1} == {
-        b"false",
-        b"raise",
-        b"neutral",
-        b"own",
-    }
+    again = {body for body, count in attempts.items() if count > 1}
+    assert again == {b"false", b"raise", b"neutral", b"own"}
 
 
 def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Consume) -> None:
@@ -105,20 +118,10 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
 ) -> None:
     """With a second for each these would take minutes."""
     monkeypatch.setattr(consumer_io, "GATHER_S", 1.0)
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * 200)
+    fill(nsqd, 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
-
-    def answer_all() -> None:
-        for _ in range(200):
-            batch = consumer.next_batch(timeout_s=patience_s(5))
-            assert batch
-            batch[0].finish()
-
-    in_background(answer_all).result(patience_s(10))
-
-
-# -- health, as a probe of Kubernetes reads it -----------------------------------------------------
+    gone = in_background(lambda: [take(consumer, 1)[0].finish() for _ in range(200)])
+    assert sum(gone.result(patience_s(10))) == 200
 
 
 def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Consume) -> None:
@@ -143,20 +146,149 @@ def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Co
     wait_until(lambda: not consumer.health().connections, what="the loss")
 
 
-def test_health_of_a_producer_tells_connections_and_what_waits(
-    scripted_nsqd: ScriptedNsqd, produce: Produce
-) -> None:
+def test_health_of_a_producer_is_told(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address)
     assert asdict(producer.health()) == {"connections": [], "under_way": 0, "oldest_s": 0}
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
     wait_until(lambda: producer.health().oldest_s > 0.1, what="time to pass")
-    wait_until(
-        lambda: producer.health().connections == [scripted_nsqd.address], what="the connection"
-    )
+    wait_until(lambda: producer.health().connections, what="the connection")
+    assert producer.health().connections == [scripted_nsqd.address]
     assert producer.health().under_way == 2
     for publication in publications:
         conn.expect(f"PUB {TOPIC}")
         conn.ok()
         publication.wait(patience_s(5))
     wait_until(lambda: not producer.health().under_way, what="both outcomes")
+
+
+# -- run: signals, refused handlers, automatic TOUCH, hooks ---------------------------------------
+
+
+IDLE_WORKER = """
+import os, signal, sys, threading
+from nsqtools import Consumer
+consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1])
+# The kernel hands the signal to another thread: the main thread sleeps on, as it does when a signal
+# comes in the moment before it falls asleep.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+def stop():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Timer(0.3, stop).start()
+consumer.run(print, signals=True)
+"""
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(nsqd: GoNsqd) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    run_program(IDLE_WORKER, nsqd.tcp_address)
+
+
+async def handle_async(message: Message) -> None:
+    await asyncio.sleep(0)
+
+
+async def generate_async(message: Message) -> AsyncIterator[None]:
+    yield
+
+
+class Service:
+    async def handle(self, message: Message) -> None: ...
+    async def __call__(self, message: Message) -> None: ...
+
+
+PARTIAL = [partial(handle_async), partial(partial(Service()))]
+
+
+@pytest.mark.parametrize(
+    "handler", [handle_async, generate_async, Service().handle, Service(), *PARTIAL]
+)
+def test_an_async_handler_is_refused_before_anything_is_consumed(
+    consume: Consume, handler: Callable[[Message], object]
+) -> None:
+    consumer = consume("127.0.0.1:1", started=False)
+    with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
+        consumer.run(handler)
+    assert not consumer._is_started
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_returned_awaitable_finishes_nothing(
+    nsqd: GoNsqd, consume: Consume, workers: int
+) -> None:
+    fill(nsqd, 20)
+    consumer = consume(nsqd.tcp_address)
+    with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
+        consumer.run(lambda message: handle_async(message), workers=workers)
+    assert consumer.stop(timeout_s=patience_s(10))
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 20
+
+
+def test_a_long_handler_keeps_its_message_with_auto_touch(
+    serve: Serve, data_path: DataPath, consume: Consume, in_background: Callable[..., object]
+) -> None:
+    """On the embedded nsqd, which looks for timeouts in a new channel at once."""
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=2s"))
+    fill(nsqd, 1)
+    seen: list[int] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.attempts)
+        if len(seen) == 1:
+            time.sleep(2.8)  # longer than that, and less than twice the time
+
+    consumer = consume(nsqd.tcp_address)
+    in_background(consumer.run, handler, auto_touch=True)
+    wait_until(lambda: consumer.stats.finished == 1, what="the FIN")
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+
+
+def test_where_no_thread_can_be_had_those_that_began_end_too(
+    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    start = threading.Thread.start
+
+    def start_few(thread: threading.Thread) -> None:
+        if thread.name == "nsq-worker-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    consumer = consume(nsqd.tcp_address)
+    with pytest.raises(RuntimeError, match="new thread"):
+        consumer.run(lambda message: None, workers=3)
+    assert consumer.wait_for_end(patience_s(10))
+
+
+def test_hooks_see_what_became_of_messages(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
+    published: list[tuple[str, bool]] = []
+
+    def on_published(publication: Publication) -> None:
+        published.append((publication.topic, publication.error is None))
+        raise ValueError("of the hook: it harms nothing")
+
+    nsqd.create_channel(TOPIC, CHANNEL)
+    with Producer(nsqd.tcp_address, on_published=on_published) as producer:
+        for body in (b"good", b"bad"):
+            producer.publish(TOPIC, body)
+    assert published == [(TOPIC, True)] * 2
+    handled: dict[bytes, BaseException | None] = {}
+    consumer = consume(nsqd.tcp_address, max_backoff_duration_s=0)
+
+    def handler(message: Message) -> None:
+        if message.body == b"bad":
+            raise RequeueWithoutBackoff(60)
+
+    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
+        assert message.is_answered
+        assert 0 <= seconds < patience_s(5)
+        handled[message.body] = error
+        if len(handled) == 2:
+            consumer.begin_stop()
+        raise ValueError("of the hook: it harms nothing")
+
+    consumer.run(handler, on_handled=on_handled)
+    assert handled[b"good"] is None
+    assert isinstance(handled[b"bad"], RequeueWithoutBackoff)

@@ -1,8 +1,4 @@
-"""Finding nsqd, and finding them again.
-
-The forms of an address are in tests/protocol/test_names.py, when to retry one is in
-test_reconnect.py. One nsqd under two names is connected twice, as in all clients.
-"""
+"""Finding nsqd, and finding them again."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import random
 import socket
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,6 +23,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer
 from nsqtools.client import discovery as discovery_module
+from nsqtools.client.connecting import KnownNsqd, RetryDelays
 from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.client.options import ClientOptions
@@ -98,9 +96,7 @@ def test_a_deleted_topic_is_not_recreated_by_reconnecting(
     scripted_nsqd.accept()
 
 
-def test_a_name_is_resolved_at_every_connect(
-    consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_resolved_each_time(consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
     with ScriptedNsqd() as first, ScriptedNsqd() as second:
         places = [first.address, second.address]
@@ -122,27 +118,17 @@ def test_an_unreachable_broadcast_address_is_mapped(
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd("nsqd.internal:4150")
-    consumer = consume(
-        lookupd=lookupd.address,
-        more={"address_map": {"nsqd.internal:4150": nsqd.tcp_address}},
-        fail_fast=True,
-    )
+    more = {"address_map": {"nsqd.internal:4150": nsqd.tcp_address}}
+    consumer = consume(lookupd=lookupd.address, more=more, fail_fast=True)
     assert consumer.connections == [nsqd.tcp_address]
 
 
 # -- what nsqlookupd answers, and when it is asked -------------------------------------------------
 
 
-PRODUCER = {
-    "remote_address": "10.0.0.9:5000",
-    "hostname": "host",
-    "broadcast_address": "nsqd.example.org",
-    "tcp_port": 4150,
-    "http_port": 4151,
-    "version": "1.3.0",
-}
-
-
+GOOD = {"broadcast_address": "good", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
+BOTH_NAMES = {"broadcast_address": "nsqd.example.org", "hostname": "host"}
+PRODUCER = GOOD | BOTH_NAMES | {"remote_address": "10.0.0.9:5000"}
 NEXT_BEST = {"broadcast_address": "", "hostname": ""}
 
 
@@ -160,11 +146,8 @@ NEXT_BEST = {"broadcast_address": "", "hostname": ""}
     ],
     ids=str,
 )
-def test_a_producer_is_where_it_says_or_hides_no_other(
-    changes: dict[str, object], host: str
-) -> None:
-    good = PRODUCER | {"broadcast_address": "good"}
-    producers = [PRODUCER | changes, good, None, 1, "x", [], {}]
+def test_an_nsqd_is_where_it_says_or_hides_no_other(changes: dict[str, object], host: str) -> None:
+    producers = [PRODUCER | changes, GOOD, None, 1, "x", [], {}]
     found = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
     assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
 
@@ -187,37 +170,20 @@ def test_every_delay_is_drawn_afresh() -> None:
     assert statistics.pstdev(delays) > 1
 
 
-def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError):
-        Discovery(["localhost"], "t", ClientOptions(), {"a:1": "b:x"})
-
-
-def test_early_rounds_are_spaced_however_often_connections_break(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_early_rounds_are_spaced_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
     monkeypatch.setattr(discovery_module, "run_in_background", lambda peer, work, threads: None)
-    loop = Mock()
+    loop, rounds = Mock(), [1000.0]
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
     loop.now.return_value = 1000.0
     polls.begin(loop, lambda *_: None)
-
-    def lost(at_s: float) -> float:
-        """A connection is lost; the time of the next round."""
-        loop.now.return_value, polls._next_at = at_s, 5000.0
+    for after_s in (0, 0.1, 10 * EARLY_ROUNDS_APART_S):  # a connection is lost
+        loop.now.return_value, polls._next_at = rounds[-1] + after_s, 5000.0
         polls.ask_soon()
-        return polls._next_at
-
-    first = lost(1000)
-    again = lost(first + 0.1)
-    later = lost(again + 10 * EARLY_ROUNDS_APART_S)
-
-    assert first == 1000 + EARLY_AFTER_S
-    assert again == first + EARLY_ROUNDS_APART_S
-    assert later == again + 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S
-
-
-# -- how daemons are asked ------------------------------------------------------------------------
+        rounds.append(polls._next_at)
+    apart_s = [late - early for early, late in pairwise(rounds)]
+    late_s = 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S
+    assert apart_s == pytest.approx([EARLY_AFTER_S, EARLY_ROUNDS_APART_S, late_s])
 
 
 def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
@@ -228,15 +194,9 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
     assert not http_access(ClientOptions(auth_requires_tls=False), []).auth_requires_tls
 
 
-@pytest.mark.parametrize(
-    ("addresses", "mapped"), [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})]
-)
-def test_a_context_for_tls_is_made_when_an_address_needs_one(
-    addresses: list[str], mapped: dict[str, str]
-) -> None:
-    access = http_access(ClientOptions(), addresses, mapped)
-    assert access.tls is not None
-    assert access.address_map == mapped
+def test_a_context_for_tls_is_made_when_an_address_needs_one() -> None:
+    assert http_access(ClientOptions(), ["https://a:1"]).tls is not None
+    assert http_access(ClientOptions(), ["http://a:1"], {"b": "https://c:1"}).tls is not None
 
 
 # -- a connection that worked is lost --------------------------------------------------------------
@@ -245,9 +205,7 @@ def test_a_context_for_tls_is_made_when_an_address_needs_one(
 PATIENT = {"reconnect_base_s": 3600, "reconnect_max_s": 3600}
 
 
-def test_a_consumer_is_back_when_its_nsqd_is(
-    nsqd: GoNsqd, consume: Consume, handle: Handle
-) -> None:
+def test_a_consumer_is_back_with_its_nsqd(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
     """It took eight seconds, the first delay between tries, which is an hour here."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"before")
@@ -272,10 +230,7 @@ def test_what_is_deleted_is_not_brought_back_at_once(
     bodies: list[bytes] = []
     handle(consume(nsqd.tcp_address, **PATIENT), lambda m: bodies.append(m.body))
     wait_until(lambda: bodies == [b"before"], what="a message")
-    if what == "topic":
-        nsqd.post("/topic/delete", topic=TOPIC)
-    else:
-        nsqd.post("/channel/delete", topic=TOPIC, channel=CHANNEL)
+    nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)
     wait_until(lambda: "is there, and ended the connection" in caplog.text, what="the look")
     topics = nsqd.stats()["topics"]
     assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
@@ -284,9 +239,7 @@ def test_what_is_deleted_is_not_brought_back_at_once(
 # -- several topics: each is looked up, and all share what may be in flight ------------------------
 
 
-def test_topics_are_found_and_share_what_may_be_in_flight(
-    nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd
-) -> None:
+def test_topics_are_found_and_share_the_limit(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> None:
     lookupd, topics = nsqlookupd(), ["clicks", "orders"]
     nsqds = [go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
     channels = [(nsqd, topic) for nsqd in nsqds for topic in topics]
@@ -298,14 +251,13 @@ def test_topics_are_found_and_share_what_may_be_in_flight(
     with Consumer(
         topics, CHANNEL, lookupd_http_addresses=lookupd.http_address, options=options
     ) as consumer:
-        addresses = {nsqd.tcp_address for nsqd in nsqds}
+        addresses = sorted(nsqd.tcp_address for nsqd in nsqds)
+        found = dict.fromkeys(topics, addresses)
         wait_until(
-            lambda: all(
-                set(each) == addresses for each in consumer.connections_by_topic().values()
-            ),
+            lambda: {k: sorted(v) for k, v in consumer.connections_by_topic().items()} == found,
             what="both nsqd for both topics",
         )
-        assert sorted(consumer.connections) == sorted(addresses)
+        assert sorted(consumer.connections) == addresses
         for message in consumer:
             assert message.body.startswith(message.topic.encode())
             if not len(bodies) % 20:
@@ -324,3 +276,117 @@ def test_a_topic_counts_once_and_there_must_be_one() -> None:
     for topics in ([], ["a", "b!"]):
         with pytest.raises(ConfigurationError):
             Consumer(topics, "c", nsqd_tcp_addresses="127.0.0.1:1")
+
+
+# -- when addresses are tried again, on a clock that the test turns -------------------------------
+
+
+DIRECT = Address("direct", 4150)
+FOUND = Address("found", 4150)
+
+
+class NoJitter(random.Random):
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+def known_nsqd(*direct: Address) -> KnownNsqd:
+    return KnownNsqd(direct, 0.0, rng=NoJitter())
+
+
+def test_direct_addresses_wait_8_to_120_seconds() -> None:
+    delays = RetryDelays(8, 120, rng=NoJitter())
+    assert [delays.next_delay_s() for _ in range(7)] == [8, 16, 32, 64, 120, 120, 120]
+    assert [delays.next_delay_s() for _ in range(2000)][-1] == 120
+    delays.reset()
+    assert delays.next_delay_s() == 8
+
+
+def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
+    rng = random.Random(1)
+    drawn = [RetryDelays(8, 120, rng=rng).next_delay_s() for _ in range(1000)]
+    assert 7.2 <= min(drawn) < 7.3
+    assert 7.9 < max(drawn) <= 8
+
+
+def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
+    known = known_nsqd(DIRECT)
+    known.take_due(0)
+    known.failed(DIRECT, 0)
+    known.take_due(8)
+    assert known.failed(DIRECT, 9) == 16
+    known.take_due(25)
+    known.failed(DIRECT, 30, was_proven=True)
+    known.take_due(30)
+    assert known.failed(DIRECT, 30) == 8
+
+
+def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back() -> None:
+    known = known_nsqd(DIRECT)
+    known.take_due(0)
+    now, delays = 1000.0, []
+    assert known.failed(DIRECT, now, was_proven=True) == 0
+    assert known.take_due(now) == [DIRECT]
+    assert known[DIRECT].is_looked_for
+    delays.append(known.failed(DIRECT, now, is_away=True))
+    for _ in range(8):
+        now += delays[-1]
+        assert known.take_due(now) == [DIRECT]
+        assert not known[DIRECT].is_looked_for
+        delays.append(known.failed(DIRECT, now))
+    assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
+
+
+def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
+    known = known_nsqd()
+    tries = []
+    now = 0.0
+    while now < 16:
+        known.listed([FOUND], now)  # lookups that never stop listing it
+        if known.take_due(now):
+            tries.append(now)
+            known.failed(FOUND, now)
+        now += 0.25
+    assert tries == [0, 1, 3, 7, 15]
+
+
+@pytest.mark.parametrize("poll_interval_s", [0.01, 60])
+def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: float) -> None:
+    known = KnownNsqd([], 0.0, discovered_maximum_s=poll_interval_s, rng=NoJitter())
+    known.listed([FOUND], 0)
+    known.take_due(0)
+    delays = [known.failed(FOUND, 0) for _ in range(20)]
+    assert max(delays) == poll_interval_s
+
+
+def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
+    known = known_nsqd(DIRECT)
+    for number in range(100):
+        known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
+        for address in known.take_due(number * 100.0):
+            known.failed(address, number * 100.0)
+    assert len(known._nsqds) == 2
+    known.listed([], 20_000)
+    assert len(known._nsqds) == 1
+
+
+def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:
+    known = KnownNsqd([DIRECT], 0.0, max_discovered=10)
+    many = [Address(f"n{number:02}", 4150) for number in range(50)]
+    assert known.listed(many[:5], 0) == 0
+    first = set(known.take_due(0))
+    assert known.listed(many, 1) == 40
+    second = set(known.take_due(1))
+    assert first == {DIRECT, *many[:5]}
+    assert len(second) == 5
+    for address in second:
+        known.failed(address, 2)
+    drawn = set[Address]()
+    for now in range(10, 200, 10):
+        known.listed(many, now)
+        taken = known.take_due(now)
+        drawn.update(taken)
+        assert len(taken) == 5
+        for address in taken:
+            known.failed(address, now)
+    assert len(drawn) > 30  # nobody is kept out for good

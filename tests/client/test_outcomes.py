@@ -6,8 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,10 +27,13 @@ from plugins.waiting import patience_s
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
 from nsqtools.client import outcomes, producer_io
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.publication import MAX_JOINED, Parts, PendingPublication, PublishQueue
 from nsqtools.errors import ServerError
 from nsqtools.forward.courier import Courier
 from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
+from nsqtools.protocol.commands import mpub_size
+from nsqtools.protocol.requests import BodiesReader
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 from nsqtools.testing import fake_batch
 
@@ -52,9 +57,10 @@ class Step:
 
 
 SILENT = st.builds(Step, st.integers(0, 6), st.none(), st.booleans())
-FAILED = st.builds(Step, st.integers(0, 2), st.just("FAILED"))
+FULL = "E_{0}_FAILED {0} failed write: no space left on device"
+FAILED = st.builds(Step, st.integers(0, 2), st.just(FULL))
 REFUSED = st.builds(Step, st.just(0), st.sampled_from(["E_BAD_MESSAGE no", "E_BAD_BODY no"]))
-EXITING = st.just(Step(0, "EXITING"))
+EXITING = st.just(Step(0, "E_{0}_FAILED {0} failed exiting"))
 OK = st.just(Step(99, "OK"))
 STEPS = st.lists(st.one_of(SILENT, FAILED, REFUSED, EXITING, OK), max_size=8)
 
@@ -62,12 +68,9 @@ STEPS = st.lists(st.one_of(SILENT, FAILED, REFUSED, EXITING, OK), max_size=8)
 def bodies_of(line: str, body: bytes) -> list[bytes]:
     if not line.startswith("MPUB"):
         return [body]
-    found, at = [], 4
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "big")
-        found.append(body[at + 4 : at + 4 + size])
-        at += 4 + size
-    return found
+    reader = BodiesReader(1000, 10_000)
+    reader.read(body, 0)
+    return reader.bodies
 
 
 class FickleNsqd:
@@ -75,19 +78,13 @@ class FickleNsqd:
 
     def __init__(self, peer: ScriptedNsqd, steps: list[Step], *, then_gone: bool) -> None:
         self.stored: set[bytes] = set()
+        self.is_over = threading.Event()
         self._peer = peer
         self._steps = list(steps)
         self._then_gone = then_gone
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
-    def end(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set() and not (self._then_gone and not self._steps):
+    def run(self) -> None:
+        while not self.is_over.is_set() and not (self._then_gone and not self._steps):
             try:
                 connection = self._peer.accept(timeout_s=0.02)
             except AssertionError:
@@ -103,34 +100,20 @@ class FickleNsqd:
 
     def _publish(self, connection: Connection) -> bool:
         """Take a command; return whether more are taken from this connection."""
-        while True:
-            try:
-                command = connection.take(timeout_s=0.02)
-                break
-            except AssertionError as exc:
-                if self._is_over.is_set() or "the client closed" in str(exc):
-                    raise
+        command = connection.take()
         name = command.line.split()[0]
         if "PUB" not in name:
             return True
         bodies = bodies_of(command.line, command.body)
         step = self._steps.pop(0) if self._steps else Step(99, "OK")
-        if name != "MPUB" and step.reply == "FAILED":
-            step = Step(0, "FAILED")  # nsqd has one or none, and says so
-        self.stored.update(bodies[: step.stored])
+        if name == "MPUB" or step.reply != FULL:  # of one nsqd has it or not, and says so
+            self.stored.update(bodies[: step.stored])
         if step.reply == "OK":
             connection.ok()
             return bool(self._steps) or not self._then_gone
-        if step.reply == "FAILED":
-            connection.error(f"E_{name}_FAILED {name} failed write: no space left on device")
-        elif step.reply == "EXITING":
-            connection.error(f"E_{name}_FAILED {name} failed exiting")
-        elif step.reply is not None:
-            connection.error(step.reply)
-        if step.resets:
-            connection.reset()
-        else:
-            connection.close()
+        if step.reply is not None:
+            connection.error(step.reply.format(name))
+        (connection.reset if step.resets else connection.close)()
         return False
 
 
@@ -139,10 +122,12 @@ def fickle(steps: list[Step], *, then_gone: bool) -> Iterator[tuple[str, set[byt
     quick = patch.multiple(producer_io, RECONNECT_BASE_S=0.005, RECONNECT_MAX_S=0.02)
     with ScriptedNsqd() as peer, quick:
         nsqd = FickleNsqd(peer, steps, then_gone=then_gone)
-        try:
-            yield peer.address, nsqd.stored
-        finally:
-            nsqd.end()
+        with ThreadPoolExecutor() as threads:
+            threads.submit(nsqd.run)
+            try:
+                yield peer.address, nsqd.stored
+            finally:
+                nsqd.is_over.set()
 
 
 def assert_true(stored: set[bytes], body: bytes, error: PublishError | None) -> None:
@@ -166,9 +151,8 @@ def test_a_producer_tells_the_truth_of_every_message(
 ) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
         with Producer(address, HASTY, **policy) as producer:
-            single = [
-                producer.submit(TOPIC, [b"single %d" % n], timeout_s=timeout_s) for n in range(5)
-            ]
+            submit = partial(producer.submit, TOPIC, timeout_s=timeout_s)
+            single = [submit([b"single %d" % n]) for n in range(5)]
             many = [b"many %d" % n for n in range(8)]
             failure = None
             try:
@@ -185,14 +169,11 @@ def test_a_producer_tells_the_truth_of_every_message(
 
 @settings(max_examples=examples(25))
 @given(steps=STEPS, then_gone=st.booleans(), retry_unknown=st.booleans())
-def test_publishing_jobs_tell_the_truth_of_every_record(
-    steps: list[Step], then_gone: bool, retry_unknown: bool
-) -> None:
+def test_jobs_tell_the_truth(steps: list[Step], then_gone: bool, retry_unknown: bool) -> None:
     ended: list[PublishBatch] = []
     with fickle(steps, then_gone=then_gone) as (address, stored):
-        publisher = Publisher(
-            [address], HASTY, PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
-        )
+        options = PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
+        publisher = Publisher([address], HASTY, options)
         for number in range(5):
             if not publisher.has_given_up:
                 publisher.publish(TOPIC, [b"%d.%d" % (number, n) for n in range(5)], ended.append)
@@ -239,13 +220,10 @@ def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **po
 @given(steps=STEPS, then_gone=st.booleans())
 def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
-        settings_ = ConnectionSettings(
-            (address,), options={"publish_timeout": "0.3s", "publish_max_body_size": "60"}
-        )
-        sink = NsqSink(settings_)
-        courier = Courier(
-            sink, Counters(), max_attempts=1, dead_letters=None, on_circuit=lambda is_open: None
-        )
+        options = {"publish_timeout": "0.3s", "publish_max_body_size": "60"}
+        sink = NsqSink(ConnectionSettings((address,), options=options))
+        ends: Any = {"dead_letters": None, "on_circuit": lambda is_open: None}
+        courier = Courier(sink, Counters(), max_attempts=1, **ends)
         bodies = [b"%d" % number for number in range(12)]
         batch: Any = fake_batch(bodies, topic=TOPIC, msg_timeout_s=1e9)
         courier.send(Parcel(batch, bodies, TOPIC, 0.0))
@@ -270,9 +248,8 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
 ) -> None:
     """The answer is lost, and then nothing listens: until the time is over, or a stop."""
     retry_timeout_s = 0.3 if ends_by == "retry_timeout_s" else 60
-    producer = produce(
-        scripted_nsqd.address, more={"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
-    )
+    more = {"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
+    producer = produce(scripted_nsqd.address, more=more)
     timeout_s = patience_s(0.3) if ends_by == "timeout_s" else None
     sent = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
     connection = scripted_nsqd.identified()
@@ -298,9 +275,7 @@ def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
     assert nsqd.depth(TOPIC) == before
 
 
-def test_what_is_sent_again_after_a_batch_was_stored_in_part_goes_one_by_one(
-    scripted_nsqd: ScriptedNsqd, produce: Produce
-) -> None:
+def test_after_a_part_all_is_sent_one_by_one(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     """Else each try stores the first of them again, while the disk has room for a few."""
     producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
     sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
@@ -339,9 +314,6 @@ def test_a_forwarder_takes_what_was_stored_in_part_for_unknown() -> None:
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
-# -- many, in parts -------------------------------------------------------------------------------
-
-
 BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
 
 
@@ -363,9 +335,144 @@ def test_an_error_of_many_in_parts_says_what_became_of_each(
     assert str(error).startswith("of 15 messages 5 confirmed, 5 unknown, 5 not sent: ")
 
 
-def test_many_in_parts_are_checked_before_the_first_is_sent(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address, publish_max_body_size=60, publish_max_msg_size=20)
-    with pytest.raises(ValueError, match="above the limit of 20"):
-        producer.publish_many(TOPIC, [*BODIES, b"x" * 21])
-    producer.publish(TOPIC, b"x")
-    assert nsqd.depth(TOPIC) == 1
+# -- publications: futures, and which of those that wait are joined -------------------------------
+
+
+LINGER_S = 2.0
+ROOM = 100
+
+
+def publication(*bodies: bytes, at: float = 10, defer_s: float | None = None) -> PendingPublication:
+    return PendingPublication("clicks", bodies, sum(map(len, bodies)), at, defer_s)
+
+
+def alone(body: bytes) -> PendingPublication:
+    made = publication(body)
+    made.is_alone = True
+    return made
+
+
+def queue_of(*publications: PendingPublication, linger_s: float = LINGER_S) -> PublishQueue:
+    queue = PublishQueue(linger_s=linger_s, max_body_size=mpub_size(()) + ROOM)
+    for each in publications:
+        queue.add(each)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("made", "linger_s", "is_joined"),
+    [
+        (publication(b"x"), LINGER_S, True),
+        (publication(b"x"), 0.0, False),
+        (publication(b"x", b"y"), LINGER_S, False),
+        (publication(b"x", defer_s=0.0), LINGER_S, False),
+        (alone(b"x"), LINGER_S, False),
+    ],
+    ids=["one", "no linger", "several", "deferred", "alone"],
+)
+def test_only_what_may_be_joined_waits_for_others(
+    made: PendingPublication, linger_s: float, is_joined: bool
+) -> None:
+    queue = queue_of(made, linger_s=linger_s)
+    assert queue
+    assert (list(queue.single), queue.gathered.get("clicks", [])) == (
+        ([], [made]) if is_joined else ([made], [])
+    )
+    assert queue.take_single() is (None if is_joined else made)
+
+
+def test_what_has_settled_goes_nowhere() -> None:
+    gone = [publication(b"x"), publication(b"x", b"y")]
+    for each in gone:
+        each.settle(None)
+    assert not queue_of(*gone)
+    late, joined, last = publication(b"a", b"b"), publication(b"c"), publication(b"d", b"e")
+    queue = queue_of(late, joined, last)
+    late.settle(None)
+    joined.settle(None)
+    assert list(queue.take_groups("clicks")) == []
+    assert queue.take_single() is last
+    assert not queue
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([46, 46], [2]),  # with four bytes of length each, they fill a body
+        ([46, 47], [1, 1]),
+        ([200, 1, 1], [1, 2]),  # too large for any: nsqd is to say so, of it alone
+        ([1] * 45, [20, 20, 5]),
+    ],
+)
+def test_groups_are_as_large_as_a_body_allows(sizes: list[int], groups: list[int]) -> None:
+    publications = [publication(b"x" * size) for size in sizes]
+    taken = list(queue_of(*publications).take_groups("clicks"))
+    assert list(map(len, taken)) == groups
+    assert [each for group in taken for each in group] == publications
+
+
+def test_groups_wait_as_the_first_says_and_have_no_more_than_a_number_of_messages() -> None:
+    queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
+    for number in range(MAX_JOINED - 1):
+        queue.add(publication(b"x", at=10 + number))
+    assert [queue.lingers_for_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
+    for _ in range(2):
+        queue.add(publication(b"x"))
+    assert queue.lingers_for_s("clicks", 11.5) == 0.0  # there is no room for more
+    assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
+
+
+def test_what_waits_for_futures_waits_for_publications(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    sent = [producer.submit(TOPIC, [b"%d" % n]) for n in range(200)]
+    bad = producer.submit("bad", [b"x", b"y"])
+    done, not_done = wait(sent, patience_s(10))
+    assert (done, not_done) == (set(sent), set())
+    assert set(as_completed(sent, patience_s(10))) == done
+    assert [each.result() for each in sent] == [None] * 200
+    assert bad.exception(patience_s(10)) is None
+    assert (bad.done(), bad.cancel(), bad.cancelled(), bad.running()) == (True, False, False, False)
+    assert nsqd.depth(TOPIC) == 200
+
+
+def test_waiting_ends_with_the_first_failure(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+    producer = produce(scripted_nsqd.address)
+    first, second = producer.submit(TOPIC, [b"1"]), producer.submit(TOPIC, [b"2"])
+    connection = scripted_nsqd.identified()
+    connection.expect(f"PUB {TOPIC}")
+    assert wait([first, second], 0.05).done == set()
+    assert (first.running(), first.error) == (True, None)
+    with pytest.raises(TimeoutError, match="not settled yet"):
+        first.result(0.01)
+    seen: list[object] = []
+    ended = threading.Event()
+    first.add_done_callback(seen.append)
+    first.add_done_callback(lambda publication: 1 / 0)  # hurts no other
+    first.add_done_callback(lambda publication: ended.set())
+    connection.error("E_BAD_MESSAGE no")
+    done, not_done = wait([first, second], patience_s(10), FIRST_EXCEPTION)
+    assert (done, not_done) == ({first}, {second})
+    assert isinstance(first.exception(), PublishRejected)
+    with pytest.raises(PublishRejected):
+        first.result()
+    assert ended.wait(patience_s(10))
+    first.add_done_callback(seen.append)  # at once
+    assert seen == [first, first]
+
+
+def test_asyncio_awaits_it(nsqd: GoNsqd, produce: Produce) -> None:
+    async def publish() -> None:
+        producer = produce(nsqd.tcp_address)
+        assert await producer.submit(TOPIC, [b"x"]) is None  # type: ignore[func-returns-value]
+        await asyncio.gather(*(producer.submit(TOPIC, [b"y"]) for _ in range(10)))
+        with pytest.raises(PublishNotSent):
+            await produce("127.0.0.1:1").submit(TOPIC, [b"x"])
+
+    asyncio.run(publish())
+    assert nsqd.depth(TOPIC) == 11
+
+
+def test_what_may_be_stored_stays_so_in_both_halves() -> None:
+    whole = publication(b"0", b"1")
+    whole.may_be_stored = True
+    assert [half.may_be_stored for half in Parts(whole).split(whole, 1)] == [True, True]

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, bodies_in, fill, run_program
+from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, bodies_in, fill, run_program
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -67,17 +65,18 @@ def left(nsqd: GoNsqd) -> tuple[int, int]:
     return stats["depth"] + stats["deferred_count"], stats["in_flight_count"]
 
 
-ENDS = {
-    "run without signals": "consumer.run(handle, signals=False)",
-    "a loop": "for m in consumer: handle(m); m.finish()",
-    "a loop in with": "with consumer:\n    for m in consumer: handle(m); m.finish()",
-    "batches": "for b in consumer.batches(): handle(b[0]); b.finish()",
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, name: str) -> None:
-    with program(nsqd, ENDS[name]) as process:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "consumer.run(handle, signals=False)",
+        "for m in consumer: handle(m); m.finish()",
+        "with consumer:\n    for m in consumer: handle(m); m.finish()",
+        "for b in consumer.batches(): handle(b[0]); b.finish()",
+    ],
+    ids=["run without signals", "a loop", "a loop in with", "batches"],
+)
+def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, text: str) -> None:
+    with program(nsqd, text) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=patience_s(20))
@@ -94,23 +93,18 @@ async def handle_in_task(message):
 consumer = aio.Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1])
 asyncio.run(consumer.run(handle_in_task))
 """
+DRAINS = {
+    "consumer.run(handle, workers=1)": signal.SIGTERM,
+    "consumer.run(handle, workers=4)": signal.SIGINT,
+    ASYNCIO: signal.SIGINT,
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("consumer.run(handle, workers=1)", signal.SIGTERM),
-        ("consumer.run(handle, workers=4)", signal.SIGINT),
-        (ASYNCIO, signal.SIGINT),
-    ],
-    ids=["one", "four", "asyncio"],
-)
-def test_a_worker_program_drains_at_a_signal(
-    nsqd: GoNsqd, text: str, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("text", DRAINS, ids=["one", "four", "asyncio"])
+def test_a_worker_drains_at_a_signal(nsqd: GoNsqd, text: str) -> None:
     with program(nsqd, f"{text}\nprint('over')") as process:
         first = process.stdout.readline()
-        process.send_signal(number)
+        process.send_signal(DRAINS[text])
         # not communicate(): it forgets what readline() has read beyond the line
         out, err = process.stdout.read(), process.stderr.read()
         status = process.wait(patience_s(20))
@@ -149,13 +143,9 @@ def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, t
     assert left(nsqd) == (COUNT - 10, 0)
 
 
-@pytest.mark.parametrize(
-    ("how", "number"), [("workers=1", signal.SIGTERM), ("workers=2", signal.SIGINT)]
-)
-def test_a_second_signal_ends_a_program_whose_handler_is_stuck(
-    nsqd: GoNsqd, how: str, number: signal.Signals
-) -> None:
-    with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, {how})") as process:
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: int) -> None:
+    with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, workers={workers})") as process:
         process.stdout.readline()
         process.send_signal(number)
         wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
@@ -178,27 +168,20 @@ def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) ->
     with program(nsqd, text) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        out = process.stdout.read()
-        status = process.wait(patience_s(20))
-    assert "mine\n" in out
-    assert status == 0
+        assert "mine\n" in process.stdout.read()
+        assert process.wait(patience_s(20)) == 0
     assert left(nsqd)[1] == 0
 
 
-# -- leaving a block ------------------------------------------------------------------------------
-
-
-def test_leaving_a_block_requeues_what_is_unanswered_at_once(
-    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., Future[Any]]
+def test_leaving_a_block_requeues_at_once(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground
 ) -> None:
     fill(nsqd, 10)
     consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)
 
     def leave() -> None:
         with consumer:
-            for message in consumer:
-                message.touch()
-                break
+            next(iter(consumer)).touch()
 
     in_background(leave).result(patience_s(10))
     assert left(nsqd) == (10, 0)
@@ -207,7 +190,7 @@ def test_leaving_a_block_requeues_what_is_unanswered_at_once(
 def test_a_stop_within_the_block_waits_for_answers_and_says_so(
     nsqd: GoNsqd,
     consume: Consume,
-    in_background: Callable[..., Future[Any]],
+    in_background: InBackground,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fill(nsqd, 1)
@@ -230,19 +213,15 @@ def test_a_stop_within_the_block_waits_for_answers_and_says_so(
 
 
 def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
-    """In a program of its own, which has no threads but ours at the fork."""
     program = """
         import multiprocessing, os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         from nsqtools import Producer
-
         producer = Producer(sys.argv[1])
         producer.publish("orders", b"parent")
-
         def task(number):
             producer.publish("orders", b"%03d" % number)
             return os.getpid()
-
         with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=5) as pool:
             pids = set(pool.map(task, range(40), chunksize=1))
             assert len(pids) >= 8, pids  # each child makes five
@@ -297,9 +276,7 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_of_multiprocessing_publishes_what_it_submitted(
-    nsqd: GoNsqd, tmp_path: Path, method: str
-) -> None:
+def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, method: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent(
@@ -307,16 +284,14 @@ def test_a_child_of_multiprocessing_publishes_what_it_submitted(
             import multiprocessing, sys
             from nsqtools import Producer
 
-            def work(address, first):
-                producer = Producer(address)
+            def work(first):
+                producer = Producer(sys.argv[2])
                 for number in range(first, first + 20):
                     producer.submit("children", [b"%02d" % number])
 
             if __name__ == "__main__":
                 context = multiprocessing.get_context(sys.argv[1])
-                children = [
-                    context.Process(target=work, args=(sys.argv[2], first)) for first in (0, 20)
-                ]
+                children = [context.Process(target=work, args=(first,)) for first in (0, 20)]
                 for child in children:
                     child.start()
                 for child in children:
@@ -325,7 +300,6 @@ def test_a_child_of_multiprocessing_publishes_what_it_submitted(
             """
         )
     )
-    subprocess.run(
-        [sys.executable, program, method, nsqd.tcp_address], check=True, timeout=patience_s(30)
-    )
+    command = [sys.executable, program, method, nsqd.tcp_address]
+    subprocess.run(command, check=True, timeout=patience_s(30))
     assert bodies_in(nsqd, "children", 40) == [b"%02d" % number for number in range(40)]

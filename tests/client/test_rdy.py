@@ -1,17 +1,24 @@
-"""RDY decisions, on a clock that the test turns."""
+"""RDY and backoff: decisions on a clock that the test turns, and as nsqd sees them."""
 
 from __future__ import annotations
 
+import queue
 import random
 import sys
-from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plugins.clients import Consume, Dialog, Handle
 from plugins.examples import examples
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.handling import RequeueWithoutBackoff
+from nsqtools.client.io_loop import Timer
+from nsqtools.client.message import Message
 from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, Backoff, ReadyControl
 
 
@@ -39,10 +46,8 @@ LASTS_S = 30
     ("connections", "allowed", "busy"),
     [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12), (40, 10, 1), (5, 10, 1), (10, 10, 2)],
 )
-def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_little(
-    connections: int, allowed: int, busy: int
-) -> None:
-    """In a simulation: handling takes 5 ms, the quiet ones get a message every 7 s or so."""
+def test_no_quiet_nsqd_waits_long(connections: int, allowed: int, busy: int) -> None:
+    """And the busy ones lose little. Handling takes 5 ms, the quiet ones get one in 7 s or so."""
     names = [f"n{i}" for i in range(connections)]
     rdy = control(allowed, *names)
     rng = random.Random(1)
@@ -80,26 +85,16 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
     assert min(handled[name] for name in names[:busy]) > 0
 
 
-@pytest.mark.parametrize(
-    ("rdy", "in_flight", "starved"),
-    [
-        (1, 0, False),
-        (1, 1, True),
-        (2, 1, False),  # go-nsq, which rounds the threshold down, says True
-        (2, 2, True),
-        (100, 84, False),
-        (100, 85, True),
-        (0, 0, False),
-        (0, 1, True),  # RDY was taken away: nothing more comes before an answer
-    ],
-)
-def test_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
+def test_a_connection_starves_at_85_percent() -> None:
+    """Of RDY 2 at both, where go-nsq rounds the threshold down; and where RDY was taken away."""
     states = control(1000, "a")
     state = states.states["a"]
-    state.rdy, state.in_flight = rdy, in_flight
-    assert states.is_starved is starved
-    state.is_quiet = True
-    assert not states.is_starved
+    for rdy, enough in ((1, 1), (2, 2), (100, 85), (0, 1)):
+        for in_flight in (enough - 1, enough):
+            state.rdy, state.in_flight, state.is_quiet = rdy, in_flight, False
+            assert states.is_starved is (in_flight == enough), rdy
+            state.is_quiet = True
+            assert not states.is_starved
 
 
 def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
@@ -132,11 +127,11 @@ def test_rdy_is_sent_again_with_an_answer_when_a_quarter_is_left() -> None:
 
 def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
     rdy = control(2, "a", "b", "c")
-    owners = dict(rdy.take_changes())
-    ready = [key for key, count in owners.items() if count]
-    for key in ready:
-        rdy.received(key, 1, 0.01)
-        rdy.answered(key, 1, 0.01)
+    rdy.take_changes()
+    for key, state in rdy.states.items():
+        if state.rdy:
+            rdy.received(key, 1, 0.01)
+            rdy.answered(key, 1, 0.01)
     assert rdy.take_changes() == []
 
 
@@ -236,8 +231,7 @@ def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_th
 @pytest.mark.parametrize(
     ("mode", "event", "action", "level", "next_mode"),
     [
-        (NORMAL, "success", None, 0, NORMAL),
-        (NORMAL, "neutral", None, 0, NORMAL),
+        *((NORMAL, event, None, 0, NORMAL) for event in ("success", "neutral")),
         (NORMAL, "failure", 2, 1, WAIT),
         *((WAIT, event, None, 2, WAIT) for event in ("success", "neutral", "failure")),
         (TEST, "failure", 8, 3, WAIT),
@@ -256,43 +250,13 @@ def test_every_event_in_every_mode(
 
 def test_jitter_is_spread_over_the_whole_delay() -> None:
     backoff = Backoff(1, 120, full_jitter=True, rng=random.Random(1))
-    backoff.level = 5
-    delays_s = []
+    delays_s = set()
     for _ in range(200):
-        backoff.mode = TEST
-        delays_s.append(backoff.neutral() or 0.0)
-
-    ceiling_s = backoff.ceiling_s(5)
-    assert min(delays_s) >= 0
-    assert max(delays_s) <= ceiling_s <= 120
-    assert min(delays_s) < ceiling_s / 10
-    assert max(delays_s) > ceiling_s * 9 / 10
-    assert len(set(delays_s)) == 200
-
-
-@given(
-    st.lists(st.sampled_from(["failure", "success", "neutral", "expire"]), max_size=60),
-    st.floats(min_value=0, max_value=3600),
-    st.floats(min_value=0, max_value=3600),
-)
-def test_whatever_happens_the_state_makes_sense(
-    events: list[str], multiplier_s: float, maximum_s: float
-) -> None:
-    backoff = Backoff(multiplier_s, maximum_s)
-    levels = [0]
-    for event in events:
-        if event == "expire" and backoff.mode is not WAIT:
-            continue
-        action = getattr(backoff, event)()
-        levels.append(backoff.level)
-        assert (backoff.level == 0) == (backoff.mode is NORMAL)
-        if action is not None:
-            assert 0 <= action <= maximum_s
-            assert backoff.mode is (NORMAL if event == "success" and not backoff.level else WAIT)
-    assert all(abs(after - before) <= 1 for before, after in pairwise(levels))
-
-
-# -- RDY under random events -----------------------------------------------------------------------
+        backoff.level, backoff.mode = 5, TEST
+        delays_s.add(backoff.neutral() or 0.0)
+    assert 0 <= min(delays_s) < 3.2
+    assert 28.8 < max(delays_s) <= 32
+    assert len(delays_s) == 200
 
 
 MOST = 8
@@ -323,17 +287,11 @@ class ReadyMachine(RuleBasedStateMachine):
             assert name not in self.closing, "RDY for a connection that closes"
             assert 0 <= count <= self.caps[name]
             if count > self.at_nsqd[name]:
-                others = sum(
-                    max(self.at_nsqd[other], self.in_flight[other])
-                    for other in self.caps
-                    if other != name
-                )
+                used = {n: max(self.at_nsqd[n], self.in_flight[n]) for n in self.caps}
+                others = sum(used.values()) - used[name]
                 assert count <= self.in_flight[name] or count + others <= self.max_in_flight
             self.at_nsqd[name] = count
             assert sum(self.at_nsqd.values()) <= max(self.max_in_flight, self.was_allowed)
-
-    def connections(self) -> st.SearchStrategy[int]:
-        return st.sampled_from(sorted(self.caps))
 
     @precondition(lambda self: len(self.caps) < MOST)
     @rule(cap=st.integers(1, 8) | st.just(2500))
@@ -347,7 +305,7 @@ class ReadyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.caps)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        name = data.draw(self.connections())
+        name = data.draw(st.sampled_from(sorted(self.caps)))
         del self.caps[name], self.at_nsqd[name], self.in_flight[name]
         self.closing.discard(name)
         self.rdy.remove(name, self.now)
@@ -366,7 +324,9 @@ class ReadyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def message(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([n for n in sorted(self.caps) if self.room(n)]))
-        count = data.draw(st.integers(1, self.room(name)))
+        self.receive(name, data.draw(st.integers(1, self.room(name))))
+
+    def receive(self, name: int, count: int) -> None:
         self.in_flight[name] += count
         self.rdy.received(name, count, self.now)
         self.deliver()
@@ -375,10 +335,7 @@ class ReadyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def late_message(self, data: st.DataObject) -> None:
         """One that was on its way when RDY was lowered, or comes again after its timeout."""
-        name = data.draw(self.connections())
-        self.in_flight[name] += 1
-        self.rdy.received(name, 1, self.now)
-        self.deliver()
+        self.receive(data.draw(st.sampled_from(sorted(self.caps))), 1)
 
     def room(self, name: int) -> int:
         return max(0, self.at_nsqd[name] - self.in_flight[name])
@@ -461,21 +418,18 @@ class ReadyMachine(RuleBasedStateMachine):
     def everybody_has_a_turn(self, live: set[int]) -> None:
         """Even while some always have messages and each message takes a moment."""
         served: set[int] = set()
-        now = self.now + 200
+        self.now += 200
         busy = sorted(live)[: self.max_in_flight]
         for _ in range(60 * len(live) if self.max_in_flight else 0):
-            now += PROBE_S
+            self.now += PROBE_S
             for name in busy:
                 if self.in_flight[name]:
                     self.in_flight[name] -= 1
-                    self.rdy.answered(name, 1, now)
+                    self.rdy.answered(name, 1, self.now)
                     self.deliver()
                 if self.room(name):
-                    self.in_flight[name] += 1
-                    self.rdy.received(name, 1, now)
-                    self.deliver()
-            self.rdy.redistribute(now)
-            self.deliver()
+                    self.receive(name, 1)
+            self.tick()
             served |= {name for name in live if self.at_nsqd[name]}
             if served == live:
                 return
@@ -484,3 +438,96 @@ class ReadyMachine(RuleBasedStateMachine):
 
 ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestReadyMachine = ReadyMachine.TestCase
+
+
+# -- backoff and RDY as nsqd sees them ------------------------------------------------------------
+
+
+QUICK = {"backoff_multiplier_s": 0.02}  # first delays: 40, 80, 160 ms
+
+
+def as_the_body_says(message: Message) -> bool:
+    if message.body == b"neutral":
+        raise RequeueWithoutBackoff(0)
+    return message.body == b"good"
+
+
+def is_at(consumer: Consumer, level: int) -> None:
+    wait_until(lambda: consumer._io.backoff.level == level, what=f"backoff level {level}")
+
+
+def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
+    """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end.
+
+    A requeue without backoff is tested again.
+    """
+    consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
+    handle(consumer, as_the_body_says)
+    first = conn.message(b"bad")
+    # in one write: nsqd would send one more message in between
+    assert conn.expect("RDY 0").read == conn.expect(f"REQ {first} 90000").read
+    conn.expect("RDY 1")
+    answers = {b"bad": "REQ {} 90000", b"neutral": "REQ {} 0", b"good": "FIN {}"}
+    for body, answer in answers.items():
+        message_id = conn.message(body)
+        conn.expect("RDY 0")
+        conn.expect(answer.format(message_id))
+        conn.expect("RDY 1")
+    last = conn.message(b"good")
+    conn.expect("RDY 5")
+    conn.expect(f"FIN {last}")
+
+
+def test_giving_up_is_neither_success_nor_failure(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    given_up: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def take(message: Message) -> bool:
+        given_up.put(message.body)
+        return True
+
+    options = {"max_in_flight": 5, "max_attempts": 3, "more": {"on_giving_up": take}, **QUICK}
+    consumer = consume(scripted_nsqd.address, **options)
+    handle(consumer, as_the_body_says)
+    conn = scripted_nsqd.subscribed("RDY 5")
+    hopeless = conn.message(b"bad")
+    conn.skip_to("RDY 1")
+    conn.message(b"bad", message_id=hopeless, attempts=4)
+    conn.expect(f"FIN {hopeless}")
+    assert given_up.get(timeout=patience_s(5)) == b"bad"
+    is_at(consumer, 1)
+    conn.message(b"good")
+    conn.expect("RDY 5")
+
+
+def test_an_nsqd_without_messages_holds_up_no_test(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    with ScriptedNsqd() as second:
+        patient = {"low_rdy_idle_timeout_s": 300, "rdy_redistribute_interval_s": 5}
+        consumer = consume([scripted_nsqd.address, second.address], **patient, **QUICK)
+        handle(consumer, as_the_body_says)
+        conns = [each.subscribed() for each in (scripted_nsqd, second)]
+        for conn in conns:
+            conn.skip_to("RDY 100")
+        conns[0].message(b"bad")
+        for conn in conns:
+            conn.skip_to("RDY 0")
+        for conn in conns:
+            conn.skip_to("RDY 1")
+
+
+def test_rdy_rotates_as_soon_as_it_is_scarce(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+    """It began with the next tick, up to 5 s later."""
+    with ScriptedNsqd() as second:
+        addresses = [scripted_nsqd.address, second.address]
+        consumer = consume(addresses, max_in_flight=1, rdy_redistribute_interval_s=5)
+        for each in (scripted_nsqd, second):
+            each.subscribed()
+        wait_until(lambda: len(consumer.connections) == 2, what="two connections")
+        ticks: queue.SimpleQueue[Timer | None] = queue.SimpleQueue()
+        consumer._io.loop.call_soon(lambda: ticks.put(consumer._io._redistributes))
+        tick = ticks.get(timeout=patience_s(5))
+        assert tick is not None
+        assert tick.interval_s == PROBE_S

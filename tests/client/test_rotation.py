@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from plugins.archives import unfinished
 from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
 from plugins.http_server import MakeServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
@@ -38,14 +39,11 @@ class Place:
             self._issued.append(folder)
         self.rotate(0)
 
-    def rotate(self, number: int) -> None:
-        for name in NAMES:
-            self.replace(name, number)
-
-    def replace(self, name: str, number: int) -> None:
-        beside = self.directory / f"{name}.new"
-        shutil.copy(self._issued[number] / name, beside)
-        beside.replace(self.directory / name)
+    def rotate(self, number: int, *names: str) -> None:
+        for name in names or NAMES:
+            beside = self.directory / f"{name}.new"
+            shutil.copy(self._issued[number] / name, beside)
+            beside.replace(self.directory / name)
 
     def path(self, name: str) -> str:
         return str(self.directory / name)
@@ -110,25 +108,21 @@ def test_the_secret_from_before_is_used_while_its_file_is_missing(
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     missing = str(tmp_path / "missing")
     produce(nsqd.tcp_address, auth_secret="known", auth_secret_file=missing).publish(TOPIC, b"x")
-
     assert f"cannot read the auth secret from {missing}" in caplog.text
     assert "using the one from before" in caplog.text
 
 
-def test_a_certificate_without_its_key_is_not_used_yet(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_waits_for_its_key(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     files = [place.path(name) for name in ("ca.pem", "client.pem", "client.key")]
     renewed = RenewedContext(files, lambda: make_context(TLSOptions(*files)))
     before = renewed.get()
     assert renewed.get() is before
-
-    place.replace("client.pem", 1)
+    place.rotate(1, "client.pem")
     assert renewed.get() is before
     assert "cannot use the client certificate and key" in caplog.text
     with pytest.raises(ConfigurationError):
         renewed.check()
-    place.replace("client.key", 1)
+    place.rotate(1, "client.key")
     assert renewed.get() is not before
     assert renewed.get() is renewed.check()
 
@@ -137,18 +131,12 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
     place: Place, http_server: MakeServer, consume: Consume, tmp_path: Path
 ) -> None:
     folders = [tmp_path / str(number) for number in range(2)]
-    servers = [
-        http_server(credentials=Credentials(folder / "server.pem", folder / "server.key"))
-        for folder in folders
-    ]
-    consume(
-        lookupd=[server.url for server in servers],
-        tls_root_ca_file=place.path("ca.pem"),
-        lookupd_poll_interval_s=0.05,
-    )
+    issued = [Credentials(each / "server.pem", each / "server.key") for each in folders]
+    servers = [http_server(credentials=each) for each in issued]
+    options = {"tls_root_ca_file": place.path("ca.pem"), "lookupd_poll_interval_s": 0.05}
+    consume(lookupd=[server.url for server in servers], **options)
     wait_until(lambda: len(servers[0].requests) > 1, what="lookups with the old authority")
     assert not servers[1].requests
-
     place.rotate(1)
     wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
 
@@ -161,21 +149,17 @@ def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     token = tmp_path / "token"
     token.write_text("old")
     nsqd = go_nsqd()
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"held")
+    fill(nsqd, 1)
     args = f"to-http -t {TOPIC} -c {CHANNEL} --nsqd-tcp-address {nsqd.tcp_address} --create -n 1"
     args += f" --post {server.url} --http-ca-file {place.path('ca.pem')}"
     process = spawn_nsq([*args.split(), "--bearer-token-file", str(token)])
-    wait_until(  # it has read its files then, with which it cannot connect
-        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 1,
-        what="the message to be held",
-        timeout_s=20,
-    )
+    stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
+    # it has read its files then, with which it cannot connect
+    wait_until(lambda: stats()["in_flight_count"] == 1, what="a message held", timeout_s=20)
     assert not server.requests
     token.write_text("new")
     place.rotate(1)
-
     _, stderr = process.communicate(timeout=patience_s(30))
     assert process.returncode == 0, stderr.decode()
     [request] = server.requests
-    assert (request.body, request.headers["Authorization"]) == (b"held", "Bearer new")
+    assert (request.body, request.headers["Authorization"]) == (b"0", "Bearer new")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import socket
 import struct
@@ -13,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import pytest
@@ -169,48 +169,20 @@ HEAD = struct.pack(">II", 0x7FFFFFFF, 2)
 BIG = message_frame(b"x" * 2000, "0" * 16, attempts=1, timestamp_ns=1)
 SAME = message_frame(b"x" * 1000, "0" * 16, attempts=1, timestamp_ns=1) * 1000
 HOSTILE_NSQD: dict[str, tuple[Callable[[], Callable[[socket.socket], None]], str, str]] = {
-    "a frame of two gigabytes": (
-        lambda: nsqd([HEAD, *[bytes(MB)] * 2048]),
-        "",
-        "frame size 2147483647 is above the limit",
-    ),
-    "above max_msg_size": (
-        lambda: nsqd([BIG]),
-        "-X max_msg_size=1000",
-        "frame size 2030 is above the limit",
-    ),
-    "a bomb of zeros": (
-        lambda: deflating_nsqd(bytes(MB) * 16, 16),
-        "--deflate",
-        "frame size 0 is below 4",
-    ),
-    "a bomb of messages": (
-        lambda: deflating_nsqd(SAME * 16, 16),
-        "--deflate",
-        "messages in flight",
-    ),
-    "deflate unasked": (
-        lambda: nsqd([], deflate=True),
-        "",
-        "compresses with deflate, which was not asked for",
-    ),
-    "snappy unasked": (
-        lambda: nsqd([], snappy=True),
-        "",
-        "compresses with snappy, which was not asked for",
-    ),
+    "two gigabytes": (lambda: nsqd([HEAD, *[bytes(MB)] * 2048]), "", "size 2147483647 is above"),
+    "above max_msg_size": (lambda: nsqd([BIG]), "-X max_msg_size=1000", "size 2030 is above"),
+    "a bomb of zeros": (lambda: deflating_nsqd(bytes(MB) * 16, 16), "--deflate", "0 is below 4"),
+    "a bomb of messages": (lambda: deflating_nsqd(SAME * 16, 16), "--deflate", "in flight"),
+    "deflate unasked": (lambda: nsqd([], deflate=True), "", "deflate, which was not asked for"),
+    "snappy unasked": (lambda: nsqd([], snappy=True), "", "snappy, which was not asked for"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE_NSQD)
-def test_what_an_nsqd_sends_has_a_budget(
-    case: str, serves: Serves, run_measured: RunMeasured
-) -> None:
+def test_what_nsqd_sends_has_a_budget(case: str, serves: Serves, run_measured: RunMeasured) -> None:
     talk, options, complaint = HOSTILE_NSQD[case]
     address = serves(talk())
-
     cost = affordable(lambda: run_measured(tail(address, *options.split())))
-
     assert complaint in cost.err
     assert (cost.status == 1) == ("unasked" in case)
 
@@ -230,37 +202,20 @@ def sized(body: bytes, head: bytes = b"") -> list[bytes]:
     return [OK + head + b"Content-Length: %d\r\n\r\n" % len(body), body]
 
 
+GZIP, CHUNKED = b"Content-Encoding: gzip\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+ODD, LATE = "does not answer like NSQ", "no answer in time"
+MANY = json.dumps({"producers": [{"broadcast_address": "["}] * 30_000}).encode()
 HOSTILE_HTTP: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
-    "endless body": (
-        lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" " * MB)),
-        "is longer than",
-    ),
-    "endless head": (
-        lambda: itertools.chain([OK], itertools.repeat(b"X-A: " + b"b" * 1000 + b"\r\n")),
-        "does not speak HTTP",
-    ),
-    "compressed body": (
-        lambda: sized(gzip.compress(bytes(64 * MB)), b"Content-Encoding: gzip\r\n"),
-        "is compressed",
-    ),
-    "slow head": (lambda: slowly([OK, *[b"X-A: b\r\n"] * 100]), "no answer in time"),
-    "slow body": (
-        lambda: slowly([OK + b"Content-Length: 100\r\n\r\n", *[b" "] * 100]),
-        "no answer in time",
-    ),
-    "slow chunks": (
-        lambda: slowly([OK + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 100]),
-        "no answer in time",
-    ),
-    "nested": (lambda: sized(b"[" * 500_000), "does not answer like NSQ"),
-    "many values": (lambda: sized(b"[" + b"[]," * (8 * MB) + b"1]"), "does not answer like NSQ"),
-    "many nsqd": (
-        lambda: sized(json.dumps({"producers": [{"broadcast_address": "["}] * 30_000}).encode()),
-        "drawn at random",
-    ),
+    "endless body": (lambda: chain([OK + b"\r\n"], repeat(b" " * MB)), "is longer than"),
+    "endless head": (lambda: chain([OK], repeat(b"X: " + b"b" * 1000 + b"\r\n")), "not speak HTTP"),
+    "compressed body": (lambda: sized(gzip.compress(bytes(64 * MB)), GZIP), "is compressed"),
+    "slow head": (lambda: slowly([OK, *[b"X-A: b\r\n"] * 100]), LATE),
+    "slow body": (lambda: slowly([OK + b"Content-Length: 100\r\n\r\n", *[b" "] * 100]), LATE),
+    "slow chunks": (lambda: slowly([OK + CHUNKED, *[b"1\r\n \r\n"] * 100]), LATE),
+    "nested": (lambda: sized(b"[" * 500_000), ODD),
+    "many values": (lambda: sized(b"[" + b"[]," * (8 * MB) + b"1]"), ODD),
+    "many nsqd": (lambda: sized(MANY), "drawn at random"),
 }
-
-
 SLOW = [case for case in HOSTILE_HTTP if case.startswith("slow")]
 
 
@@ -313,9 +268,7 @@ def test_thousands_of_silent_nsqd_cost_a_moment_and_few_threads(
 ) -> None:
     body = json.dumps({"channels": [], "producers": silent_nsqd}).encode()
     where = ["--lookupd-http-address", serves(http(sized(body))), "--timeout", "1s"]
-
     cost = affordable(lambda: run_measured([*command.split(), *where]), timeout_s=timeout_s)
-
     assert cost.status == status
     assert "1000 of them, drawn at random, are believed" in cost.err
     assert cost.threads < 150

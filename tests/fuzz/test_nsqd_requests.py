@@ -109,7 +109,6 @@ def test_any_requests_are_answered_alike(
     data = b"  V2" + b"".join(parts)
     if 0 < cut_off < 10:
         data = data[:-cut_off]
-
     assert answers(embedded, data, cuts) == answers(go, data, [])
 
 

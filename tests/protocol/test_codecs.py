@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -79,19 +80,11 @@ def test_a_damaged_stream_is_a_protocol_error(make: Make, damaged: bytes, compla
 @settings(max_examples=examples(75))
 @given(data=st.binary(max_size=200))
 def test_random_bytes_at_a_decoder_are_bytes_or_a_protocol_error(make: Make, data: bytes) -> None:
-    try:
+    with suppress(ProtocolError):
         assert isinstance(make().decompress(data), bytes)
-    except ProtocolError:
-        pass
 
 
 CHUNK = 65_536  # the most that a chunk of snappy decodes to
-snappy_chunks = st.builds(
-    lambda kind, length, body: bytes([kind]) + length.to_bytes(3, "little") + body,
-    st.sampled_from([0x00, 0x01, 0x02, 0x7F, 0x80, 0xFE, 0xFF]),
-    st.integers(0, 40) | st.sampled_from([76_490, 76_494, 76_495, 0xFFFFFF]),
-    st.binary(max_size=40),
-)
 compressed = st.builds(
     lambda data, times: data * times, st.binary(min_size=1, max_size=50), st.integers(1, 20_000)
 )
@@ -100,9 +93,7 @@ compressed = st.builds(
 @both
 @settings(max_examples=examples(50))
 @given(data=compressed, cuts=st.lists(st.integers(1, 5000), max_size=30))
-def test_a_decoder_with_a_limit_gives_the_same_bytes_piece_by_piece(
-    make: Make, data: bytes, cuts: list[int]
-) -> None:
+def test_a_limit_gives_the_same_bytes_by_pieces(make: Make, data: bytes, cuts: list[int]) -> None:
     sent, decoder, limit = make().compress(data), make(), 1000
     received = []
     for cut in [*cuts, len(sent)]:
@@ -110,24 +101,5 @@ def test_a_decoder_with_a_limit_gives_the_same_bytes_piece_by_piece(
         received.append(decoder.decompress(piece, limit))
         while decoder.has_more:
             received.append(decoder.decompress(b"", limit))
-
     assert b"".join(received) == data
     assert max(map(len, received)) <= max(limit, CHUNK)
-
-
-@settings(max_examples=examples(75))
-@given(chunks=st.lists(snappy_chunks, max_size=10), size=st.integers(1, 30))
-def test_chunks_of_any_kind_and_length_cost_no_more_than_their_bytes(
-    chunks: list[bytes], size: int
-) -> None:
-    """A chunk that announces 16 MB is refused at its length, not gathered."""
-    stream = b"\xff\x06\x00\x00sNaPpY" + b"".join(chunks)
-    decoder = SnappyCodec()
-    try:
-        for at in range(0, len(stream), size):
-            decoder.decompress(stream[at : at + size], 1000)
-            while decoder.has_more:
-                decoder.decompress(b"", 1000)
-    except ProtocolError:
-        return
-    assert len(decoder._received) <= 76_498

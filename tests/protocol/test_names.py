@@ -9,51 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.names import (
-    LOOKUPD_HTTP_PORT,
-    MAX_HOST_LENGTH,
-    Address,
-    announced_host,
-    check_channel,
-    check_topic,
-    http_url,
-    is_allowed,
-    is_ephemeral,
-    lookup_url,
-    parse_address,
-    parse_patterns,
-)
+from nsqtools.protocol import names
+from nsqtools.protocol.names import Address, http_url, parse_address
 
 ACCEPTED_NAMES = ["t", "a" * 64, "a.b_c-D9", "x#ephemeral", "a" * 54 + "#ephemeral", "..."]
 
 
 @pytest.mark.parametrize("name", ACCEPTED_NAMES)
 def test_a_name_that_nsqd_accepts_comes_back_unchanged(name: str) -> None:
-    assert check_topic(name) == check_channel(name) == name
-    assert is_ephemeral(name) == ("#" in name)
+    assert names.check_topic(name) == names.check_channel(name) == name
+    assert names.is_ephemeral(name) == ("#" in name)
 
 
-REFUSED_NAMES = [
-    "",
-    "t\n",
-    "\nt",
-    "a b",
-    "a" * 65,
-    "a" * 55 + "#ephemeral",
-    "#ephemeral",
-    "a#other",
-]
-REFUSED_NAMES += ["a#ephemeral#ephemeral", "a#ephemeral\n", "ä", "٣", "a/b", "a\x00", "a\r"]
+REFUSED_NAMES = ["", "t\n", "\nt", "a b", "a" * 65, "a" * 55 + "#ephemeral", "a#ephemeral\n"]
+REFUSED_NAMES += ["#ephemeral", "a#other", "a#ephemeral#ephemeral"]
+REFUSED_NAMES += ["ä", "٣", "a/b", "a\x00", "a\r"]
 
 
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid topic name") as caught:
-        check_topic(name)
+        names.check_topic(name)
     assert repr(name) in str(caught.value)
     assert "1 to 64 characters" in caught.value.hint
     with pytest.raises(ConfigurationError, match="invalid channel name"):
-        check_channel(name)
+        names.check_channel(name)
 
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -111,7 +91,7 @@ def test_the_text_of_an_address_reads_back(host: str, port: int) -> None:
 
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
-    for parse in (parse_address, lambda text: http_url(text, LOOKUPD_HTTP_PORT)):
+    for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):
         with contextlib.suppress(ConfigurationError):
             parse(text)
 
@@ -134,8 +114,8 @@ def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
     ],
 )
 def test_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
-    assert lookup_url(text, "t") == url
-    assert lookup_url(text, "x#ephemeral").endswith("topic=x%23ephemeral")  # not a fragment
+    assert names.lookup_url(text, "t") == url
+    assert names.lookup_url(text, "x#ephemeral").endswith("topic=x%23ephemeral")  # not a fragment
 
 
 NO_URLS = """
@@ -147,7 +127,7 @@ NO_URLS = """
 @pytest.mark.parametrize("text", [*NO_URLS.split(), "http://ho st/", ""])
 def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid") as caught:
-        http_url(text, LOOKUPD_HTTP_PORT)
+        http_url(text, names.LOOKUPD_HTTP_PORT)
     assert caught.value.hint
 
 
@@ -165,19 +145,18 @@ def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
     ],
 )
 def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[str]) -> None:
-    patterns = parse_patterns(f"unlikely, {pattern}")
-
-    assert all(is_allowed(parse_address(text), patterns) for text in allowed)
-    assert not any(is_allowed(parse_address(text), patterns) for text in others)
+    patterns = names.parse_patterns(f"unlikely, {pattern}")
+    assert all(names.is_allowed(parse_address(text), patterns) for text in allowed)
+    assert not any(names.is_allowed(parse_address(text), patterns) for text in others)
 
 
 @pytest.mark.parametrize("text", [":4150", "a:b", "http://h:1", "h:1/x"])
 def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid pattern of addresses"):
-        parse_patterns(text)
+        names.parse_patterns(text)
 
 
-LONGEST_HOST = ("h." * MAX_HOST_LENGTH)[:MAX_HOST_LENGTH]
+LONGEST_HOST = ("h." * names.MAX_HOST_LENGTH)[: names.MAX_HOST_LENGTH]
 
 
 @pytest.mark.parametrize(
@@ -190,4 +169,4 @@ LONGEST_HOST = ("h." * MAX_HOST_LENGTH)[:MAX_HOST_LENGTH]
     ],
 )
 def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
-    assert announced_host(name) == host
+    assert names.announced_host(name) == host

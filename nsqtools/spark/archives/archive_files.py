@@ -62,7 +62,7 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.location import StoredPlace
-from nsqtools.archive.members import CorruptError, codec_of, unpacker
+from nsqtools.archive.members import CorruptError, Unpacker, codec_of
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
 from nsqtools.errors import NotFoundError
@@ -129,7 +129,7 @@ def beginning_of(data: bytes) -> tuple[Codec, bytes]:
     if not codec.is_compressed:
         return codec, data
     try:
-        return codec, unpacker(codec).unpack(data, LOOK_SIZE)
+        return codec, Unpacker(codec).unpack(data, LOOK_SIZE)
     except CorruptError:
         return codec, b""
 

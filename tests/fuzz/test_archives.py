@@ -9,17 +9,22 @@ tells what that one tells of.
 from __future__ import annotations
 
 import gzip
+import resource
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from hypothesis import assume, given, settings
+import pytest
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from plugins.archives import write_archive
+from plugins.archives import journal_in, write_archive
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
 from nsqtools.archive.finding import PARQUET_MAGIC, find_archives
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.journal import stem_of
+from nsqtools.archive.layout import decode_index, encode_members, index_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
@@ -59,9 +64,7 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
             index_of(path).unlink()
         problems: list[str] = []
         (archive,) = find_archives([path])
-
         found = list(read_messages(archive, lambda path, problem: problems.append(problem)))
-
         scan_members(path)
         reading = ReadSettings((str(folder),), damage_path=reports, partition_bytes=partition_bytes)
         rows = [
@@ -82,3 +85,65 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
         if len(cuts) == len(what) or (has_index and not cuts):
             assert {message.body for message in found if message.topic} <= BODIES
             assert problems or len(found) in (0, 20, 40, 60)
+
+
+# -- journals and indexes of other writers are read as far as they make sense ---------------------
+
+
+IDS = [b"%016x" % number for number in range(40)]
+LINES = b"".join(
+    b"%d 100 nsqd-1:4150 %s a.log\n" % (number * 100, b"".join(IDS[number::4]).hex().encode())
+    for number in range(4)
+)
+END = b" h " + b"0" * 32 + b" x\n"
+INDEX = b"".join(b"%d 100 10 1 2\n" % (number * 100) for number in range(20))
+
+
+@given(
+    what=st.lists(CHANGE, max_size=4),
+    more=st.binary(max_size=60),
+    is_proved=st.booleans(),
+    durable=st.sets(st.sampled_from([0, 100, 200, 300])),
+)
+@settings(max_examples=examples(75))
+@example(what=[], more=b"9" * 5000 + b" 1" + END, is_proved=False, durable=set())
+@example(what=[], more=b"1 " + b"9" * 5000 + END, is_proved=True, durable=set())
+def test_a_journal_knows_nothing_that_was_not_in_it(
+    what: list[Change], more: bytes, is_proved: bool, durable: set[int]
+) -> None:
+    with TemporaryDirectory() as directory:
+        folder = Path(directory)
+        path = folder / f"{stem_of('clicks', 'archive')}abc-000001.journal"
+        path.write_bytes(damaged(LINES, what) + more + (b"proved\n" if is_proved else b""))
+        at: Any = {"is_durable": lambda name, head, offset, length: offset in durable}
+        journal = journal_in(folder, run="def", now_s=time.time(), **at)
+        assert journal.knows("nsqd-1:4150", IDS[0]) in (True, False)
+        if not what and not more:
+            assert journal.knows("nsqd-1:4150", IDS[0])
+        assert not journal.knows("nsqd-1:4150", b"f" * 16)
+        journal.close()
+
+
+@given(st.lists(CHANGE, max_size=4), st.binary(max_size=60))
+@settings(max_examples=examples(150))
+@example([], b"0 " + b"9" * 5000 + b" 1 1 1\n")
+@example([], b"writer " + b"0" * 32 + b" " + b"9" * 5000 + b"\n")
+@example([], b"1" * 30 + b" 1 1 1 1\n" * 3)
+def test_an_index_is_members_that_follow_each_other(what: list[Change], more: bytes) -> None:
+    decode_index(more)
+    members = decode_index(damaged(INDEX, what) + more)
+    end = 0
+    for member in members:
+        assert member.offset == end
+        end = member.end
+    assert decode_index(encode_members(members)) == members
+
+
+@pytest.mark.alone
+def test_an_index_of_a_hundred_megabytes_costs_no_more_than_its_lines() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    assert decode_index(b"x" * 50_000_000) == []
+    assert decode_index(b"\n" * 5_000_000) == []
+    assert time.process_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000

@@ -1,0 +1,371 @@
+"""Asyncio: one core, many tasks, and no message is lost to a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from plugins.archives import unfinished
+from plugins.clients import TOPIC, bodies_in, fill
+from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import ClientOptions, RequeueWithoutBackoff, errors
+from nsqtools.aio import Consumer, Message, Producer
+from nsqtools.client import producer as producer_module
+
+CHANNEL = "tasks"
+DEAD = "127.0.0.1:1"
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own, which must not hang."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), patience_s(20)))
+
+    return run
+
+
+def consumer_of(*servers: Nsqd, **options: Any) -> Consumer:
+    quick: dict[str, Any] = {"output_buffer_timeout_s": 0.025, "max_backoff_duration_s": 0.0}
+    addresses, settled = [nsqd.tcp_address for nsqd in servers], ClientOptions(**(quick | options))
+    return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=settled)
+
+
+@pytest.mark.parametrize(("count", "held_s"), [(2000, 0.0), (20, 0.03)])
+@in_loop
+async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loop_get_on(
+    nsqd: GoNsqd, count: int, held_s: float
+) -> None:
+    fill(nsqd, count, CHANNEL)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            time.sleep(held_s)  # what a task should not do
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    async with consumer_of(nsqd) as consumer:
+        for _ in range(count):
+            await (await anext(consumer)).finish()
+    task.cancel()
+    assert held_s or turns > 10
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@in_loop
+async def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
+    fill(nsqd, 21, CHANNEL)
+
+    async def work(consumer: Consumer, fails: bool) -> None:
+        async for _message in consumer:
+            await asyncio.sleep(0.1)
+            if fails:
+                raise LookupError
+            await asyncio.sleep(60)
+
+    async def work_together() -> None:
+        async with consumer_of(nsqd) as consumer, asyncio.TaskGroup() as group:
+            await (await anext(consumer)).finish()  # until then one message is in flight
+            for number in range(4):
+                group.create_task(work(consumer, number == 3))
+
+    with pytest.raises(ExceptionGroup):
+        await work_together()
+    stats = functools.partial(nsqd.channel_stats, TOPIC, CHANNEL)
+    wait_until(lambda: stats()["in_flight_count"] == 0, what="the requeues")
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 20
+
+
+@in_loop
+async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    async with consumer_of(nsqd) as consumer:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(consumer), 0.2)
+        fill(nsqd, 1, CHANNEL)
+        message = await anext(consumer)
+        await message.finish()
+        assert message.body == b"0"
+
+
+# -- run and batches -------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    fill(nsqd, 40, CHANNEL)
+    seen: collections.Counter[int] = collections.Counter()
+    hooked: list[tuple[int, type[BaseException] | None]] = []
+    running: set[int] = set()
+    most = 0
+    consumer = consumer_of(nsqd, default_requeue_delay_s=0)
+
+    async def handle(message: Message) -> object:
+        nonlocal most
+        number = int(message.body)
+        seen[number] += 1
+        running.add(number)
+        most = max(most, len(running))
+        await asyncio.sleep(0.02)
+        running.remove(number)
+        if message.attempts == 1 and number in (2, 3):
+            raise ValueError if number == 2 else RequeueWithoutBackoff(0)
+        return None if message.attempts > 1 else number != 1
+
+    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
+        assert message.is_answered
+        hooked.append((int(message.body), type(error) if error else None))
+        if len(hooked) == 43:
+            consumer.begin_stop()
+
+    await consumer.run(handle, concurrency=8, on_handled=on_handled)
+    assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2, 3: 2}
+    assert 2 <= most <= 8
+    assert {entry for entry in hooked if entry[1]} == {(2, ValueError), (3, RequeueWithoutBackoff)}
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@in_loop
+async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
+    fill(nsqd, 20, CHANNEL)
+    reached = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        reached.set()
+        await asyncio.sleep(3600)
+
+    async with consumer_of(nsqd) as consumer:
+        handling = asyncio.create_task(consumer.run(handle))
+        await reached.wait()
+        handling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handling
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert (stats["depth"], stats["in_flight_count"], stats["timeout_count"]) == (20, 0, 0)
+
+
+@in_loop
+async def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
+    fill(nsqd, 1, CHANNEL)
+    seen: list[int] = []
+    consumer = consumer_of(nsqd, msg_timeout_s=1.0)
+
+    async def handle(message: Message) -> None:
+        seen.append(message.attempts)
+        first = message.deadline
+        while message.deadline < first + 1.5:  # it was touched more than once
+            await asyncio.sleep(0.02)
+        consumer.begin_stop(drain=True)
+
+    await consumer.run(handle, auto_touch=True)
+    assert seen == [1]
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+PROGRAM = """
+import asyncio, sys, time
+from nsqtools.aio import Consumer
+async def stuck(message):
+    print("stuck", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            pass
+async def blocking(message):
+    print("stuck", flush=True)
+    time.sleep(1000)
+consumer = Consumer("clicks", "tasks", nsqd_tcp_addresses=sys.argv[1])
+asyncio.run(consumer.run({}))
+"""
+
+
+@pytest.mark.parametrize("handler", ["stuck", "blocking"])
+def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handler: str) -> None:
+    """The second leaves a blocked event loop; a task that refuses to be cancelled takes three."""
+    fill(nsqd, 100, CHANNEL)
+    command = [sys.executable, "-c", PROGRAM.format(handler), nsqd.tcp_address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.3)
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 100
+
+
+@in_loop
+async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
+    servers = [go_nsqd(), go_nsqd()]
+    for nsqd in servers:
+        fill(nsqd, 525, CHANNEL)
+    async with consumer_of(*servers, max_in_flight=1000) as consumer:
+        batch = await anext(consumer.batches(size=500, within_s=3600))
+        assert (len(batch), batch.topic) == (500, TOPIC)
+        assert await batch[0].requeue(0, backoff=False)
+        assert await batch.finish() == 499
+        assert await batch.requeue() == 0
+        left = 551
+        async for batch in consumer.batches(size=500, within_s=0.2):
+            left -= len(batch)
+            assert await batch.finish() == len(batch)
+            if not left:
+                break
+    assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
+
+
+@in_loop
+async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
+    fill(nsqd, 5, CHANNEL)
+    async with consumer_of(nsqd) as consumer:
+        gathering = asyncio.ensure_future(anext(consumer.batches(size=100, within_s=3600)))
+        while consumer.stats.received < 5:
+            await asyncio.sleep(0.05)
+        gathering.cancel()
+        for _ in range(5):
+            message = await anext(consumer)
+            assert message.attempts == 2
+            message.finish()
+
+
+@in_loop
+async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD)
+    taking = asyncio.create_task(consumer._take_in(0.05, 10))
+    while not taking.done():
+        consumer.backlog._filled.set()
+        await asyncio.sleep(0.005)
+    assert await taking is None
+
+
+@in_loop
+async def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
+    fill(nsqd, 3, CHANNEL)
+
+    async def run(handler: Callable[[Message], Any], **how: Any) -> None:
+        async with consumer_of(nsqd) as consumer:
+            await consumer.run(handler, **how)
+
+    with pytest.raises(errors.ConfigurationError, match="concurrency must be a whole number >= 1"):
+        await run(lambda message: asyncio.sleep(0), concurrency=0)
+    with pytest.raises(errors.ConfigurationError, match=r"use nsqtools\.Consumer"):
+        await run(lambda message: None)
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 3
+    with pytest.raises(errors.ConnectionFailed):
+        await Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD).start(fail_fast=True)
+
+
+# -- publishing: outcomes, the window, and cancellation -------------------------------------------
+
+
+@in_loop
+async def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
+    nsqd.create_channel(TOPIC, "check")
+    async with Producer(nsqd.tcp_address) as producer:
+        await producer.publish(TOPIC, b"one")
+        await producer.publish_many(TOPIC, [b"two", b"three"])
+        await producer.publish_deferred(TOPIC, b"later", 60)
+    wait_until(lambda: unfinished(nsqd, TOPIC, "check") == 4, what="the channel has all of them")
+    assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
+
+
+@in_loop
+async def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd) -> None:
+    producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=1))
+    first = asyncio.create_task(producer.publish(TOPIC, b"x"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(producer.publish(TOPIC, b"x", timeout_s=patience_s(0.2)))
+    turns = 0
+    while not second.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    with pytest.raises(errors.PublishNotSent, match="no room"):
+        await second
+    first.cancel()
+    await producer.stop(0)
+    assert turns > 5  # a loop that is held turns once
+
+
+@in_loop
+async def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd) -> None:
+    async with Producer(nsqd.tcp_address, ClientOptions(max_outstanding=2)) as producer:
+        for _ in range(20):
+            tasks = [asyncio.create_task(producer.publish(TOPIC, b"x")) for _ in range(5)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await producer.publish(TOPIC, b"last")
+        assert await producer.flush(5)
+    assert nsqd.depth(TOPIC) >= 1
+
+
+def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> None:
+    producer = Producer(nsqd.tcp_address)
+    for _ in range(3):
+        asyncio.run(producer.publish(TOPIC, b"x"))
+    assert asyncio.run(producer.stop(patience_s(5)))
+    assert nsqd.depth(TOPIC) == 3
+
+
+@in_loop
+async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
+    scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait are let in together, the first of them fills it, and the order stays."""
+    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+    bodies = [b"%010d" % number for number in range(10)]
+    producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=4))
+    tasks = [asyncio.create_task(producer.publish(TOPIC, body)) for body in bodies]
+    conn = await asyncio.to_thread(scripted_nsqd.identified)
+    for body in bodies:
+        command = await asyncio.to_thread(conn.expect, f"PUB {TOPIC}")
+        assert command.body == body
+        conn.ok()
+    await asyncio.gather(*tasks)
+    await producer.stop(patience_s(5))
+
+
+@in_loop
+async def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
+    options = ClientOptions(max_outstanding=1, publish_timeout_s=600)
+    async with Producer(nsqd.tcp_address, options) as producer:
+        publishes = [producer.publish(topic, b"x") for topic in (TOPIC, "not a topic", TOPIC)]
+        ended = await asyncio.gather(*publishes, return_exceptions=True)
+    assert [type(each) for each in ended] == [type(None), errors.PublishInvalid, type(None)]
+
+
+@in_loop
+async def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
+    producer = Producer([first.tcp_address, second.tcp_address], options)
+    await producer.publish(TOPIC, b"x")
+    first.pause()
+    stuck = [asyncio.create_task(producer.publish(TOPIC, b"stuck")) for _ in range(4)]
+    await asyncio.sleep(0)
+    await producer.publish(TOPIC, b"goes on")
+    first.resume()
+    await asyncio.gather(*stuck)
+    await producer.stop(patience_s(5))
+    assert second.depth(TOPIC) >= 1

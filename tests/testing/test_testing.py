@@ -1,0 +1,209 @@
+"""What users' own tests get: fakes that behave as real ones do, and fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.waiting import patience_s
+
+from nsqtools import Message, Publication, errors
+from nsqtools.testing import AsyncFakeProducer, FakeProducer, Published, fake_batch, fake_message
+
+
+def test_a_fake_message_is_a_message_with_what_it_was_given() -> None:
+    given: dict[str, Any] = {"topic": "clicks", "nsqd": "a:1", "id": b"0" * 16}
+    given |= {"attempts": 3, "timestamp_ns": 7}
+    message = fake_message(b"42", **given)
+    assert isinstance(message, Message)
+    assert message.body == b"42"
+    assert {name: getattr(message, name) for name in given} == given
+    assert "0000000000000000 of clicks" in repr(message)
+    ids = {fake_message().id for _ in range(3)}
+    assert [len(id) for id in ids] == [16] * 3
+
+
+def test_answers_are_recorded_in_order_and_there_is_one() -> None:
+    message = fake_message()
+    assert (message.touch(), message.touch()) == (1, 1)
+    assert not message.is_answered
+    assert message.finish()
+    assert message.is_answered
+    for answer in (message.finish, message.requeue, message.touch):
+        assert not answer()  # as a real message
+    assert message.answers == ["touch", "touch", "finish"]
+
+
+def test_a_requeue_is_recorded_with_its_delay() -> None:
+    for delay_s, backoff in ((None, True), (30.0, True), (0, False)):
+        message = fake_message()
+        with pytest.raises(errors.ConfigurationError):
+            message.requeue(-1)
+        assert message.requeue(delay_s, backoff=backoff)
+        assert message.answers == ["requeue"]
+        assert (message.requeue_delay_s, message.has_backoff) == (delay_s, backoff)
+
+
+def test_the_answers_of_a_batch_are_recorded_by_message() -> None:
+    batch: Any = fake_batch([b"a", b"b", b"c"], topic="clicks")
+    assert batch.topic == "clicks"
+    batch[1].requeue(5)
+    assert batch.finish() == 2
+    assert [message.answers for message in batch] == [["finish"], ["requeue"], ["finish"]]
+
+
+# -- producers without an nsqd ---------------------------------------------------------------------
+
+
+def test_it_keeps_what_was_published() -> None:
+    seen: list[Publication] = []
+    with FakeProducer(on_published=seen.append) as producer:
+        producer.publish("orders", b"1")
+        producer.publish_many("orders", [b"2", b"3"])
+        producer.publish_deferred("orders", b"4", 2.5)
+        producer.submit("bills", [b"5"]).result()
+        assert producer.flush()
+    assert producer.published == [
+        *(Published("orders", body) for body in (b"1", b"2", b"3")),
+        Published("orders", b"4", 2.5),
+        Published("bills", b"5"),
+    ]
+    assert len(seen) == 4
+    with pytest.raises(errors.PublishNotSent, match="has stopped"):
+        producer.publish("orders", b"6")
+
+
+def test_it_refuses_what_a_producer_refuses() -> None:
+    producer = FakeProducer()
+    with pytest.raises(errors.ConfigurationError):
+        producer.publish("no topic", b"x")
+    with pytest.raises(TypeError):
+        producer.publish("orders", "text")  # type: ignore[arg-type]
+    assert producer.published == []
+
+
+def test_it_fails_as_it_is_told() -> None:
+    producer, called = FakeProducer(), list[errors.PublishError | None]()
+    producer.error = errors.PublishUnknown("the connection broke")
+    with pytest.raises(errors.PublishUnknown):
+        producer.publish("orders", b"1")
+    publication = producer.submit("orders", [b"2"], on_settled=lambda p: called.append(p.error))
+    assert called == [publication.error] == [producer.error]
+    producer.error = None
+    producer.publish("orders", b"3")
+    assert producer.published == [Published("orders", b"3")]
+
+
+def test_it_is_the_same_with_asyncio() -> None:
+    async def publish() -> AsyncFakeProducer:
+        async with AsyncFakeProducer() as producer:
+            await asyncio.gather(*(producer.publish("orders", b"%d" % n) for n in range(3)))
+            producer.error = errors.PublishNotSent("nsqd is away")
+            with pytest.raises(errors.PublishNotSent):
+                await producer.publish_many("orders", [b"x", b"y"])
+        return producer
+
+    published = asyncio.run(publish()).published
+    assert published == [Published("orders", b"%d" % n) for n in range(3)]
+
+
+# -- fixtures, in runs of pytest of their own -----------------------------------------------------
+
+
+PLUGIN = "nsqtools.testing.pytest_plugin"
+
+RunPytest = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_pytest(tmp_path: Path) -> RunPytest:
+    """Run pytest on the given files, as in a project that has nothing but this plugin."""
+
+    def run(*arguments: str, **files: str) -> subprocess.CompletedProcess[str]:
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-W", "error", "-q", *arguments]
+        return subprocess.run(
+            [*command, "-p", "no:cacheprovider", str(tmp_path)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
+            capture_output=True,
+            text=True,
+            timeout=patience_s(30),
+            check=False,
+        )
+
+    return run
+
+
+def test_servers_live_for_a_run_and_topics_for_a_test(run_pytest: RunPytest) -> None:
+    done = run_pytest(
+        conftest="""
+            import pytest
+
+            @pytest.fixture(scope="session")
+            def nsqd_options():
+                return {"max_msg_size": 10}
+            """,
+        test_it="""
+            import json, pytest, urllib.request
+            from nsqtools import Consumer, Producer, PublishRejected
+
+            seen = []
+
+            def passes_a_message(nsqd, topic, **addresses):
+                with Producer(nsqd.tcp_address) as producer:
+                    producer.publish(topic, b"hello")
+                with Consumer(topic, "check", **addresses) as consumer:
+                    message = next(iter(consumer))
+                    message.finish()
+                    assert message.body == b"hello"
+
+            def test_flags(nsqd, nsq_topic):
+                with Producer(nsqd.tcp_address) as producer, pytest.raises(PublishRejected):
+                    producer.publish(nsq_topic, b"eleven byte")
+
+            def test_direct(nsqd, nsq_topic):
+                seen.append((nsqd.tcp_address, nsq_topic))
+                passes_a_message(nsqd, nsq_topic, nsqd_tcp_addresses=nsqd.tcp_address)
+
+            def test_found_through_nsqlookupd(nsqd, nsqlookupd, nsq_topic):
+                seen.append((nsqd.tcp_address, nsq_topic))
+                found = {"lookupd_http_addresses": nsqlookupd.http_address}
+                passes_a_message(nsqd, nsq_topic, **found)
+
+            def test_afterwards(nsqd):
+                (first, topic1), (second, topic2) = seen
+                assert first == second == nsqd.tcp_address
+                assert topic1 != topic2
+                stats = urllib.request.urlopen(f"http://{nsqd.http_address}/stats?format=json")
+                assert json.load(stats)["topics"] == []
+
+            def test_that_deletes_its_topic(nsqd, nsq_topic):
+                url = f"http://{nsqd.http_address}/topic/delete?topic={nsq_topic}"
+                urllib.request.urlopen(urllib.request.Request(url, method="POST"))
+            """,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+
+
+def test_a_run_that_uses_no_fixture_loads_nothing_of_the_package(run_pytest: RunPytest) -> None:
+    done = run_pytest(
+        test_it="""
+            import sys
+
+            def test_it():
+                loaded = {name for name in sys.modules if name.startswith("nsqtools")}
+                ours = {"", ".errors", ".testing", ".testing.pytest_plugin"}
+                assert loaded == {f"nsqtools{name}" for name in ours}
+            """
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
