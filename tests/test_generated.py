@@ -71,10 +71,8 @@ def test_man_shows_the_pages() -> None:
     env = {"PATH": "/usr/bin:/bin", "MANWIDTH": "90", "LANG": "C.UTF-8", "MANPAGER": "cat"}
     for page, words in {
         "1 nsq-tail": ["-t, --topic TOPIC", "EXIT STATUS", r"--format '{timestamp:%H:%M:%S}"],
-        "1 nsq-topic": ["nsq-topic-create(1)", "SEE ALSO"],
-        "1 nsq-nsqd": ["-data-path string"],
+        "1 nsq-nsqd": ["-data-path string", "SEE ALSO"],
         "5 nsq-config": ["[profiles.staging]", "msg_timeout"],
-        "5 nsq-archive": [".NAME.index", "zcat /var/nsq/"],
         "7 nsq-options": ["--lookupd-http-address HOST:PORT", "Bounds: 10ms to 5m."],
         "7 nsq-migration": ["-topic-pattern, -topic-refresh  ", "(required)"],
     }.items():

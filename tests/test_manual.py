@@ -58,8 +58,7 @@ def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: P
     files = finished_files(tmp_path)
     assert files
     for file in files:
-        index = (tmp_path / f".{file.name}.index").read_text()
-        head, *members, total = index.splitlines()
+        head, *members, total = (tmp_path / f".{file.name}.index").read_text().splitlines()
         assert re.fullmatch(r"writer [0-9a-f]{32} \d+", head)
         first, last = members[0].split(), members[-1].split()
         count = sum(int(member.split()[2]) for member in members)

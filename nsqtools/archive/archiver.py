@@ -76,7 +76,7 @@ class TopicState:
 
 
 class Archiver:
-    """`run` on one thread; `stop`, `rotate`, `pause` and `resume` from any.
+    """`run` on one thread; `stop`, `rotate` and `set_paused` from any.
 
     ``limits.idle_s`` means that every topic is connected and received nothing for that time; those
     that no nsqd has are not waited for (`UnlistedTopics`).
@@ -141,17 +141,11 @@ class Archiver:
         for archiver in self._running():
             archiver.rotate()
 
-    def pause(self) -> None:
-        """Take no more messages, of any topic, until `resume`; what is in flight is written."""
-        self._is_paused = True
+    def set_paused(self, is_paused: bool) -> None:
+        """Take no more messages, of any topic, or take them again; what is in flight is written."""
+        self._is_paused = is_paused
         for archiver in self._running():
-            archiver.pause()
-
-    def resume(self) -> None:
-        """Take messages again."""
-        self._is_paused = False
-        for archiver in self._running():
-            archiver.resume()
+            archiver.set_paused(is_paused)
 
     @property
     def states(self) -> dict[str, TopicState]:
@@ -332,7 +326,7 @@ class Archiver:
         self._archivers[topic] = archiver
         archiver.start(fail_fast=fail_fast)
         if self._is_paused:
-            archiver.pause()
+            archiver.set_paused(True)
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
     def _consumer(self, topic: str, backlog: Backlog) -> Consumer:
@@ -517,16 +511,10 @@ class FileHook:
 
     @staticmethod
     def _failure(words: Sequence[str]) -> str:
-        import subprocess
+        from subprocess import DEVNULL, PIPE, run
 
         try:
-            done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
+            done = run(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, check=False)
         except OSError as exc:
             return f"{words[0]}: {exc.strerror}"
         last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]

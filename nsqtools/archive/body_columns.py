@@ -24,9 +24,8 @@ from typing import Any
 
 import pyarrow
 from pyarrow import compute, string, types
-from pyarrow import json as arrow_json
 
-from nsqtools.archive.columns import KEYS_OF, message_schema, one_array
+from nsqtools.archive.columns import KEYS_OF, message_schema, one_array, read_json
 from nsqtools.archive.storage import failing
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
@@ -91,7 +90,7 @@ class BodyColumns:
         read = _read(body, self._types, is_inferring=self.evolves)
         errors = None
         if read is None:
-            errors = self._errors(body)
+            errors = [self._why(text) for text in body.to_pylist()]
             fits = pyarrow.array([error is None for error in errors])
             self.misfits += sum(error is not None for error in errors)
             read = self._scattered(body.filter(fits), fits, errors)
@@ -137,9 +136,6 @@ class BodyColumns:
         return None if texts is None else {**read, **texts}
 
     # -- bodies that do not fit -----------------------------------------------------------------
-
-    def _errors(self, body: Any) -> list[str | None]:
-        return [self._why(text) for text in body.to_pylist()]
 
     def _why(self, text: str | None) -> str | None:
         """Return why a body does not fit, None if it does; take in its new fields."""
@@ -201,18 +197,9 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     _, offsets, data = lines.buffers()
     ends = memoryview(offsets).cast("b").cast("i")
     text = data.slice(ends[lines.offset], ends[lines.offset + count] - ends[lines.offset])
-    try:
-        table = arrow_json.read_json(
-            pyarrow.BufferReader(text),
-            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=arrow_json.ParseOptions(
-                explicit_schema=pyarrow.schema(list(types.items())),
-                unexpected_field_behavior="infer" if is_inferring else "ignore",
-            ),
-        )
-    except pyarrow.ArrowInvalid:
-        return None
-    if table.num_rows != count:
+    schema = pyarrow.schema(list(types.items()))
+    table = read_json(text, count, schema, "infer" if is_inferring else "ignore")
+    if table is None:
         return None
     return {
         name: one_array(table[name]) if name in types else _found(table[name])
@@ -345,12 +332,7 @@ def _json_type(kind: Any) -> dict[str, Any]:
         return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}
     if types.is_list(kind):
         return {"type": "array", "items": _json_type(kind.value_type)}
-    if types.is_boolean(kind):
-        return {"type": "boolean"}
-    if types.is_integer(kind):
-        return {"type": "integer"}
-    if types.is_floating(kind):
-        return {"type": "number"}
     if types.is_timestamp(kind):
         return {"type": "string", "format": "date-time"}
-    return {"type": "string"}
+    plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
+    return {"type": next((name for name, is_so in plain.items() if is_so(kind)), "string")}

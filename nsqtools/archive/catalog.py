@@ -77,7 +77,7 @@ def find_inputs(paths: Sequence[Location]) -> Inputs:
     for path in map(absolute, paths):
         with failing("read", path):
             found[_kind(path)].append(path)
-    return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
+    return Inputs(**{kind: tuple(places) for kind, places in found.items()})
 
 
 def _kind(place: Location) -> str:
@@ -99,14 +99,11 @@ def _kind(place: Location) -> str:
             entries = iter([storage.stat(name)])
         except FileNotFoundError:
             raise NotFoundError(f"there is no {place}") from None
-    for entry in entries:
-        if storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
-            return "archives"
-        # beside Parquet any other name may be a note of somebody's, or Parquet without an ending
-        return (
-            "archives" if any(each.name.endswith(_OF_ARCHIVES) for each in entries) else "parquet"
-        )
-    return "archives"
+    one = next(entries, None)
+    if one is None or storage.read_range(one.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+        return "archives"
+    # beside Parquet any other name may be a note of somebody's, or Parquet without an ending
+    return "archives" if any(each.name.endswith(_OF_ARCHIVES) for each in entries) else "parquet"
 
 
 def _may_be_data(name: str) -> bool:

@@ -27,10 +27,11 @@ import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow
-from pyarrow import binary, compute, timestamp
+from pyarrow import compute, timestamp, types
 from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
@@ -44,19 +45,14 @@ IDENTITY = ("topic", "nsqd", "id")
 
 def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
     """Return the columns of a message, without those that `body_columns` makes of its body."""
-    is_binary = kind is BodyKind.binary
-    body = [("body", pyarrow.binary() if is_binary else pyarrow.string())]
-    if not is_binary:
-        body.append(("body_bytes", pyarrow.binary()))
+    body = [("body", pyarrow.string()), ("body_bytes", pyarrow.binary())]
     return pyarrow.schema(
         [
-            ("topic", pyarrow.string()),
-            ("nsqd", pyarrow.string()),
-            ("id", pyarrow.string()),
+            *((name, pyarrow.string()) for name in IDENTITY),
             ("timestamp", pyarrow.timestamp("us", tz="UTC")),
             ("ts_ns", pyarrow.int64()),
             ("attempts", pyarrow.int32()),
-            *body,
+            *([("body", pyarrow.binary())] if kind is BodyKind.binary else body),
         ]
     )
 
@@ -81,7 +77,7 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    same = _same_in_all(text, lines) if len(keys) < len(_json_schema()) else {}
+    same = _same_in_all(text, lines) if len(keys) < len(_JSON) else {}
     read: Columns | None = {name: same[name] for name in keys & same.keys()}
     if keys := keys - same.keys():
         parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
@@ -103,11 +99,7 @@ def _same_in_all(text: bytes, lines: int) -> Columns:
         values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
     except UnicodeDecodeError:
         return {}
-    text_type = pyarrow.string()
-    return {
-        name: pyarrow.repeat(pyarrow.scalar(value, text_type), lines)
-        for name, value in values.items()
-    }
+    return {name: pyarrow.repeat(value, lines) for name, value in values.items()}
 
 
 KEYS_OF = {
@@ -121,24 +113,18 @@ KEYS_OF = {
     "body_bytes": ("body", "body64"),
 }
 """The keys of the JSON that a column is made of."""
+_JSON = dict.fromkeys(("topic", "nsqd", "id", "ts", "attempts", "body", "body64"), pyarrow.string())
+_JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    known = _json_schema()
-    is_all = len(keys) == len(known)
+    schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
+    others = "error" if len(keys) == len(_JSON) else "ignore"
+    if (table := read_json(text, lines, schema, others)) is None:
+        return None
     try:
-        table = arrow_json.read_json(
-            pyarrow.BufferReader(text),
-            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=arrow_json.ParseOptions(
-                explicit_schema=pyarrow.schema([each for each in known if each.name in keys]),
-                unexpected_field_behavior="error" if is_all else "ignore",
-            ),
-        )
         table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
     except pyarrow.ArrowInvalid:
-        return None
-    if table.num_rows != lines:
         return None
     return {name: one_array(table[name]) for name in table.column_names}
 
@@ -148,20 +134,22 @@ def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _json_schema() -> pyarrow.Schema:
-    text = pyarrow.string()
-    number = pyarrow.int64()
-    return pyarrow.schema(
-        [
-            ("topic", text),
-            ("nsqd", text),
-            ("id", text),
-            ("ts", number),
-            ("attempts", pyarrow.int32()),
-            ("body", text),
-            ("body64", text),
-        ]
-    )
+def read_json(text: Any, count: int, schema: pyarrow.Schema, others: str) -> Any:
+    """Read ``count`` objects as a table; None where they are not so many, or not of the schema.
+
+    ``others`` is what becomes of other fields: "error", "ignore", or "infer".
+    """
+    try:
+        table = arrow_json.read_json(
+            pyarrow.BufferReader(text),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior=others
+            ),
+        )
+    except pyarrow.ArrowInvalid:
+        return None
+    return table if table.num_rows == count else None
 
 
 def _is_right(read: Columns) -> bool:
@@ -186,7 +174,7 @@ def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
         raw = _decoded(read["body"], read["body64"])
         if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
             return None
-        columns |= _bodies(read["body"], raw, kind)
+        columns |= bodies_as(read["body"], raw, kind)
     return columns
 
 
@@ -217,12 +205,18 @@ def _has_text(raw: Any) -> bool:
     return any(_text(each) is not None for each in raw.drop_null().to_pylist())
 
 
-def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
-    """Return the columns of bodies; each has either text or bytes."""
-    if kind is not BodyKind.binary:
-        return {"body": text, "body_bytes": raw}
-    joined = text.cast(binary())
-    return {"body": compute.coalesce(joined, raw) if joined.null_count else joined}
+def bodies_as(body: Any, raw: Any, kind: BodyKind) -> Columns:
+    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
+    if kind is BodyKind.binary:
+        body = body.cast(pyarrow.binary())
+        has_all = raw is None or not body.null_count
+        return {"body": body if has_all else compute.coalesce(body, raw)}
+    if types.is_string(body.type):
+        return {"body": body, **({} if raw is None else {"body_bytes": raw})}
+    try:
+        return {"body": body.cast(pyarrow.string())}
+    except pyarrow.ArrowInvalid:  # some are not UTF-8
+        return columns_of_bodies(body.to_pylist(), kind)
 
 
 def columns_of_bodies(bodies: Sequence[bytes | None], kind: BodyKind) -> Columns:
@@ -278,7 +272,7 @@ def bare_columns(
     schema, count = message_schema(kind), len(bodies)
     columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
     if topic is not None:
-        columns["topic"] = pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), count)
+        columns["topic"] = pyarrow.repeat(topic, count)
     return columns | columns_of_bodies(bodies, kind)
 
 
@@ -296,12 +290,7 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
     for column, wanted in names.items():
         values = pyarrow.array(sorted(wanted), pyarrow.string())
         masks.append(compute.is_in(columns[column], value_set=values))
-    if not masks:
-        return None
-    mask = masks[0]
-    for other in masks[1:]:
-        mask = compute.and_kleene(mask, other)
-    return compute.fill_null(mask, True)
+    return compute.fill_null(reduce(compute.and_kleene, masks), True) if masks else None
 
 
 # -- a whole file --------------------------------------------------------------------------------
@@ -347,16 +336,14 @@ def read_batches(
         else:
             number += len(columns["body"])
         on_rows(len(columns["body"]))
-        arrays = [columns[name] for name in schema.names]
-        batch = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+        batch = pyarrow.RecordBatch.from_pydict(columns, schema)
         mask = wanted_rows(columns, within, {})
         yield batch if mask is None else batch.filter(mask)
 
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
     """Return bare bodies in the columns of `message_schema`."""
-    columns, schema = bare_columns(bodies, None), message_schema()
-    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return pyarrow.RecordBatch.from_pydict(bare_columns(bodies, None), message_schema())
 
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:

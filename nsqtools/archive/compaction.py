@@ -31,6 +31,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 from uuid import uuid4
@@ -481,17 +482,12 @@ class Compaction:
             slots = [Slot(s.topic, day, s.others) for s in some for day in s.slot_days]
             if not all(map(self.selection.has, slots)):
                 continue
-            for slot in slots:
-                if slot not in notes:
-                    notes[slot] = self._note(slot)
-            reason = first.damage
+            notes |= {slot: self._note(slot) for slot in slots if slot not in notes}
+            reasons = [first.damage]
             if first.archive is not None and first.archive.head is None and first.topic is None:
-                reason = (
-                    reason or "it has neither messages nor an index, so it may not be an archive"
-                )
-            for slot in slots:
-                reason = reason or self._why_not(first, slot, notes[slot])
-            if reason:
+                reasons.append("it has neither messages nor an index, so it may not be an archive")
+            why_not = (self._why_not(first, slot, notes[slot]) for slot in slots)
+            if reason := next(filter(None, chain(reasons, why_not)), ""):
                 kept[first.shown] = reason
             else:
                 chosen.append(first)

@@ -20,7 +20,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -255,18 +255,14 @@ class DeltaCatalog:
         if storage.scheme not in S3_SCHEMES:
             return dict(storage.options)
         settings = s3_settings(storage.options)
+        if settings.credential_provider is not None and not settings.key_id:
+            found = settings.credential_provider()
+            key, secret = found["access_key_id"], found["secret_access_key"]
+            settings = replace(settings, key_id=key, secret=secret, token=found.get("token") or "")
         options = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
         given = {f"aws_{key.removeprefix('aws_')}": each for key, each in storage.options.items()}
         if settings.endpoint.startswith("http://"):
             options["aws_allow_http"] = "true"
-        if settings.credential_provider is not None and not settings.key_id:
-            found = settings.credential_provider()
-            options |= {
-                "aws_access_key_id": found["access_key_id"],
-                "aws_secret_access_key": found["secret_access_key"],
-            }
-            if token := found.get("token"):
-                options["aws_session_token"] = token
         return given | options | {"aws_conditional_put": "etag"}
 
     def _table(self) -> DeltaTable:
@@ -327,6 +323,7 @@ def _files_of(
     actions = pyarrow.table(table.get_add_actions(flatten=True))
     names = actions.column_names
     keys = [name for name in names if name.startswith("partition.")]
+    columns_at = [name.removeprefix("partition.") for name in keys]
     columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
     columns.append("null_count.ts_ns")
     partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not wanted
@@ -334,7 +331,8 @@ def _files_of(
         for row in batch.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in partitions:
-                at = {name.removeprefix("partition."): _shown(row[name]) for name in keys}
+                values = (None if each is None else str(each) for each in key)
+                at = dict(zip(columns_at, values, strict=True))
                 partitions[key] = at if wanted(at) else None
             if (partition := partitions[key]) is not None:
                 is_timed = not row.get("null_count.ts_ns")  # else no time leaves the file out
@@ -346,7 +344,3 @@ def _files_of(
                     row.get("max.ts_ns") if is_timed else None,
                     partition,
                 )
-
-
-def _shown(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -179,15 +180,6 @@ def why_foreign(name: str, beginning: bytes) -> str:
     return ""
 
 
-def foreign_file(shown: str, why: str) -> ConfigurationError:
-    """Return the error for a file of another program."""
-    return ConfigurationError(
-        f"cannot read {shown} as an archive ({why})",
-        hint="Parquet and Delta tables are read by nsq spark sql, report and replay; an archive "
-        "whose name begins with _ is read when the file itself is given.",
-    )
-
-
 def _find(place: str) -> list[ArchiveFile]:
     storage = open_storage(place)
     is_local = isinstance(storage, LocalStorage)
@@ -246,7 +238,11 @@ def _with_index(
                 table = _parquet(storage, entry, names)
                 return ArchiveFile(storage, entry.name, None, entry=known, table=table)
             if why := why_foreign(name, beginning):
-                raise foreign_file(storage.where(entry.name), why)
+                raise ConfigurationError(
+                    f"cannot read {storage.where(entry.name)} as an archive ({why})",
+                    hint="Parquet and Delta tables are read by nsq spark sql, report and replay; "
+                    "an archive whose name begins with _ is read when the file itself is given.",
+                )
         return ArchiveFile(storage, entry.name, None, entry=known)
     return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
 
@@ -268,10 +264,8 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
     manifest = aside(entry.name, MANIFEST)
     said: dict[str, int] = {}
     if not names or manifest in names:
-        try:
+        with suppress(FileNotFoundError, DeniedError, ValueError):
             said = json.loads(storage.read(manifest))
-        except (FileNotFoundError, DeniedError, ValueError):
-            pass
     rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
     above = partition_of(storage.where(entry.name))  # a place may lead into partitions
     at = {key: above[key] for key in ("topic", "date") if key in above} | partition_of(entry.name)

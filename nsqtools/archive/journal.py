@@ -35,13 +35,20 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.opening import FolderLocks, is_ours, open_to_append, open_to_read, open_to_write
+from nsqtools.files.opening import (
+    FolderLocks,
+    closing_fd,
+    is_ours,
+    open_to_append,
+    open_to_read,
+    open_to_write,
+)
 
 log = logging.getLogger("nsqtools")
 
@@ -88,16 +95,13 @@ class TopicLock:
         # one may be left out when this fails, and none is given twice
         head = self._last = Head(last.writer, last.number + 1)
         is_first = head.number == 1
-        descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            with blaming(self._path):
-                if is_first:
-                    os.ftruncate(descriptor, 0)
-                line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
-                os.pwrite(descriptor, line.encode(), 0)
-                os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+        line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
+        opened = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
+        with closing_fd(opened) as descriptor, blaming(self._path):
+            if is_first:
+                os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, line.encode(), 0)
+            os.fdatasync(descriptor)
         if is_first:
             sync_folder(self._path.parent)
         return head
@@ -109,25 +113,20 @@ class TopicLock:
     def _read(self) -> Head | None:
         """Return the last head, None without one: also to refuse a file that others planted."""
         try:
-            descriptor = open_to_write(self._path, os.O_RDWR)
+            with closing_fd(open_to_write(self._path, os.O_RDWR)) as descriptor:
+                found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
         except FileNotFoundError:
             return None
-        try:
-            found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
-        finally:
-            os.close(descriptor)
         match = _COUNT_PATTERN.fullmatch(found)
         return Head(match[2], int(match[3])) if match else None
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
-        try:
+        with suppress(OSError):
             match = _COUNT_PATTERN.fullmatch(self._path.read_text("ascii", "replace"))
             if match is not None:
                 os.kill(int(match[1]), 0)
                 return f"process {match[1]}"
-        except OSError:
-            pass
         return "another process"
 
 
@@ -293,14 +292,12 @@ class _Generation:
         flags = os.O_WRONLY | os.O_APPEND
         with blaming(self.path):
             if self._is_made:
-                descriptor = open_to_write(self.path, flags | os.O_CREAT)
+                opened = open_to_write(self.path, flags | os.O_CREAT)
             else:
-                descriptor = os.open(self.path, NEW | flags, 0o600)
+                opened = os.open(self.path, NEW | flags, 0o600)
                 self._is_made = True
-            try:
+            with closing_fd(opened) as descriptor:
                 yield descriptor
-            finally:
-                os.close(descriptor)
 
     def remove(self) -> None:
         if self._is_made:
@@ -312,9 +309,8 @@ def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:
     stats = [(path, path.lstat()) for path in found]
     stats.sort(key=lambda each: (each[1].st_mtime, each[0].name))
     oldest_s = now_s - KEPT_FOR_S
-    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s][
-        -KEPT_FILES:
-    ]
+    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s]
+    kept = kept[-KEPT_FILES:]
     for path in set(found) - set(kept):
         path.unlink(missing_ok=True)
     return kept
@@ -340,24 +336,19 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
 
 
 def _ends_proved(path: Path) -> bool:
-    try:
-        with open_to_read(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
-            return file.read() == PROVED.encode()
-    except FileNotFoundError:  # it was removed meanwhile
-        return False
+    with suppress(FileNotFoundError), open_to_read(path) as file:  # it may be removed meanwhile
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
+        return file.read() == PROVED.encode()
+    return False
 
 
 def _lines(paths: Iterable[Path]) -> list[re.Match[str]]:
     """The lines of a run, oldest first."""
     lines: list[re.Match[str]] = []
     for path in paths:
-        try:
-            with open_to_read(path) as file:
-                text = file.read().decode("utf-8", "replace").splitlines(keepends=True)
-        except FileNotFoundError:
-            continue
-        lines += filter(None, map(_LINE.fullmatch, text))
+        with suppress(FileNotFoundError), open_to_read(path) as file:
+            text = file.read().decode("utf-8", "replace").splitlines(keepends=True)
+            lines += filter(None, map(_LINE.fullmatch, text))
     return lines
 
 

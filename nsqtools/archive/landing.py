@@ -55,7 +55,7 @@ from nsqtools.archive.upload import (
 )
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.opening import locked, open_own, open_to_write, refuse_planted
+from nsqtools.files.opening import closing_fd, locked, open_own, open_to_write, refuse_planted
 from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
@@ -93,11 +93,8 @@ class Lander:
         self._drafts.mkdir(0o750, exist_ok=True)
         refuse_planted(self._drafts, self._drafts.lstat())
         lock = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            with locked(lock):  # the child of a killed archiver ends its batch
-                return self._land(paths)
-        finally:
-            os.close(lock)
+        with closing_fd(lock), locked(lock):  # the child of a killed archiver ends its batch
+            return self._land(paths)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
         self._plan.check()  # the place may have become that of another job
@@ -145,8 +142,8 @@ class Lander:
         """Do what is written down; each step can be repeated."""
         if state["intent"] is None:
             return []
-        files = [(each["path"], TableFile(**each["file"])) for each in state["intent"]["drafts"]]
-        drafts = [Draft(path, file) for path, file in files]
+        noted = state["intent"]["drafts"]
+        drafts = [Draft(each["path"], TableFile(**each["file"])) for each in noted]
         self.table.commit(drafts, state["app"], state["number"])
         for path in map(Path, state["intent"]["logs"]):
             record = UploadRecord(self.table.storage.url, f"{state['app']} {state['number']}")
@@ -155,7 +152,7 @@ class Lander:
             sync_folder(path.parent)
         state["intent"] = None
         self._save(state)
-        return [file for _, file in files]
+        return [each.file for each in drafts]
 
     def _state(self) -> dict[str, Any]:
         """Return what is written down. Another table, or another form, has a state of its own."""

@@ -137,9 +137,7 @@ class TimeRange:
         """Return whether a time is in it; 0, of a bare body, is in none that has an end."""
         if not timestamp_ns:
             return self.since_ns is None and self.until_ns is None
-        return (self.since_ns is None or timestamp_ns >= self.since_ns) and (
-            self.until_ns is None or timestamp_ns < self.until_ns
-        )
+        return self.meets(timestamp_ns, timestamp_ns)
 
     def may_have(self, member: Member) -> bool:
         """Return whether some message of a member may be in it."""

@@ -23,12 +23,12 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.opening import lock_file
+from nsqtools.files.opening import closing_fd, lock_file
 
 SUFFIX = ".json"
 
@@ -72,10 +72,8 @@ class StoredNumbers:
 
     def _delete(self, number: int) -> None:
         object = self._object(number)
-        try:
+        with suppress(OSError):  # it says nothing any more
             object.storage.delete(object.key)
-        except OSError:  # it says nothing any more
-            pass
 
 
 log = logging.getLogger("nsqtools")
@@ -108,10 +106,8 @@ class Lease(Held):
         super().__init__()
         self._place = place
         self._numbers = StoredNumbers(place)
-        self._holder = {
-            "holder": f"{socket.gethostname()}, process {os.getpid()}",
-            "token": uuid.uuid4().hex,
-        }
+        holder = f"{socket.gethostname()}, process {os.getpid()}"
+        self._holder = {"holder": holder, "token": uuid.uuid4().hex}
         self._renew_s = renew_s
         self._renewed_s = 0.0
         self._lost: NsqError | None = None
@@ -243,7 +239,5 @@ def held(root: Location, name: str) -> Iterator[Held]:
         descriptor = lock_file(path)
     if descriptor is None:
         raise _taken(root)
-    try:
+    with closing_fd(descriptor):
         yield Held(descriptor)
-    finally:
-        os.close(descriptor)

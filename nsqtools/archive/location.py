@@ -14,17 +14,14 @@ already is one is recognized all the same.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from nsqtools.archive.storage import OBJECT_SCHEMES, Entry, Storage, local_path, scheme_of
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.storage_objects import open_storage, parts_of
 from nsqtools.errors import ConfigurationError
-
-_URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 
 SHARED = "Give a directory that this machine and the executors have mounted under one path."
 SPARKS_SCHEMES = {"s3": "s3a", "az": "abfss"}
@@ -89,13 +86,11 @@ def parse_place(text: str) -> Location:
 
     Raises ``ValueError`` for any other.
     """
-    if scheme_of(text) in OBJECT_SCHEMES:
-        match = _URL.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text} names no bucket")
-        return StoredPlace(f"{match[1].lower()}://{match[2]}", match[3].strip("/"))
     try:
-        return local_path(text)
+        if scheme_of(text) not in OBJECT_SCHEMES:
+            return local_path(text)
+        scheme, bucket, key = parts_of(text)
+        return StoredPlace(f"{scheme}://{bucket}", key)
     except ConfigurationError as exc:
         raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
 

@@ -41,18 +41,14 @@ LOOK_SIZE = 4
 """As many bytes tell what a file is compressed with."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 50 to 5f: pzstd begins so
+_ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # the latter of pzstd
 
 
 def codec_of(beginning: bytes) -> Codec:
     """Return what a file is compressed with, by its first `LOOK_SIZE` bytes."""
     if beginning.startswith(_GZIP_MAGIC):
         return Codec.GZIP
-    is_skipped = 0x50 <= beginning[0] <= 0x5F if beginning else False
-    if beginning.startswith(_ZSTD_MAGIC) or (is_skipped and beginning[1:4] == _ZSTD_SKIPPED):
-        return Codec.ZSTD
-    return Codec.NONE
+    return Codec.ZSTD if _ZSTD_MAGIC.match(beginning) else Codec.NONE
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -103,77 +99,53 @@ class CorruptError(ValueError):
     """A member is not what it was when it was written."""
 
 
-class Unpacker(Protocol):
+class Unpacker:
     """Of one member. Call `unpack` with more data, with none while ``has_more``, until ``is_over``.
 
-    Then ``unused`` is what follows the member in the data. Raises `CorruptError`.
+    Then ``unused`` is what follows the member in the data. Raises `NsqError` where the package is
+    missing.
     """
 
-    has_more: bool
-    is_over: bool
-    unused: bytes
+    def __init__(self, codec: Codec) -> None:
+        self.has_more = self.is_over = False
+        self.unused = b""
+        self._is_zstd = codec is Codec.ZSTD
+        self._rest = b""  # which zlib has not read
+        self._errors: tuple[type[Exception], ...]
+        if self._is_zstd:
+            zstd = _zstd()
+            self._errors, self._member = (zstd.ZstdError,), zstd.ZstdDecompressor()
+        else:
+            module = _isal() or zlib
+            self._errors = (module.error, zlib.error)
+            self._member = module.decompressobj(GZIP_WINDOW)
 
-    def unpack(self, data: bytes, limit: int) -> bytes: ...
-
-
-def unpacker(codec: Codec) -> Unpacker:
-    """Return what unpacks a member of a compressed file. Raises `NsqError`."""
-    return _Zstd() if codec is Codec.ZSTD else _Inflate()
+    def unpack(self, data: bytes, limit: int) -> bytes:
+        """Return some of the text, ``limit`` bytes at most. Raises `CorruptError`."""
+        member = self._member
+        try:
+            text: bytes = member.decompress(self._rest + data, limit)
+        except self._errors as exc:
+            raise CorruptError(str(exc).partition("\n")[0]) from None
+        self.is_over = member.eof
+        self.unused = member.unused_data if self.is_over else b""
+        if self._is_zstd:
+            has_more = not member.needs_input
+        else:
+            self._rest = member.unconsumed_tail
+            has_more = bool(self._rest or len(text) >= limit)  # a full buffer may hide text
+        self.has_more = has_more and not self.is_over
+        return text
 
 
 def unpack_whole(codec: Codec, data: bytes, limit: int) -> bytes | None:
     """Return the text of exactly one member; None if it is damaged or longer than ``limit``."""
-    one = unpacker(codec)
+    one = Unpacker(codec)
     try:
         text = one.unpack(data, limit)
     except CorruptError:
         return None
     return text if one.is_over and not one.unused else None
-
-
-class _Inflate:
-    def __init__(self) -> None:
-        self.has_more = self.is_over = False
-        self.unused = b""
-        module = _isal() or zlib
-        self._errors: tuple[type[Exception], ...] = (module.error, zlib.error)
-        self._inflate = module.decompressobj(GZIP_WINDOW)
-        self._rest = b""
-
-    def unpack(self, data: bytes, limit: int) -> bytes:
-        try:
-            text: bytes = self._inflate.decompress(self._rest + data, limit)
-        except self._errors as exc:
-            raise CorruptError(_first_line(exc)) from None
-        self._rest = self._inflate.unconsumed_tail
-        self.is_over = self._inflate.eof
-        # A full buffer may hide text that needs no more data.
-        self.has_more = not self.is_over and bool(self._rest or len(text) >= limit)
-        self.unused = self._inflate.unused_data if self.is_over else b""
-        return text
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        self.has_more = self.is_over = False
-        self.unused = b""
-        zstd = _zstd()
-        self._error = zstd.ZstdError
-        self._frame = zstd.ZstdDecompressor()
-
-    def unpack(self, data: bytes, limit: int) -> bytes:
-        try:
-            text: bytes = self._frame.decompress(data, limit)
-        except self._error as exc:
-            raise CorruptError(_first_line(exc)) from None
-        self.is_over = self._frame.eof
-        self.has_more = not self.is_over and not self._frame.needs_input
-        self.unused = self._frame.unused_data if self.is_over else b""
-        return text
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).partition("\n")[0]
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:
@@ -245,7 +217,7 @@ def unpack_members(file: SeekableFile, codec: Codec, offset: int = 0) -> Iterato
             position += before - len(data)
             if not data:
                 continue
-            begin, member, held = position, unpacker(codec), []
+            begin, member, held = position, Unpacker(codec), []
         try:
             held.append(member.unpack(data, TEXT_SIZE))
         except CorruptError as exc:

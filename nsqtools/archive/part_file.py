@@ -26,7 +26,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ from nsqtools.files.durable import (
     sync_folder,
     write_all,
 )
-from nsqtools.files.opening import FolderLocks, open_to_write, try_lock
+from nsqtools.files.opening import FolderLocks, closing_fd, open_to_write, try_lock
 from nsqtools.records.naming import with_rev
 
 log = logging.getLogger("nsqtools")
@@ -125,16 +125,16 @@ class PartFile:
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
         """The data and the index, open and locked against recovery."""
-        with blaming(self.path), ExitStack() as stack:
+        flags = os.O_RDWR | os.O_APPEND
+        gone = OSError(errno.ENOENT, GONE, str(self.path))
+        with blaming(self.path):
             if self.has_vanished:
-                raise OSError(errno.ENOENT, GONE, str(self.path))
-            data = open_to_write(part_of(self.path), os.O_RDWR | os.O_APPEND)
-            stack.callback(os.close, data)
-            if not try_lock(data) or self.has_vanished:
-                raise OSError(errno.ENOENT, GONE, str(self.path))
-            index = open_to_write(index_of(self.path), os.O_RDWR | os.O_APPEND)
-            stack.callback(os.close, index)
-            yield data, index
+                raise gone
+            with closing_fd(open_to_write(part_of(self.path), flags)) as data:
+                if not try_lock(data) or self.has_vanished:
+                    raise gone
+                with closing_fd(open_to_write(index_of(self.path), flags)) as index:
+                    yield data, index
 
     @property
     def expected_sizes(self) -> tuple[int, int]:
@@ -170,25 +170,15 @@ def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, i
 
     The first line of the index becomes durable with that of the first member.
     """
-    with ExitStack() as stack:
-        data = os.open(part, CREATE, mode)
-        stack.callback(os.close, data)
+    with closing_fd(os.open(part, CREATE, mode)) as data, ExitStack() as undo:
         if not try_lock(data) or not os.fstat(data).st_nlink:
             # another process took the empty file for a leftover just before it was locked
             raise FileExistsError(f"{part} is being recovered by another process")
-        try:
-            descriptor = os.open(index, CREATE, mode)
-            stack.callback(os.close, descriptor)
-        except OSError:
-            part.unlink()
-            raise
-        try:
-            with blaming(index):
-                write_all(descriptor, first_line)
-        except OSError:
-            part.unlink()
-            index.unlink()
-            raise
+        undo.callback(part.unlink)
+        with closing_fd(os.open(index, CREATE, mode)) as descriptor, blaming(index):
+            undo.callback(index.unlink)
+            write_all(descriptor, first_line)
+        undo.pop_all()
         sync_folder(part.parent)
         made = os.fstat(data)
     return made.st_dev, made.st_ino
@@ -277,11 +267,8 @@ def _add_total(index: Path) -> None:
         return
     total = total_of(found.members).encode()
     if not index.read_bytes().endswith(b"\n" + total):
-        descriptor = open_to_write(index, os.O_WRONLY | os.O_APPEND)
-        try:
+        with closing_fd(open_to_write(index, os.O_WRONLY | os.O_APPEND)) as descriptor:
             write_all(descriptor, total)
-        finally:
-            os.close(descriptor)
 
 
 def _is_same(part: Path, index: Path, final: Path) -> bool:
@@ -293,11 +280,8 @@ def _is_same(part: Path, index: Path, final: Path) -> bool:
         return True
     if not final.exists() or not index_of(final).exists():
         return False
-    return (
-        part.stat().st_size == final.stat().st_size
-        and part.stat().st_size > 0
-        and load_index(index) == load_index(index_of(final))
-    )
+    is_as_long = 0 < part.stat().st_size == final.stat().st_size
+    return is_as_long and load_index(index) == load_index(index_of(final))
 
 
 def recover(directories: Directories) -> list[Path]:
@@ -306,9 +290,8 @@ def recover(directories: Directories) -> list[Path]:
     One that cannot be recovered is reported in the log and left as it is.
     """
     finished = []
-    locks = directories.locks()
     has_locks = (directories.work / LOCKS).exists()  # of archivers, who took one for each file
-    try:
+    with closing(directories.locks()) as locks:
         for part in list(hidden_below(directories.work, PART)):
             try:
                 if has_locks and not locks.take(directories.name_of(owner_of(part))):
@@ -320,15 +303,12 @@ def recover(directories: Directories) -> list[Path]:
             if final is not None:
                 log.warning("recovered %s", final)
                 finished.append(final)
-    finally:
-        locks.close()
     _remove_strays(directories)
     return finished
 
 
 def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
-    descriptor = open_to_write(part, os.O_RDWR)
-    try:
+    with closing_fd(open_to_write(part, os.O_RDWR)) as descriptor:
         if not try_lock(descriptor) or not os.fstat(descriptor).st_nlink:
             return None  # it is being written, or another process was faster
         path = owner_of(part)
@@ -337,8 +317,6 @@ def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
             index_of(path).unlink(missing_ok=True)
             return None
         return finish(path, directories)
-    finally:
-        os.close(descriptor)
 
 
 def cut_to_index(path: Path, descriptor: int) -> bool:
@@ -350,8 +328,8 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
         found = Index(None, scan_members(part_of(path)).members)
     members = [member for member in found.members if member.end <= size]
     end = members[-1].end if members else 0
-    index = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)  # not one that was planted
-    try:
+    flags = os.O_RDWR | os.O_CREAT
+    with closing_fd(open_to_write(index_path, flags, 0o640)) as index:  # not one that was planted
         if end < size:
             os.ftruncate(descriptor, end)
             log.warning("%s: %d bytes that were not finished are cut off", path, size - end)
@@ -359,8 +337,6 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
         write_all(index, Index(found.head, members).encode())
         os.ftruncate(index, os.lseek(index, 0, os.SEEK_CUR))
         os.fsync(index)
-    finally:
-        os.close(index)
     return bool(members)
 
 

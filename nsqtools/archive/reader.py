@@ -35,13 +35,13 @@ from nsqtools.archive.members import (
     CorruptError,
     DamagedError,
     Scan,
+    Unpacker,
     codec_at,
     members_of,
     scan_file,
     scan_members,
     topics_in,
     unpack_members,
-    unpacker,
 )
 from nsqtools.archive.storage import ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
@@ -55,10 +55,11 @@ if TYPE_CHECKING:
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
-VANISHED = "it was removed before it was read"
 LARGEST_TEXT = 1 << 26  # of a member at a time
 ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
 """The columns of a table that are those of an `Envelope`."""
+
+UNREADABLE = (FileNotFoundError, ChangedError, NotRegularError, CorruptError)
 
 _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
@@ -86,10 +87,8 @@ def read_text(
                         yield from read_member(file, member, codec, on_problem)
                 if not archive.is_in_progress:
                     yield from _read_rest(file, shown, min(end, size), codec, on_damage)
-        except FileNotFoundError:
-            on_damage(shown, VANISHED)
-        except (ChangedError, NotRegularError) as exc:
-            on_damage(shown, str(exc.strerror))
+        except UNREADABLE as exc:
+            on_damage(shown, _why_unread(exc))
 
 
 def read_member(
@@ -102,7 +101,7 @@ def read_member(
     if not codec.is_compressed:
         yield data
         return
-    member_text = unpacker(codec)
+    member_text = Unpacker(codec)
     try:
         text = member_text.unpack(data, LARGEST_TEXT)
         while member_text.has_more:  # larger than any archiver makes it
@@ -168,10 +167,8 @@ def look_at(archive: ArchiveFile) -> Scan:
                         scan_file(file, scan)
                 else:
                     scan_file(file, scan)
-        except FileNotFoundError:
-            scan.damage = VANISHED
-        except (ChangedError, NotRegularError) as exc:
-            scan.damage = str(exc.strerror)
+        except UNREADABLE as exc:
+            scan.damage = _why_unread(exc)
     return scan
 
 
@@ -185,7 +182,7 @@ def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
             scan.topics.update(filter(None, found.topics))
             least, most = found.min_ts_ns or 0, found.max_ts_ns or 0
             scan.members = [Member(0, scan.size, found.rows, least, most)]
-        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+        except UNREADABLE as exc:
             scan.damage = _why_unread(exc)
     return scan
 
@@ -294,13 +291,13 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
                             attempts or 0,
                             (raw or b"") if text is None else text,
                         )
-        except (FileNotFoundError, ChangedError, NotRegularError, CorruptError) as exc:
+        except UNREADABLE as exc:
             on_damage(archive.shown, _why_unread(exc))
 
 
 def _why_unread(exc: Exception) -> str:
     if isinstance(exc, FileNotFoundError):
-        return VANISHED
+        return "it was removed before it was read"
     return str(exc.strerror if isinstance(exc, OSError) else exc)
 
 

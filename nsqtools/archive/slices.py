@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -26,11 +27,11 @@ from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import PARTITIONS, Source
-from nsqtools.archive.columns import columns_of_bodies, message_schema, micros, read_batches
+from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange, folder_of
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, read
+from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
@@ -212,7 +213,7 @@ class _Reading:
                 try:
                     with source.storage.open(source.name) as file:
                         for batch in read(file, within=within):
-                            yield self._counted(self._fitted(self._of_topic(batch, source)))
+                            yield self._taken(self._of_topic(batch, source))
                 except (CorruptError, ArrowException) as exc:  # a number may be too large
                     self._on_damage(source, str(exc).partition("\n")[0])
                 continue
@@ -227,16 +228,16 @@ class _Reading:
             ):
                 chosen = self._of_topic(batch, source)
                 typed = self._columns.add(chosen) if self._columns else chosen
-                yield self._counted(self._fitted(typed))
+                yield self._taken(typed)
             members = [m for m in source.archive.members or () if within.may_have(m)]
             expected = sum(member.messages for member in members)
             if not source.damage and not bare and sum(counted) != expected:
                 problem = f"it has {sum(counted)} messages, and {expected} in its index"
                 self._on_damage(source, problem)
 
-    def _counted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    def _taken(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         self.rows += batch.num_rows
-        return batch
+        return fitted(batch, self.schema, self._job.settings.body)
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
         if not source.is_shared and (source.archive is None or source.topic is None):
@@ -254,9 +255,6 @@ class _Reading:
             raise unreadable(source, problem)
         self.damages.append((source.shown, problem))
 
-    def _fitted(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        return fitted(batch, self.schema, self._job.settings.body)
-
     def identities(self, part: Slice) -> pyarrow.Table:
         """Return the identities of what the output has of the times of a slice."""
         within = TimeRange(part.since_ns, part.until_ns)
@@ -271,9 +269,9 @@ class _Reading:
                         f"cannot read {source.shown}: {exc}",
                         hint="Restore it: without it the messages that are there are unknown.",
                     ) from exc
-        names = [("ts_ns", pyarrow.int64()), ("nsqd", pyarrow.string()), ("id", pyarrow.string())]
-        batches = [each.select([name for name, _ in names]) for each in found]
-        return pyarrow.Table.from_batches(batches, pyarrow.schema(names))
+        kinds = zip(KEY, (pyarrow.int64(), pyarrow.string(), pyarrow.string()), strict=True)
+        batches = [each.select(KEY) for each in found]
+        return pyarrow.Table.from_batches(batches, pyarrow.schema(list(kinds)))
 
 
 def fitted(
@@ -286,7 +284,7 @@ def fitted(
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
-        columns |= _bodies(columns["body"], columns.get("body_bytes"), kind)
+        columns |= bodies_as(columns["body"], columns.get("body_bytes"), kind)
     if "ts_ns" in columns:  # pandas has nanoseconds here, too
         columns["timestamp"] = micros(columns["ts_ns"])
     wrong = pyarrow.nulls(batch.num_rows, pyarrow.string())
@@ -321,18 +319,17 @@ def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
 
 def body_kind(table: DeltaCatalog) -> BodyKind | None:
     """Return what the bodies of a table are, None of one that is not there."""
-    if not table.exists():
-        return None
-    is_binary = types.is_binary(table.schema().field("body").type)
-    return BodyKind.binary if is_binary else BodyKind.string
+    return _kind_in(table.schema()) if table.exists() else None
 
 
 def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
     """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
-    for source in (each for some in present for each in some):
-        is_binary = types.is_binary(columns_in(source).field("body").type)
-        return BodyKind.binary if is_binary else BodyKind.string
-    return None
+    first = next(chain.from_iterable(present), None)
+    return None if first is None else _kind_in(columns_in(first))
+
+
+def _kind_in(schema: pyarrow.Schema) -> BodyKind:
+    return BodyKind.binary if types.is_binary(schema.field("body").type) else BodyKind.string
 
 
 def columns_in(source: Source) -> pyarrow.Schema:
@@ -376,19 +373,6 @@ def unreadable(source: Source, problem: str) -> NsqError:
     )
 
 
-def _bodies(body: Any, raw: Any, kind: BodyKind) -> dict[str, Any]:
-    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
-    if kind is BodyKind.binary:
-        body = body.cast(pyarrow.binary())
-        return {"body": body if raw is None else compute.coalesce(body, raw)}
-    if types.is_string(body.type):
-        return {"body": body, **({} if raw is None else {"body_bytes": raw})}
-    try:
-        return {"body": body.cast(pyarrow.string())}
-    except pyarrow.ArrowInvalid:  # some are not UTF-8
-        return columns_of_bodies(body.to_pylist(), kind)
-
-
 def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     """Return the rows in the order of time, one for each identity: that of the fewest attempts.
 
@@ -396,10 +380,8 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
     """
     if rows.num_rows < 2:
         return rows
+    rows = in_time_order(rows).combine_chunks()
     times = rows["ts_ns"].combine_chunks()
-    if not compute.all(compute.less_equal(times[:-1], times[1:]), min_count=0).as_py():
-        rows = rows.take(compute.sort_indices(times)).combine_chunks()
-        times = rows["ts_ns"].combine_chunks()
     same = compute.equal(times[:-1], times[1:])
     if not compute.any(same).as_py():
         return rows
@@ -414,8 +396,7 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
         "attempts": compute.fill_null(some["attempts"], 0),
         "at": places,
     }
-    some = pyarrow.table(columns)
-    some = some.sort_by([(name, "ascending") for name in columns])
+    some = pyarrow.table(columns).sort_by([(name, "ascending") for name in columns])
     before, after = some[:-1], some[1:]
     repeats = [compute.equal(before[name], after[name]) for name in KEY]  # null for one without id
     return _dropping(rows, after["at"].filter(reduce(compute.and_kleene, repeats)))

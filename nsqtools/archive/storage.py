@@ -21,13 +21,12 @@ import hashlib
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 from nsqtools.errors import (
@@ -87,53 +86,44 @@ class Entry(NamedTuple):
     version: str = ""
 
 
-class Storage(ABC):
+class Storage(Protocol):
     """A place for objects. ``url`` names it, and opens the same place in another process."""
 
     url: str
 
-    @abstractmethod
     def check(self) -> None:
         """Raise ``OSError`` where nothing can be written, as far as one request tells."""
 
-    @abstractmethod
     def where(self, name: str) -> str:
         """Return an object's whole path or URL, to show it to people."""
 
-    @abstractmethod
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Iterate over everything below the folder ``prefix``, hidden names included.
 
         In no particular order. A place that is not there is empty, as on an object store.
         """
 
-    @abstractmethod
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         """Return the objects directly in a folder, and the folders in it, by their whole names."""
 
-    @abstractmethod
     def stat(self, name: str) -> Entry:
         """Return what there is to know of an object."""
 
-    @abstractmethod
     def open(self, name: str, entry: Entry | None = None) -> BinaryIO:
         """Open an object for reading; close it in the end.
 
         With an ``entry`` of a listing, raises `ChangedError` when the object is another one now.
         """
 
-    @abstractmethod
     def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
         """Return the bytes from ``start``, fewer than ``length`` where the object ends.
 
         With a ``version``, raises `ChangedError` when the object has another one.
         """
 
-    @abstractmethod
     def read(self, name: str) -> bytes:
         """Return all of a small object."""
 
-    @abstractmethod
     def put(self, name: str, data: bytes) -> str:
         """Write a small object in one piece, durably; one that is there is replaced.
 
@@ -141,15 +131,12 @@ class Storage(ABC):
         does not say: see `verify`.
         """
 
-    @abstractmethod
     def put_file(self, name: str, path: Path) -> str:
         """Write a file of any size, in parts, durably; it appears whole."""
 
-    @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> str:
         """Write a small object. Raises `FileExistsError` when there is one, of any writer."""
 
-    @abstractmethod
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is fine."""
 

@@ -28,7 +28,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -49,7 +49,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
 
 DEFAULT_REGION = "us-east-1"
-_URL = re.compile(r"([A-Za-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 S3_SCHEMES = ("s3", "s3a")
 NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGNORECASE)
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
@@ -82,21 +82,25 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     return LocalStorage(local_path(url))
 
 
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Return scheme, bucket and prefix of a URL. Raises `ConfigurationError`."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
+    return match[1].lower(), match[2], match[3].strip("/")
+
+
 class ObjectStorage(Storage):
     """A bucket or container, from a prefix on. ``options`` are obstore's settings of the store."""
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        match = _URL.fullmatch(url)
-        if match is None:
-            raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
+        self.scheme, self.bucket, self.prefix = parts_of(url)
         try:
             import obstore  # noqa: F401
         except ImportError:
             raise NsqError(
                 f"{url} needs the package obstore", hint="pip install 'nsqtools[object-store]'"
             ) from None
-        self.scheme, self.bucket = match[1].lower(), match[2]
-        self.prefix = match[3].strip("/")
         self.url = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
         self.options = dict(options)
         self._opened: tuple[object, Any] | None = None
@@ -159,26 +163,22 @@ class ObjectStorage(Storage):
             return bytes(self._store.get(name, options=options).bytes())
 
     def put(self, name: str, data: bytes) -> str:
-        with self._blaming(name):
-            return _version_of(self._store.put(name, data, use_multipart=False))
+        return self._put(name, data, use_multipart=False)
 
     def put_file(self, name: str, path: Path) -> str:
         size = _part_size(path.stat().st_size)
-        with self._blaming(name):
-            return _version_of(
-                self._store.put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
-            )
+        return self._put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
 
     def put_if_absent(self, name: str, data: bytes) -> str:
+        return self._put(name, data, mode="create")
+
+    def _put(self, name: str, data: bytes | Path, **how: Any) -> str:
         with self._blaming(name):
-            return _version_of(self._store.put(name, data, mode="create"))
+            return self._store.put(name, data, **how)["e_tag"] or ""
 
     def delete(self, name: str) -> None:
-        try:
-            with self._blaming(name):
-                self._store.delete(name)
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), self._blaming(name):
+            self._store.delete(name)
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.
@@ -256,17 +256,17 @@ class RangeFile(io.RawIOBase):
         size = min(len(buffer), max(0, self._size - self._position))
         begin = self._position - self._held_at
         if not 0 <= begin <= len(self._held) or begin + size > len(self._held):
-            self._fetch(size)
-            begin = self._position - self._held_at
+            self._fetch(begin, size)
+            begin = 0
         buffer[:size] = self._held[begin : begin + size]
         self._position += size
         return size
 
-    def _fetch(self, size: int) -> None:
-        """Hold at least ``size`` bytes from the position on."""
-        begin = self._position - self._held_at
-        rest = self._held[begin:] if 0 <= begin <= len(self._held) else b""
+    def _fetch(self, begin: int, size: int) -> None:
+        """Hold at least ``size`` bytes from the position on, which is at ``begin`` of what is
+        held."""
         is_next = bool(self._held) and 0 <= begin <= len(self._held)
+        rest = self._held[begin:] if is_next else b""
         self._next_size = min(2 * self._next_size, LARGEST_SIZE) if is_next else FIRST_SIZE
         start = self._position + len(rest)
         length = min(max(size - len(rest), self._next_size), self._size - start)
@@ -307,10 +307,6 @@ def _open_store(storage: ObjectStorage) -> Any:
 def _entry(meta: Any) -> Entry:
     modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
     return Entry(meta["path"], meta["size"], modified_ns, meta["e_tag"] or "")
-
-
-def _version_of(result: Any) -> str:
-    return result["e_tag"] or ""
 
 
 def _part_size(size: int) -> int:
@@ -423,15 +419,14 @@ def s3_settings(
     return settings
 
 
-def _keys_of(source: Mapping[str, str]) -> tuple[str, ...]:
+def _keys_of(source: Mapping[str, str]) -> tuple[str, str, str]:
     """Return id, secret and token of one source: those of two do not mix."""
-    return tuple(
-        next(
-            (source[name] for name in (key, f"aws_{key}", f"AWS_{key.upper()}") if name in source),
-            "",
-        )
-        for key in ("access_key_id", "secret_access_key", "session_token")
-    )
+
+    def find(key: str) -> str:
+        names = (key, f"aws_{key}", f"AWS_{key.upper()}")
+        return next((source[name] for name in names if name in source), "")
+
+    return find("access_key_id"), find("secret_access_key"), find("session_token")
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:

@@ -163,9 +163,8 @@ class TableWriter:
                     writer = writers.get(key)
                     if writer is None:
                         if len(writers) >= MOST_PARTITIONS:
-                            raise NotUploadable(
-                                errno.EFBIG, "it has too many partitions", archive.shown
-                            )
+                            what = "it has too many partitions"
+                            raise NotUploadable(errno.EFBIG, what, archive.shown)
                         path = self._drafts / f"{stem}-{len(writers)}.parquet"
                         writer = writers[key] = ParquetWriter(path, in_file)
                     writer.add(part.select(left))

@@ -92,7 +92,7 @@ class TopicArchiver:
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
         self._max_in_flight = max_in_flight
-        self._turns = turns.add(self._turn)
+        self._turns = Scheduled(turns, self._turn)
         self._backlog = Backlog(on_entry=self._turns.soon)
         self.consumer = make_consumer(self._backlog)
         self.consumer.gather(0, max_in_flight)  # all that there is room for is finished together
@@ -117,27 +117,21 @@ class TopicArchiver:
         """Finish the files now; the next message begins new ones."""
         self._backlog.put(self._rotate_all)
 
-    def pause(self) -> None:
-        """Take no more until `resume`; the connections stay."""
-        self._backlog.put(partial(self._set_paused, True))
-
-    def resume(self) -> None:
-        """Take messages again."""
-        self._backlog.put(partial(self._set_paused, False))
+    def set_paused(self, is_paused: bool) -> None:
+        """Take no more, or take messages again; the connections stay."""
+        self._backlog.put(partial(self._set_paused, is_paused))
 
     def stop(self, *, drain: bool = True) -> None:
         """Take no more, write what was delivered, finish the files. Returns at once."""
         self._is_stopping = True
         self.consumer.begin_stop(drain=drain)
 
-    def join(self, timeout_s: float | None = None) -> bool:
+    def join(self, timeout_s: float) -> bool:
         """Wait until it is over and the connections are closed; return whether they are."""
-        began = time.monotonic()
+        until = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False
-        if timeout_s is not None:
-            timeout_s = max(0.0, began + timeout_s - time.monotonic())
-        return self.consumer.stop(drain=True, timeout_s=timeout_s)
+        return self.consumer.stop(drain=True, timeout_s=max(0.0, until - time.monotonic()))
 
     def is_idle(self, since: float) -> bool:
         """Tell whether nothing is under way, and no message has come after ``since``, a reading of
@@ -173,12 +167,17 @@ class TopicArchiver:
 
     def _take_deliveries(self) -> bool:
         """Take what has come, for a while; return False when there will be no more."""
-        self._note_late_answers()
+        if (late := self.consumer.stats.late) != self._late:
+            self._late = late
+            self._attempt(self.writer.fins_were_lost)
         until = time.monotonic() + SLICE_S
         while (delivery := self._backlog.get(0)) is not None:
             if isinstance(delivery, Stopped):
                 return False
-            self._handle(delivery)
+            if isinstance(delivery, Batch):
+                self._take(delivery)
+            elif callable(delivery):  # what another thread asks for, among the messages
+                delivery()
             now = time.monotonic()
             self._flush_or_touch(now)
             if now >= until:
@@ -193,12 +192,6 @@ class TopicArchiver:
             self._reported = ""
             log.warning("topic %s: writing works again", self.topic)
         return True
-
-    def _handle(self, delivery: object) -> None:
-        if isinstance(delivery, Batch):
-            self._take(delivery)
-        elif callable(delivery):  # what another thread asks for, among the messages
-            delivery()
 
     def _rotate_all(self) -> None:
         self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
@@ -243,11 +236,6 @@ class TopicArchiver:
         """Half of the shortest timeout of what is held."""
         return min(batch.source.msg_timeout_s for batch in self.writer.held()) / 2
 
-    def _note_late_answers(self) -> None:
-        if (late := self.consumer.stats.late) != self._late:
-            self._late = late
-            self._attempt(self.writer.fins_were_lost)
-
     def _attempt(self, write: Callable[[], None], granted: int = 0) -> None:
         """Do something that may fail; what was granted and not taken goes back to the quota."""
         taken, progress = self.writer.taken, self.writer.progress
@@ -280,10 +268,8 @@ class TopicArchiver:
         if (check_in_s := self.writer.check_in_s(time.time())) is None:
             self._check_at_s = None
         else:  # a topic that always has turns is checked, too
-            known_s = self._check_at_s
-            self._check_at_s = min(
-                now + check_in_s, now + check_in_s if known_s is None else known_s
-            )
+            at_s = now + check_in_s
+            self._check_at_s = min(at_s, self._check_at_s or at_s)
             times.append(max(self._check_at_s, self._retry_at_s))
         return min(times, default=None)
 
@@ -324,10 +310,6 @@ class Turns:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
-
-    def add(self, turn: Turn) -> Scheduled:
-        """Return what gives this function its turns, once `Scheduled.soon` was called."""
-        return Scheduled(self, turn)
 
     def want(self, scheduled: Scheduled) -> None:
         """See `Scheduled.soon`."""

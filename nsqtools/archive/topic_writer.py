@@ -209,10 +209,8 @@ class FileSet:
     def _clean(self, file: OpenFile) -> OpenFile | None:
         """Bring a file back to its last member, or leave it when it is gone."""
         if file.part.has_vanished:
-            log.error(
-                "%s was removed, or finished by another process; writing into a new file",
-                file.part.path,
-            )
+            what = "was removed, or finished by another process; writing into a new file"
+            log.error("%s %s", file.part.path, what)
             self._locks.release(self.name_of(file))
             self._files = {stem: other for stem, other in self._files.items() if other is not file}
             self._ending = [other for other in self._ending if other is not file]

@@ -69,7 +69,13 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import NotOursError, NotRegularError, lock_file, open_own
+from nsqtools.files.opening import (
+    NotOursError,
+    NotRegularError,
+    closing_fd,
+    lock_file,
+    open_own,
+)
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
@@ -183,11 +189,9 @@ def upload(path: Path, plan: UploadPlan) -> int:
     record = lock_file(uploading_of(path))
     if record is None:
         return 0
-    try:
+    with closing_fd(record):
         is_over = not os.fstat(record).st_nlink or _is_uploaded(path) or not path.exists()
         return 0 if is_over else _upload(path, plan, record)  # over by another process meanwhile
-    finally:
-        os.close(record)
 
 
 def _is_uploaded(path: Path) -> bool:
@@ -409,11 +413,11 @@ class Uploads:
                 waiting,
                 self._most,
             )
-            archiver.pause()
+            archiver.set_paused(True)
         elif self._is_pausing and waiting < RESUME_SHARE * self._most:
             self._is_pausing = False
             log.warning("consumption goes on: %d bytes wait for their upload", waiting)
-            archiver.resume()
+            archiver.set_paused(False)
 
     def close(
         self,

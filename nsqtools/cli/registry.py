@@ -56,15 +56,12 @@ ROOT_OPTIONS = (
 ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "tail -f app.log | nsq pub -t events")
 
 GONE = {
-    "nsq options": "nsq config show",
+    **dict.fromkeys(("nsq options", "nsq config path"), "nsq config show"),
     "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
-    "nsq config path": "nsq config show",
     "nsq config show --origin": "nsq config show, which has the origins",
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
-    "nsq bench pub --embedded": "nsq nsqd, and bench beside it",
-    "nsq bench sub --embedded": "nsq nsqd, and bench beside it",
-    "nsq bench pub --html": "--json",
-    "nsq bench sub --html": "--json",
+    **{f"nsq bench {each} --embedded": "nsq nsqd, and bench beside it" for each in ("pub", "sub")},
+    **{f"nsq bench {each} --html": "--json" for each in ("pub", "sub")},
     "nsq demo --spark": "nsq spark compact and report",
     "nsq demo --no-spark": "nsq demo",
     "nsq drain --allow-repeats": "nsq drain without --to, which moves each channel by itself",
@@ -79,8 +76,7 @@ GONE = {
     "nsq spark doctor --lookupd-http-address": "nsq ping",
     "nsq stat --csv": "-o csv",
     "nsq stat --max-depth": "nsq check --max-depth",
-    "nsq stat --max-requeue-rate": "nsq check",
-    "nsq stat --min-clients": "nsq check",
+    **dict.fromkeys(("nsq stat --max-requeue-rate", "nsq stat --min-clients"), "nsq check"),
     "nsq stat --prometheus": "/metrics of nsq web",
 }
 """What to use in place of commands and options that there were."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import closing_fd, open_to_read
 
 COPY = ".copy"
 
@@ -48,11 +48,9 @@ def blaming(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with closing_fd(os.open(folder, flags)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_file(
@@ -96,15 +94,12 @@ def written_beside(
     """
     beside = temporary_beside(path)
     try:
-        descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
-        try:
+        with closing_fd(os.open(beside, NEW | os.O_WRONLY, mode)) as descriptor:
             if like is not None:
                 make_alike(descriptor, like)
             write_all(descriptor, content)
             if is_durable:
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         yield beside
     except BaseException as exc:
         with suppress(OSError):
@@ -165,12 +160,10 @@ class NewestContent:
 
 def _overwrite(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Overwrite what a file begins with; a new name would wait for the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing_fd(os.open(path, flags, mode)) as descriptor:
         size = os.fstat(descriptor).st_size
         os.pwrite(descriptor, content.ljust(size, b"\n"), 0)
-    finally:
-        os.close(descriptor)
 
 
 def remove_temporaries(folder: Path, before_s: float = math.inf) -> None:

@@ -33,7 +33,7 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -95,6 +95,15 @@ def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextmanager
+def closing_fd(descriptor: int) -> Iterator[int]:
+    """Close a descriptor in the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def refuse_planted(path: Path, status: os.stat_result) -> None:
@@ -177,10 +186,8 @@ def allow_many() -> None:
     """Raise the soft limit of open files to the hard one, as Go does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        try:
+        with suppress(ValueError, OSError):  # a system may refuse what it says that it allows
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # a system may refuse what it says that it allows
-            pass
 
 
 def try_lock(descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nsqtools.errors import OutputError
-from nsqtools.files.opening import lock_file, open_to_write, try_lock
+from nsqtools.files.opening import closing_fd, lock_file, open_to_write, try_lock
 
 LOCK = "lock"
 YOUNG_S = 60.0
@@ -54,13 +54,8 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
             state = directory.lstat()
             if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
                 continue
-            lock = open_to_write(directory / LOCK, os.O_RDWR)
-        except OSError:  # not one of these, or it was removed just now
+            with closing_fd(open_to_write(directory / LOCK, os.O_RDWR)) as lock:
+                if try_lock(lock):
+                    shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # not one of these, removed just now, or where files cannot be locked
             continue
-        try:
-            if try_lock(lock):
-                shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # where files cannot be locked, it is unknown which processes live
-            continue
-        finally:
-            os.close(lock)

@@ -188,8 +188,7 @@ class Courier:
 
     def _act_on(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
         topic = parcel.messages.topic
-        is_known = outcome.fate is not Fate.UNKNOWN
-        is_split = outcome.may_split and len(parcel) > 1 and is_known
+        is_split = outcome.may_split and len(parcel) > 1 and outcome.fate is not Fate.UNKNOWN
         if outcome.fate is Fate.DROPPED and not is_split:
             self._counters.add(topic, dropped=len(parcel))
             parcel.messages.finish()

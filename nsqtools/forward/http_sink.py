@@ -163,21 +163,13 @@ def _keys(parcel: Parcel) -> Iterator[_Key]:
     return ((messages.topic, messages.nsqd, message.id) for message in messages)
 
 
-class _EndpointCircuit(Circuit):
-    """Of one endpoint."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN)
-        self.endpoint = endpoint
-
-
 @dataclass(slots=True, eq=False)
 class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
     parcels: Sequence[Parcel]
-    tried: list[_EndpointCircuit] = field(default_factory=list)
-    lacking: list[_EndpointCircuit] = field(default_factory=list)  # in mode all: those without it
+    tried: list[Circuit] = field(default_factory=list)
+    lacking: list[Circuit] = field(default_factory=list)  # in mode all: those without it
     refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
     last: Outcome | None = None
     target: Endpoint | None = None  # where a redirect leads
@@ -199,7 +191,9 @@ class HttpSink:
         self._settings = settings
         self._builder = builder
         self._is_batched = builder.batch is not None
-        self._circuits = [_EndpointCircuit(endpoint) for endpoint in endpoints]
+        opens = OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN
+        self._endpoints = {Circuit(*opens): endpoint for endpoint in endpoints}
+        self._circuits = list(self._endpoints)
         self._pool = pool
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
@@ -297,12 +291,11 @@ class HttpSink:
         now = time.monotonic()
         circuit = exchange.tried[-1] if exchange.target else self._choose(exchange, now)
         if circuit is None:
-            nothing_works = Outcome(Fate.UNREACHABLE, "no endpoint works")
-            self._finish(exchange, exchange.last or nothing_works)
+            self._finish(exchange, exchange.last or Outcome(Fate.UNREACHABLE, "no endpoint works"))
             return
         if not exchange.target:
             exchange.tried.append(circuit)
-        endpoint = exchange.target or circuit.endpoint
+        endpoint = exchange.target or self._endpoints[circuit]
         try:
             request = self._builder.build(endpoint, exchange.parcels)
         except (ValueError, RecursionError) as exc:
@@ -324,7 +317,7 @@ class HttpSink:
 
         self._pool.send(request, done)
 
-    def _choose(self, exchange: _Exchange, now: float) -> _EndpointCircuit | None:
+    def _choose(self, exchange: _Exchange, now: float) -> Circuit | None:
         """The next endpoint for a request, among those that work and that it has not been to."""
         circuits, mode = self._circuits, self._settings.mode
         if mode is EndpointMode.ALL:
@@ -347,7 +340,7 @@ class HttpSink:
 
     # -- what came back -------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Answer) -> None:
+    def _broke(self, exchange: _Exchange, circuit: Circuit, broken: Answer) -> None:
         circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
@@ -358,7 +351,7 @@ class HttpSink:
         self._pending.appendleft(exchange)  # for the next endpoint
 
     def _answered(
-        self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
+        self, exchange: _Exchange, circuit: Circuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         status = answer.status
         action = self._settings.policy.get(status, StatusAction.RETRY)
@@ -373,15 +366,15 @@ class HttpSink:
         error = f"{describe(status)} from {endpoint}"
         if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
-            may_split = status in SPLITTABLE
-            self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
+            outcome = Outcome(fate, error, may_split=status in SPLITTABLE)
+            self._refuse(exchange, circuit, outcome)
         else:
             circuit.failed(time.monotonic())
             wait_s = retry_after_s(answer.retry_after, time.time())
             exchange.last = Outcome(Fate.FAILED, error, wait_s)
             self._pending.appendleft(exchange)
 
-    def _settle(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
+    def _settle(self, exchange: _Exchange, circuit: Circuit, outcome: Outcome) -> None:
         """An endpoint has the messages, or does not want them. In mode all the others are asked all
         the same; those that failed are not tried again before it comes again."""
         if self._settings.mode is EndpointMode.ALL:
@@ -399,7 +392,7 @@ class HttpSink:
             outcome = exchange.refusal or outcome
         self._finish(exchange, outcome)
 
-    def _refuse(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
+    def _refuse(self, exchange: _Exchange, circuit: Circuit, outcome: Outcome) -> None:
         if outcome.may_split and len(exchange.parcels) > 1:
             for parcel in exchange.parcels:
                 self._begin(_Exchange((parcel,)))
@@ -407,7 +400,7 @@ class HttpSink:
         self._settle(exchange, circuit, outcome)
 
     def _redirected(
-        self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
+        self, exchange: _Exchange, circuit: Circuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         """Follow a redirect that keeps method and body, where the user allows it."""
         error = f"{describe(answer.status)} from {endpoint}"

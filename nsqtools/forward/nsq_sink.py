@@ -96,8 +96,7 @@ class NsqSink:
         self._places: dict[Parcel, int] = {}  # of the parts, among the producers
         self.nsqds = nsqd_of(destination)
         if self._key is not None:  # each begins with another one
-            starts = range(len(self.nsqds))
-            orders = [self.nsqds[at:] + self.nsqds[:at] for at in starts]
+            orders = [self.nsqds[at:] + self.nsqds[:at] for at in range(len(self.nsqds))]
             self._producers = [Producer(order, options) for order in orders]
             return
         self._producers = [

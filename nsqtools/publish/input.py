@@ -23,6 +23,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -177,10 +178,8 @@ def _widen_pipe(descriptor: int) -> None:
     """Let the writer run ahead further: fewer and larger reads."""
     import fcntl
 
-    try:
+    with suppress(OSError, AttributeError):  # no pipe, or not on Linux
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    except (OSError, AttributeError):
-        pass  # no pipe, or not on Linux
 
 
 def _read_chunk(descriptor: int, path: str) -> bytes:

@@ -20,6 +20,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nsqtools.client.connection_settings import PublishMode
@@ -293,11 +294,9 @@ class Publisher:
         if self.is_stopped:
             for producer in self._producers:
                 producer.end_retries()
-        try:
+        with suppress(queue.Empty):
             while True:
                 self._end(*self._settled.get_nowait())
-        except queue.Empty:
-            pass
 
     def drain(self) -> None:
         """Wait until every record has its outcome."""
@@ -324,10 +323,8 @@ class Publisher:
 
     def _wait(self) -> None:
         """Wait a moment for an outcome, and act on what is there."""
-        try:
+        with suppress(queue.Empty):
             self._end(*self._settled.get(timeout=POLL_S))
-        except queue.Empty:
-            pass
         self.poll()
 
     def _end(self, batch: PublishBatch, start: int, nsqd: str, publication: Publication) -> None:

@@ -152,13 +152,9 @@ def _within(bounds: range, key: str, number: int) -> int:
 
 
 def _id(text: str) -> bytes:
-    try:
-        message_id = text.encode("latin-1")
-    except UnicodeEncodeError:
-        message_id = b""
-    if len(message_id) != 16:
+    if len(text) != 16 or max(text) > "\xff":
         raise ValueError('"id" is not 16 characters')
-    return message_id
+    return text.encode("latin-1")
 
 
 def _body(fields: dict[str, Any]) -> bytes:

@@ -49,9 +49,7 @@ def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
             "JSON cannot be queried without the package jq: pip install 'nsqtools[jq]'"
         ) from None
     try:
-        jq.compile(
-            program
-        )  # for the message: alone, so that it says where in the text the error is
+        jq.compile(program)  # alone, so that the message says where in the text the error is
         compiled = jq.compile(program.join(around))
     except ValueError as error:
         reason = str(error).splitlines()[0].removeprefix("jq: error: ")

@@ -19,6 +19,7 @@ refused before a connection is made.
 
 from __future__ import annotations
 
+import json
 import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable
@@ -95,31 +96,28 @@ def _bind(
     return layout, fields
 
 
+_GETTERS: dict[tuple[str, str | None], Get] = {
+    ("id", None): attrgetter("id"),
+    ("attempts", None): lambda message: b"%d" % message.attempts,
+    ("size", None): lambda message: b"%d" % len(message.body),
+    ("timestamp", None): lambda message: b"%d" % message.timestamp_ns,
+    ("body", None): attrgetter("body"),
+    ("body", "hex"): lambda message: message.body.hex().encode(),
+    ("body", "base64"): lambda message: b2a_base64(message.body, newline=False),
+    ("body", "json"): lambda message: _json(message.body),
+    ("body", "url"): lambda message: _url(message.body),
+}
+
+
 def _getter(field: str, form: str | None) -> Get | str:
-    match field, form:
-        case (("topic" | "nsqd"), None):
-            return field
-        case (("id" | "body"), None):
-            get: Get = attrgetter(field)
-            return get
-        case "attempts", None:
-            return lambda message: b"%d" % message.attempts
-        case "size", None:
-            return lambda message: b"%d" % len(message.body)
-        case "timestamp", None:
-            return lambda message: b"%d" % message.timestamp_ns
-        case "timestamp", str():
-            return _moment(form)
-        case "body", "hex":
-            return lambda message: message.body.hex().encode()
-        case "body", "base64":
-            return lambda message: b2a_base64(message.body, newline=False)
-        case "body", "json":
-            return _quoted()
-        case "body", "url":
-            return lambda message: _url(message.body)
-        case str(), None | "url" if field.startswith("."):
-            return _picked(field, _url if form else None)
+    if field in ("topic", "nsqd") and form is None:
+        return field
+    if get := _GETTERS.get((field, form)):
+        return get
+    if field == "timestamp" and form is not None:
+        return _moment(form)
+    if field.startswith(".") and form in (None, "url"):
+        return _picked(field, _url if form else None)
     if field not in FIELDS:
         if field.startswith("."):
             raise ValueError(f"unknown form {{{field}:{form}}}; what jq finds has url")
@@ -144,6 +142,10 @@ def _moment(form: str) -> Get:
     return get
 
 
+def _json(text: bytes) -> bytes:
+    return json.dumps(text.decode("utf-8", "surrogateescape")).encode()
+
+
 def _url(text: bytes) -> bytes:
     from urllib.parse import quote
 
@@ -163,10 +165,3 @@ def _picked(program: str, shown: Callable[[bytes], bytes] | None) -> Get:
         return shown(found) if shown is not None else found
 
     return get
-
-
-def _quoted() -> Get:
-    from json import JSONEncoder
-
-    quote = JSONEncoder().encode
-    return lambda message: quote(message.body.decode("utf-8", "surrogateescape")).encode()

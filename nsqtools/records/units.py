@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from nsqtools.protocol.text import NS, parse_duration
 
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.|\Z)", re.DOTALL)
-_SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[\x80-\xff]+|.|\Z)", re.DOTALL)
+_SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
 
 def unescape(text: str) -> bytes:
@@ -22,13 +22,7 @@ def unescape(text: str) -> bytes:
 
     Known are ``\n \t \r \0 \\`` and ``\xNN``. Raises ``ValueError`` for any other.
     """
-    parts = []
-    end = 0
-    for escape in _ESCAPE.finditer(text):
-        parts += [argument_bytes(text[end : escape.start()]), _value(escape)]
-        end = escape.end()
-    parts.append(argument_bytes(text[end:]))
-    return b"".join(parts)
+    return _ESCAPE.sub(_value, argument_bytes(text))
 
 
 def argument_bytes(text: str) -> bytes:
@@ -36,13 +30,14 @@ def argument_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _value(escape: re.Match[str]) -> bytes:
+def _value(escape: re.Match[bytes]) -> bytes:
     code = escape[1]
     if code in _SIMPLE:
         return _SIMPLE[code]
-    if len(code) == 3:
-        return bytes.fromhex(code[1:])
-    raise ValueError(f"unknown escape {escape[0]!s}; known are \\n \\t \\r \\0 \\xNN \\\\")
+    if code[:1] == b"x" and len(code) == 3:
+        return bytes.fromhex(code[1:].decode())
+    shown = escape[0].decode("utf-8", "replace")
+    raise ValueError(f"unknown escape {shown}; known are \\n \\t \\r \\0 \\xNN \\\\")
 
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)

@@ -68,12 +68,8 @@ def merge(
     within: TimeRange = EVER,
 ) -> Iterator[Archived]:
     """Iterate over all messages. Raises `OutputError` for a file that cannot be read."""
-    begins = sorted(
-        (_begin(archive, delimiter), file)
-        for file, archive in enumerate(archives)
-        if archive.may_have(within)
-    )
-    begins.reverse()
+    chosen = ((file, each) for file, each in enumerate(archives) if each.may_have(within))
+    begins = sorted(((_begin(each, delimiter), file) for file, each in chosen), reverse=True)
     heads: list[tuple[int, int, int, Envelope, Iterator[Envelope]]] = []
 
     def push(file: int, number: int, messages: Iterator[Envelope]) -> None:
@@ -239,9 +235,7 @@ class Replay:
             self.read += 1
             message = archived.message
             is_new = not selection.dedupe or self._is_new(message)
-            if archived.number <= self._done[archived.file]:
-                continue
-            if not is_new:
+            if archived.number <= self._done[archived.file] or not is_new:
                 continue
             if not selection.within.has(message.timestamp_ns):
                 self.timeless += not message.timestamp_ns
@@ -257,10 +251,10 @@ class Replay:
         if not message.id:
             return True
         identity = (message.topic, message.nsqd, message.id)
-        before = len(self._seen)
+        is_new = identity not in self._seen
         self._seen.add(identity)
-        self.repeated += before == len(self._seen)
-        return before != len(self._seen)
+        self.repeated += not is_new
+        return is_new
 
     def _settle(self, batch: InputBatch[Archived]) -> None:
         self._is_whole = self._is_whole and not batch.retryable

@@ -42,7 +42,8 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, Deliverer, DiskHealth, QueueBacklog, Undo
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
+from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -107,10 +108,6 @@ class DurableStore:
         """Return the topics and channels that were there."""
         return {name: queue.is_paused for name, queue in self._found.items()}
 
-    def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
-        """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""
-        return DurableBacklog(mem_queue_size, self, name)
-
     def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
         """Give a backlog its number, and its counts."""
         found = None if is_new else self._found.pop(backlog.name, None)
@@ -128,14 +125,6 @@ class DurableStore:
         """Write that a queue is there, and whether it is paused."""
         self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
         self.soon()
-
-    async def write_pauses(self, queues: Iterable[tuple[QueueBacklog, bool]]) -> None:
-        """Write which queues are paused, and which are not. Raises ``OSError``."""
-        for backlog, is_paused in queues:
-            if isinstance(backlog, DurableBacklog):
-                backlog.is_paused = is_paused
-                self.note_queue(backlog)
-        await self.flush()
 
     def drop(self, backlog: DurableBacklog) -> None:
         """Write that all of a queue is gone; its rows are removed bit by bit."""
@@ -205,9 +194,9 @@ class DurableStore:
         ``moved`` gets them back. What fails stays where it was.
         """
         stored = source if isinstance(source, DurableBacklog) else None
+        number = 0 if stored is None else stored.number  # one that is empty is false
         messages = source.get(count, max_bytes)
         if messages:
-            number = 0 if stored is None else stored.number  # one that is empty is false
 
             def done(error: BackendError | None) -> None:
                 if error is None and stored is not None:
@@ -219,27 +208,21 @@ class DurableStore:
             takes = [] if stored is None else stored.places(messages)
             self.publish(targets, messages, 0, done, takes)
             return True
-        rows = stored.deferred_rows(count) if stored is not None else []
-        for at, (due_ns, turn, message) in enumerate(rows, 1):
-            assert stored is not None
-            number = stored.number
-            each = partial(self._moved, stored, number, due_ns, message, moved, at == len(rows))
-            self.publish(targets, [message], due_ns, each, [(number, due_ns, turn)])
-        return bool(rows)
+        if stored is None:
+            return False
+        rows = stored.deferred_rows(count)
 
-    def _moved(
-        self,
-        source: DurableBacklog,
-        number: int,
-        due_ns: int,
-        message: bytes,
-        moved: Moved,
-        is_last: bool,
-        error: BackendError | None,
-    ) -> None:
-        if error is None and source.number == number:
-            source.deferred_count -= 1
-        moved(error, [message], max(0.0, (due_ns - self.now_ns) / 1_000_000_000), is_last)
+        def one_done(at: int, error: BackendError | None) -> None:
+            due_ns, _, message = rows[at]
+            if error is None and stored.number == number:
+                stored.deferred_count -= 1
+            left_s = max(0.0, (due_ns - self.now_ns) / 1_000_000_000)
+            moved(error, [message], left_s, at == len(rows) - 1)
+
+        for at, (due_ns, turn, message) in enumerate(rows):
+            takes = [(number, due_ns, turn)]
+            self.publish(targets, [message], due_ns, partial(one_done, at), takes)
+        return bool(rows)
 
     # transactions
 
@@ -410,7 +393,10 @@ def _is_full(exc: Exception) -> bool:
 
 
 class DurableBacklog(QueueBacklog):
-    """What waits in a topic or a channel, and how many messages of it are deferred."""
+    """What waits in a topic or a channel, and how many messages of it are deferred.
+
+    ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
+    """
 
     def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
         super().__init__(mem_queue_size, None, store.health)
@@ -418,7 +404,7 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Deliverer | None = None
+        self._owner: Channel | None = None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -609,7 +595,7 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
+    def deferred_of(self, owner: Channel) -> StoredDeferred:
         """Return the deferred messages of a channel, which hears of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)

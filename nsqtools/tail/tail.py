@@ -168,8 +168,7 @@ class Tail:
         """
         self.watch = LimitWatch(self._limits, time.monotonic())
         try:
-            wait_s = self.watch.left_s(time.monotonic())
-            self._consumer.start(fail_fast=True, wait_s=wait_s)
+            self._consumer.start(fail_fast=True, wait_s=self.watch.left_s(time.monotonic()))
             if self._look is not None:
                 self._look_at_newcomers(self._look)
             return self._pump()

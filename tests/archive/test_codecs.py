@@ -14,11 +14,11 @@ from plugins.archives import text_of
 from nsqtools.archive import members
 from nsqtools.archive.members import (
     DamagedError,
+    Unpacker,
     codec_of,
     members_of,
     unpack_members,
     unpack_whole,
-    unpacker,
 )
 from nsqtools.errors import NsqError
 from nsqtools.records.naming import EXTENSIONS, Codec
@@ -65,7 +65,7 @@ def test_a_member_is_unpacked_whatever_the_pieces(codec: Codec, limit: int, infl
     text = some_text(20_000 if limit > 1 else 500)
     data = member(codec, text)
     rng = random.Random(limit)
-    one, found, rest = unpacker(codec), b"", data + b"next"
+    one, found, rest = Unpacker(codec), b"", data + b"next"
     while not one.is_over:
         size = 0 if one.has_more else rng.randrange(1, 5000)
         found += one.unpack(rest[:size], limit)
@@ -117,7 +117,7 @@ def test_of_a_member_that_is_cut_off_what_is_there_is_right(codec: Codec, inflat
 def test_a_small_bomb_is_unpacked_in_bounded_pieces(codec: Codec, inflate: str) -> None:
     compressor = members_of(codec)()
     data = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(64)) + compressor.flush()
-    one = unpacker(codec)
+    one = Unpacker(codec)
     sizes = [len(one.unpack(data, 1 << 20))]
     while one.has_more:
         sizes.append(len(one.unpack(b"", 1 << 20)))

@@ -27,7 +27,7 @@ class Topic:
         self.due_in_s = list(due_in_s)
         self.due: list[float] = []
         self.began: SimpleQueue[float] = SimpleQueue()
-        self.scheduled: Scheduled = turns.add(self.turn)
+        self.scheduled: Scheduled = Scheduled(turns, self.turn)
 
     def turn(self) -> float | None:
         now = time.monotonic()
@@ -62,7 +62,7 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
         go_on.wait(patience_s(10))
         return time.monotonic() + 3600
 
-    turns.add(far).soon()
+    Scheduled(turns, far).soon()
     Topic(turns).scheduled.soon()  # by the other thread, which is the first to be idle
     wait_until(lambda: turns._idle == 1, what="an idle thread")
     go_on.set()
@@ -92,7 +92,7 @@ def test_no_topic_has_two_turns_at_once_and_no_more_run_than_there_are_threads(
             at_work.remove(number)
         done.put(number)
 
-    topics = [turns.add(lambda number=number: turn(number)) for number in range(3)]  # type: ignore[misc]
+    topics = [Scheduled(turns, lambda number=number: turn(number)) for number in range(3)]  # type: ignore[misc]
     for _ in range(3):
         for topic in topics:
             topic.soon()
@@ -115,7 +115,7 @@ def test_a_turn_that_fails_is_reported_and_others_go_on(
         ended.set()
         raise RuntimeError("a defect")
 
-    turns.add(fails).soon()
+    Scheduled(turns, fails).soon()
     assert ended.wait(patience_s(10))
     topic = Topic(turns)
     topic.scheduled.soon()

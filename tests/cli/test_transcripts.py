@@ -16,7 +16,6 @@ name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTT
 shows. Before each, everything that was published is in its channels, nothing is in flight and
 nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and the embedded
 ones. On a terminal columns are shown two blanks apart.
-Those of Spark (spark-...) have the session of the tests, and what they ask has one answer.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
@@ -40,6 +39,7 @@ from plugins.cli import RunNsq
 from plugins.clusters import KINDS
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.in_process import Result
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
@@ -52,15 +52,10 @@ IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 def cases() -> Iterator[object]:
     for path in TRANSCRIPTS:
-        if path in OF_SPARK:
-            continue
-        if not re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE):
-            yield pytest.param(path, (EmbeddedServer, EmbeddedLookupServer), id=path.stem)
-        else:
-            for kind in KINDS[: 1 if IS_RECORDING else None]:
-                yield pytest.param(
-                    path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=kind.marks
-                )
+        has_daemons = re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE)
+        kinds = KINDS[: 1 if IS_RECORDING else None] if has_daemons else KINDS[1:]
+        for kind in kinds if path not in OF_SPARK else ():
+            yield pytest.param(path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=kind.marks)
 
 
 @pytest.mark.parametrize(("path", "kind"), list(cases()))
@@ -171,23 +166,18 @@ class Session:
         typed = Template(line[2:]).safe_substitute(self._cluster.names)
         status, out, err = 0, b"", ""
         for part in typed.split(" | "):
-            words = shlex.split(part) if re.match(r"([A-Z_]+=\S* )*nsq\b", part) else []
-            if words:
-                done = self._nsq(words, out, is_on_terminal=line.startswith("%"))
-                status, out, err = status or done[0], done[1], err + done[2]
+            if re.match(r"([A-Z_]+=\S* )*nsq\b", part):
+                done = self._nsq(shlex.split(part), out, is_on_terminal=line.startswith("%"))
             else:
-                shell = subprocess.run(
-                    ["sh", "-c", part], input=out, env=SHELL, capture_output=True
-                )
-                status, out = status or shell.returncode, shell.stdout
-                err += shell.stderr.decode()
+                shell = ["sh", "-c", part]
+                ended = subprocess.run(shell, input=out, env=SHELL, capture_output=True)
+                done = Result(ended.returncode, ended.stdout, ended.stderr.decode())
+            status, out, err = status or done.status, done.out, err + done.err
         end = [f"[{status}]"] if status else []
         shown = self._masked(out.decode("utf-8", "surrogateescape"), line)
         return [*shown, *(f"! {each[2:]}" for each in self._masked(err, line)), *end]
 
-    def _nsq(
-        self, words: list[str], stdin: bytes, *, is_on_terminal: bool
-    ) -> tuple[int, bytes, str]:
+    def _nsq(self, words: list[str], stdin: bytes, *, is_on_terminal: bool) -> Result:
         names = self._cluster.names
         env = {f"NSQ_NSQD_{name}_ADDRESS": names[name] for name in ("TCP", "HTTP") if name in names}
         while words[0] != "nsq":

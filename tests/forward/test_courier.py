@@ -147,13 +147,13 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
             self.end()
 
     class Box:
-        is_closed = False
+        is_open = True
 
         def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
-            kept(parcel, not self.is_closed)
+            kept(parcel, self.is_open)
 
         def close(self) -> None:
-            self.is_closed = True
+            self.is_open = False
 
     counters = Counters()
     courier = courier_to(Late(), counters=counters, dead_letters=Box())

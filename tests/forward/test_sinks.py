@@ -98,8 +98,7 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
     pool.answer(2, 307, location="https://elsewhere/")
 
-    told = [str(request.headers).count("secret") for request, _ in pool.sent]
-    assert told == [2, 2, 2, 0]
+    assert [str(request.headers).count("secret") for request, _ in pool.sent] == [2, 2, 2, 0]
     assert b"X-Id: 1" in pool.sent[3][0].headers
 
 

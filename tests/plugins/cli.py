@@ -76,9 +76,8 @@ def nsq_env(tmp_path: Path) -> dict[str, str]:
 def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
     """Run ``nsq ARGS`` to its end: ``run_nsq(["schema"], stdin=b"", env={...})``.
 
-    It runs in this process, unless ``own_process`` says that the process is the point, or the
-    command is one of `NEED_A_PROCESS`. On a ``terminal`` of so many ``columns`` stdin, stdout and
-    stderr are one.
+    It runs in this process, unless the command is one of `NEED_A_PROCESS`. On a ``terminal`` of so
+    many ``columns`` stdin, stdout and stderr are one.
     """
 
     def run(
@@ -87,24 +86,18 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
         env: Mapping[str, str] | None = None,
         timeout: float = DEADLINE_S,
         *,
-        own_process: bool = False,
         terminal: bool = False,
         columns: int = 0,
     ) -> Result:
         environ = {**nsq_env, **(env or {})}
         arguments = [str(arg) for arg in args]
-        needs_one = not NEED_A_PROCESS.isdisjoint(arguments[:1]) and "--help" not in arguments
-        if not (own_process or needs_one):
+        if NEED_A_PROCESS.isdisjoint(arguments[:1]) or "--help" in arguments:
             return run_in_process(
                 arguments, stdin, environ, timeout, terminal=terminal, columns=columns
             )
+        command = [*NSQ, *arguments]
         done = subprocess.run(
-            [*NSQ, *arguments],
-            input=stdin,
-            capture_output=True,
-            env=environ,
-            timeout=timeout,
-            check=False,
+            command, input=stdin, capture_output=True, env=environ, timeout=timeout, check=False
         )
         return Result(done.returncode, done.stdout, done.stderr.decode())
 

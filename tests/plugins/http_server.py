@@ -5,8 +5,7 @@
         server.requests[0].headers["X-Nsq-Topic"]
 
 ``server.answer`` may be a function of the request that returns a status, or a status and headers.
-`serving` and `Handler` are for other servers that answer by a script, `serves` for one that speaks
-no HTTP, or a bad one.
+`serves` is for a server that speaks no HTTP, or a bad one.
 """
 
 from __future__ import annotations

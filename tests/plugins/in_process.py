@@ -71,16 +71,11 @@ def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
     """Pipes in place of the standard streams; what is written is complete when this is left."""
     out, err = bytearray(), bytearray()
     with ExitStack() as stack:
-        pipes = [os.pipe() for _ in range(3)]
-        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
-        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        threads = [
-            threading.Thread(target=_feed, args=(ours[0], stdin), daemon=True),
-            threading.Thread(target=_drain, args=(ours[1], out), daemon=True),
-            threading.Thread(target=_drain, args=(ours[2], err), daemon=True),
-        ]
+        (their_in, our_in), (our_out, their_out), (our_err, their_err) = (os.pipe() for _ in "012")
+        ends = (_feed, our_in, stdin), (_drain, our_out, out), (_drain, our_err, err)
+        threads = [threading.Thread(target=do, args=args, daemon=True) for do, *args in ends]
         stack.callback(lambda: [thread.join() for thread in threads])
-        stack.enter_context(_standard(theirs))
+        stack.enter_context(_standard([their_in, their_out, their_err]))
         for thread in threads:
             thread.start()
         yield out, err

@@ -337,6 +337,5 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
                 state,
             )
         )
-    optional = ("bytes", "format", "first", "topics")
-    write_listing(runtime, ARCHIVES, rows, form, optional=optional)
+    write_listing(runtime, ARCHIVES, rows, form, optional=("bytes", "format", "first", "topics"))
     return ExitStatus.DONE

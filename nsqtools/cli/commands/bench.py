@@ -191,8 +191,7 @@ def pub(
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    plan = load.plan("pub", how.count, how, 100)
-    return measure(runtime, plan, form)
+    return measure(runtime, load.plan("pub", how.count, how, 100), form)
 
 
 def sub(
@@ -215,8 +214,7 @@ def sub(
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
     at_once = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
-    plan = load.plan("sub", count, at_once, 100)
-    return measure(runtime, plan, form, create=create)
+    return measure(runtime, load.plan("sub", count, at_once, 100), form, create=create)
 
 
 def e2e(
@@ -242,8 +240,7 @@ def e2e(
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
         nsq bench e2e --count 100000 --json
     """
-    plan = load.plan("e2e", how.count, how, 1)
-    return measure(runtime, plan, form, create=create)
+    return measure(runtime, load.plan("e2e", how.count, how, 1), form, create=create)
 
 
 def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = True) -> int:

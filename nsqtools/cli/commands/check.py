@@ -211,9 +211,7 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
             {
                 "severity": each.severity.word,
                 "kind": each.kind,
-                "topic": each.topic or None,
-                "channel": each.channel or None,
-                "node": each.node or None,
+                **{name: getattr(each, name) or None for name in ("topic", "channel", "node")},
                 "text": each.text,
                 "remedy": each.what.remedy,
                 "since": utc_text(since.get(each.key, verdict.memory.time_s)),

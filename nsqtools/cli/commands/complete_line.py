@@ -44,19 +44,11 @@ LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 CURSOR = "\0"
 FILES, DIRS, CLIENT_OPTIONS = "files", "dirs", "options"
 
-BY_NAME = {
-    "topic": "topics",
-    "channel": "channels",
-    "profile": "profiles",
-    "consumer-opt": CLIENT_OPTIONS,
-    "producer-opt": CLIENT_OPTIONS,
-    # of the daemons
-    "config": FILES,
-    "data-path": DIRS,
-    "tls-cert": FILES,
-    "tls-key": FILES,
-    "tls-root-ca-file": FILES,
-}
+BY_NAME = {name: f"{name}s" for name in ("topic", "channel", "profile")}
+BY_NAME |= dict.fromkeys(("consumer-opt", "producer-opt"), CLIENT_OPTIONS)
+# of the daemons
+BY_NAME |= {"data-path": DIRS}
+BY_NAME |= dict.fromkeys(("config", "tls-cert", "tls-key", "tls-root-ca-file"), FILES)
 BY_METAVAR = {"FILE": FILES, "PATH": FILES, "DIR": DIRS, "NODE": "nodes"}
 
 CHOICES = {
@@ -168,8 +160,7 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
         kind, known = value_of(name, metavar(each), choices(each))
         if kind in NameKind.__members__ and not known:
             old, sign, _ = typed.rpartition("=")  # OLD=NEW
-            names = [(name, "") for name in names_for(kind, given)]
-            return Offer(names), prefix + old + sign
+            return Offer([(name, "") for name in names_for(kind, given)]), prefix + old + sign
         return offer_of(kind, known, typed), prefix
     return Offer(), ""
 

@@ -239,8 +239,7 @@ def to_nsq(
         value=require_json_value,
         whitelist=whitelist_json_field or (),
     )
-    found = replace(destination, nsqd_tcp_addresses=sink.nsqds)
-    guard = LoopGuard(connection, found, rename)
+    guard = LoopGuard(connection, replace(destination, nsqd_tcp_addresses=sink.nsqds), rename)
     check = guard.check if loop_guard else lambda topic: None
     way: dict[str, Any] = {"check": check, "user_agent": guard.user_agent, "rename": rename}
     settings = forwarding.settings(channel, connection, keep=keep, pick=pick, **way)

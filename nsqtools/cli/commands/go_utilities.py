@@ -6,7 +6,7 @@ The native line means the same where that can be said; nsq-migration(7) has the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nsqtools.protocol.text import format_duration
@@ -23,22 +23,15 @@ def _flags(*rows: tuple[Any, ...]) -> Flags:
     return dict(sorted(flags.items()))
 
 
-_NSQD = ("nsqd-tcp-address", (), "nsqd TCP address (may be given multiple times)")
-_LOOKUPD = ("lookupd-http-address", (), "lookupd HTTP address (may be given multiple times)")
+_SEVERAL = "(may be given multiple times)"
+_NSQD = ("nsqd-tcp-address", (), f"nsqd TCP address {_SEVERAL}")
+_LOOKUPD = ("lookupd-http-address", (), f"lookupd HTTP address {_SEVERAL}")
 _VERSION = ("version", False, "print version string")
 _IN_FLIGHT = ("max-in-flight", 200, "max number of messages to allow in flight")
-_CONSUMER = (
-    "consumer-opt",
-    (),
-    "option to passthrough to nsq.Consumer (may be given multiple times, "
-    "http://godoc.org/github.com/nsqio/go-nsq#Config)",
-)
-_PRODUCER = (
-    "producer-opt",
-    (),
-    "option to passthrough to nsq.Producer (may be given multiple times, see "
-    "http://godoc.org/github.com/nsqio/go-nsq#Config)",
-)
+_CONFIG = "http://godoc.org/github.com/nsqio/go-nsq#Config)"
+_PASSED = "option to passthrough to nsq.{} (may be given multiple times, "
+_CONSUMER = ("consumer-opt", (), _PASSED.format("Consumer") + _CONFIG)
+_PRODUCER = ("producer-opt", (), _PASSED.format("Producer") + "see " + _CONFIG)
 _CONNECT = ("http-client-connect-timeout", 2.0, "timeout for HTTP connect")
 _REQUEST = ("http-client-request-timeout", 5.0, "timeout for HTTP request")
 _STATUS = (
@@ -116,11 +109,7 @@ UTILITIES: dict[str, Flags] = {
         ("topic", (), "nsq topic (may be given multiple times)"),
         ("channel", "nsq_to_nsq", "nsq channel"),
         ("destination-topic", "", "use this destination topic for all consumed topics"),
-        (
-            "destination-nsqd-tcp-address",
-            (),
-            "destination nsqd TCP address (may be given multiple times)",
-        ),
+        ("destination-nsqd-tcp-address", (), f"destination nsqd TCP address {_SEVERAL}"),
         ("require-json-field", "", "for JSON messages: only pass those with this field"),
         ("require-json-value", "", "for JSON messages: only pass this value of the field"),
         ("whitelist-json-field", (), "for JSON messages: pass this field"),
@@ -252,13 +241,8 @@ def _check_timeouts(given: Given) -> None:
         _need(given[flag] > 0, f"--{flag} should be positive")
 
 
-LOG_LEVELS = {
-    "debug": ("-vv",),
-    "info": ("--verbose",),
-    "warn": (),
-    "error": ("--quiet",),
-    "fatal": ("--quiet",),
-}
+LOG_LEVELS = {"debug": ["-vv"], "info": ["--verbose"], "warn": []}
+LOG_LEVELS |= {level: ["--quiet"] for level in ("error", "fatal")}
 
 
 def _to_file(given: Given) -> list[str]:
@@ -375,11 +359,5 @@ def _template(text: str) -> str:
     return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
 
 
-_TRANSLATORS: dict[str, Callable[[Given], list[str]]] = {
-    "nsq_tail": _tail,
-    "to_nsq": _to_nsq,
-    "nsq_stat": _stat,
-    "nsq_to_file": _to_file,
-    "nsq_to_nsq": _to_nsq_mirror,
-    "nsq_to_http": _to_http,
-}
+_IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http)
+_TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))

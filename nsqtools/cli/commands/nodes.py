@@ -163,8 +163,7 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
     from nsqtools.cluster.admin import plan_tombstone
 
     with change.cluster.open(CHANGE_TIMEOUT_S) as opened:
-        plan = plan_tombstone(opened, topic, node)
-        return change.carry_out(opened, plan, yes=yes)
+        return change.carry_out(opened, plan_tombstone(opened, topic, node), yes=yes)
 
 
 IN_FLIGHT = 500

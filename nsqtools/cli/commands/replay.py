@@ -146,8 +146,8 @@ def replay(
         def how_far_now() -> str:
             read, total = job.read, job.total or 0
             elapsed_s = runtime.monotonic() - began_s
-            shown = f"{read:,} of {total:,}"
-            return how_far(counts.confirmed, read, total, elapsed_s, read=shown)
+            what = f"{read:,} of {total:,}"
+            return how_far(counts.confirmed, read, total, elapsed_s, read=what)
 
         job = prepared(
             publisher,
@@ -167,8 +167,7 @@ def replay(
     if dry_run:
         status = show_planned(runtime, job, damage, json=json)
     else:
-        repeated = job.repeated
-        status = report_counts(runtime, publisher, json=json, repeated=repeated, damage=damage)
+        status = report_counts(runtime, publisher, json=json, repeated=job.repeated, damage=damage)
     if checkpoint is not None and (counts.unknown or counts.unsent):
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"

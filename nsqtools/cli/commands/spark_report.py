@@ -112,22 +112,10 @@ def report(
 
 MOST_GAPS = 20
 
-KEYS = {
-    "time": "begin",
-    "topic": "topic",
-    "messages": "messages",
-    "bytes": "bytes",
-    "p50": "size_p50",
-    "p95": "size_p95",
-    "p99": "size_p99",
-    "max": "size_max",
-    "att_p50": "attempts_p50",
-    "att_p95": "attempts_p95",
-    "att_max": "attempts_max",
-    "redelivered": "redeliveries",
-    "duplicates": "duplicates",
-    "nsqd": "nsqd",
-}
+KEYS = {"time": "begin", "topic": "topic", "messages": "messages", "bytes": "bytes"}
+KEYS |= {name: f"size_{name}" for name in ("p50", "p95", "p99", "max")}
+KEYS |= {f"att_{name}": f"attempts_{name}" for name in ("p50", "p95", "max")}
+KEYS |= {"redelivered": "redeliveries", "duplicates": "duplicates", "nsqd": "nsqd"}
 """The columns of the table, and what of the document is in them."""
 OPTIONAL = ("nsqd", "att_p50", "att_p95", "p99", "att_max", "max", "redelivered", "p50", "bytes")
 """The columns that a narrow terminal leaves out, the first ones first."""

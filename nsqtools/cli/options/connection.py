@@ -401,8 +401,7 @@ def producer_connection(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
-    options = settled(context, vars(flags), "producer_opt", producer_opt)
-    return _connection(context, options, None)
+    return _connection(context, settled(context, vars(flags), "producer_opt", producer_opt), None)
 
 
 def _connection(

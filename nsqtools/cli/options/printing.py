@@ -249,8 +249,7 @@ def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
     tokens = json_tokens(text)
     painted = list(map(escape_json, tokens))
     if colour:
-        after = [*tokens[1:], ""]
-        painted = list(map(_paint, painted, tokens, after))
+        painted = list(map(_paint, painted, tokens, [*tokens[1:], ""]))
     return (indented if indent else _joined)(tokens, painted).encode()
 
 

@@ -18,7 +18,8 @@ ms on each call. A parameter builds its adapter when ``_runtime_param`` is empty
 name is missing (other versions) nothing happens and typer converts as it always did, only slower.
 
 This is the only module that uses private names of typer (``_click``, ``_runtime_param``,
-``type_descriptor``); pyproject.toml bounds the version, and `test_binding` names what is relied on.
+``type_descriptor``); pyproject.toml bounds the version, and the tests of conversion and start-up
+fail where one is gone.
 """
 
 from __future__ import annotations

@@ -146,14 +146,12 @@ def json_text(document: Any, indent: int | None = None) -> str:
 
 def write_documents(runtime: Runtime, documents: Iterable[Any]) -> None:
     """Write documents as JSON, one a line."""
-    text = "".join(map(json_text, documents))
-    runtime.write(text.encode())
+    runtime.write("".join(map(json_text, documents)).encode())
 
 
 def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
     """Write lines of text. Nothing in a line steers a terminal, or breaks it in two."""
-    text = "".join(f"{escape_line(line)}\n" for line in lines)
-    runtime.write(text.encode())
+    runtime.write("".join(f"{escape_line(line)}\n" for line in lines).encode())
 
 
 def write_text(runtime: Runtime, text: str) -> None:

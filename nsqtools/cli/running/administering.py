@@ -93,8 +93,7 @@ class AdminChange(OptionSet):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.kind is not None:
-            documents = list(map(outcome_document, outcomes))
-            write_records(runtime, (*COLUMNS, "error"), documents, form)
+            write_records(runtime, (*COLUMNS, "error"), list(map(outcome_document, outcomes)), form)
         return report(outcomes, runtime, otherwise=partly)
 
 

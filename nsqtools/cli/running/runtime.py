@@ -76,16 +76,9 @@ class ExitStatus(IntEnum):
 
 
 # What commands import that is not in the base installation, and which extra brings it.
-EXTRA_OF = {
-    "ddsketch": "server",
-    "deltalake": "delta",
-    "httptools": "server",
-    "jinja2": "web",
-    "pyarrow": "parquet",
-    "pycurl": "http",
-    "starlette": "web",
-    "textual": "top",
-}
+EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "pycurl": "http", "textual": "top"}
+EXTRA_OF |= dict.fromkeys(("ddsketch", "httptools"), "server")
+EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
 
 # our errors name the address in their message
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")

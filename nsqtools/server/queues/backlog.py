@@ -18,17 +18,15 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import Block, encode_length
-from nsqtools.server.queues.queued_message import (
-    ID_AT,
-    DeferredMessages,
-    from_record,
-    to_record,
-)
+from nsqtools.server.queues.queued_message import ID_AT, DeferredMessages, from_record, to_record
+
+if TYPE_CHECKING:
+    from nsqtools.server.queues.channel import Channel
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
@@ -75,19 +73,6 @@ class DiskHealth:
         free = found.f_bavail * found.f_frsize + self.spare_bytes()
         is_low = free < self._wanted
         self.low = f"{free} bytes free on the disk, fewer than --min-disk-free" if is_low else ""
-
-
-class Deliverer(Protocol):
-    """A channel, as far as its backlog knows it."""
-
-    def room(self) -> int:
-        """Return how many messages consumers would take at once."""
-
-    def wake(self) -> None:
-        """Have a turn of delivery soon."""
-
-    def watch(self, when_s: float) -> None:
-        """Have a look at what is deferred at ``when_s``, or before."""
 
 
 class Undo(NamedTuple):
@@ -162,9 +147,8 @@ class QueueBacklog:
 
     def takes_all_in_memory(self, count: int) -> bool:
         """Return whether this number of messages would all stay in memory."""
-        disk = self.disk
         fits = len(self._memory) + count <= self.mem_queue_size
-        return disk is None or (fits and not disk.has_unread)
+        return self.disk is None or (fits and not self.disk.has_unread)
 
     def undo(self, put: Undo) -> None:
         """Take back the messages of a `put`, after which nothing else may have happened."""
@@ -223,7 +207,7 @@ class QueueBacklog:
             memory.appendleft(messages.pop())
         return messages
 
-    def deferred_of(self, owner: Deliverer) -> DeferredMessages:
+    def deferred_of(self, owner: Channel) -> DeferredMessages:
         """Return what keeps the deferred messages of a channel."""
         return DeferredMessages()
 

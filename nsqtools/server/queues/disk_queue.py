@@ -99,8 +99,9 @@ class DiskQueue:
 
     def put_blocks(self, blocks: Sequence[Block]) -> Mark:
         """Do as `put` does with what was encoded before. No block may be empty."""
-        if blocks:
-            self._roll_before(blocks[0].sizes[0])
+        end = self._write_position + blocks[0].sizes[0] if blocks and self._write_position else 0
+        if end > self._max_bytes_per_file:
+            self._roll()
         mark = (self._write_file, self._write_position, self.depth)
         try:
             for block in blocks:
@@ -298,7 +299,11 @@ class DiskQueue:
     def _open(self) -> None:
         found = self._files.positions()
         if found is None:
-            self._adopt_files()
+            if numbers := self._files.numbers():
+                self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
+                self._read_file = numbers[0]
+                self._write_file = numbers[-1] + 1
+                self._recount()
             return
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
@@ -315,13 +320,6 @@ class DiskQueue:
             self._write_position = 0
             self._recount()
 
-    def _adopt_files(self) -> None:
-        if numbers := self._files.numbers():
-            self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
-            self._read_file = numbers[0]
-            self._write_file = numbers[-1] + 1
-            self._recount()
-
     def _recount(self) -> None:
         """Set the depth to the number of records that can be read, after a crash."""
         self.depth = 0
@@ -330,10 +328,6 @@ class DiskQueue:
             self.depth += count_records(self._files.data(number), position, self._max_record)
             position = 0
         self._count(1)  # so that the next sync makes it durable
-
-    def _roll_before(self, size: int) -> None:
-        if self._write_position and self._write_position + size > self._max_bytes_per_file:
-            self._roll()
 
     def _roll(self) -> None:
         read_to_end = self._read_file == self._write_file and not self.has_unread

@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, repeat
 
@@ -252,11 +253,6 @@ def to_record(message: bytes) -> bytes:
     return with_attempts(message, -1)[8:]
 
 
-def delivered_to_record(message: bytes) -> bytes:
-    """Return a message in flight as the record of a disk queue."""
-    return message[8:]
-
-
 def from_record(record: bytes) -> bytes:
     """Return the message to queue for a record of a disk queue."""
     head = (len(record) + 4).to_bytes(4, "big") + MESSAGE.to_bytes(4, "big")
@@ -309,7 +305,7 @@ class MessageIds:
 
 # -- latency ---------------------------------------------------------------------------------------
 
-_RELATIVE_ACCURACY = 0.01
+_sketch = partial(DDSketch, 0.01)  # relative accuracy
 
 
 class LatencyWindow:
@@ -341,10 +337,6 @@ class LatencyWindow:
         self._turn(time.time_ns())
         sketch.merge(self._previous)
         sketch.merge(self._current)
-
-
-def _sketch() -> DDSketch:
-    return DDSketch(_RELATIVE_ACCURACY)
 
 
 def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:

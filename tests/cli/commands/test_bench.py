@@ -86,15 +86,11 @@ def test_messages_of_others_do_not_count(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, measure: Measure
 ) -> None:
     nsqd.create_channel("clicks", "archive")
-    place = ["-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}"]
-    other = spawn_nsq(["pub", *place, "--rate=2000"])
-    assert other.stdin is not None
-    other.stdin.write(b"short\na line that is longer than a stamp\n" * 2000)
-    other.stdin.close()
+    lines = ["short", "a line that is longer than a stamp", "--repeat=2000", "--rate=2000"]
+    spawn_nsq(["pub", "-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}", *lines])
     wait_until(lambda: nsqd.depth("clicks", "archive") > 0, what="the other publishes")
 
     document = measure("e2e", "-t", "clicks", "--rate=2000", "--for=500ms", QUICK)
-
     assert document["published"] == document["consumed"]
 
 

@@ -131,21 +131,18 @@ def write_script(path: Path, command: Sequence[str]) -> None:
     path.chmod(0o755)
 
 
-SHELLS = {"bash": Bash, "zsh": Zsh, "fish": Fish}
-
-
-@pytest.fixture(params=SHELLS)
+@pytest.fixture(params=[Bash, Zsh, Fish])
 def shell(
     request: pytest.FixtureRequest, nsq_env: dict[str, str], tmp_path: Path
 ) -> Iterator[Shell]:
     """Each shell, in an empty directory; skips where it is not installed."""
-    if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
+    if shutil.which(request.param.command.split()[0]) is None:
+        pytest.skip(f"{request.param.__name__} is not installed")
     for name in ("bin", "here"):
         (tmp_path / name).mkdir()
     write_script(tmp_path / "bin/nsq", [NSQ[0], "-c", PATIENT_NSQ])
     path = f"{tmp_path / 'bin'}:{os.environ.get('PATH', os.defpath)}"
-    started = SHELLS[request.param]({**nsq_env, "PATH": path}, tmp_path / "here")
+    started = request.param({**nsq_env, "PATH": path}, tmp_path / "here")
     yield started
     end_terminal(started.child)
 

@@ -119,8 +119,7 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     assert process.returncode == 130
     assert 1000 <= done < 9000
     assert f"nsq: going on after {done:,} records" in again.err
-    confirmed = int(again.err.split("nsq: ")[2].split()[0])
-    assert confirmed == 9002 - done
+    assert int(again.err.split("nsq: ")[2].split()[0]) == 9002 - done  # confirmed
     assert "0 confirmed" in third.err
     tail = ["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"]
     bodies = run_nsq(tail).out.splitlines()

@@ -170,8 +170,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     assert recovered == BODIES[: len(recovered)]  # not twice, and none that is good
     assert f"{files[0]}: is not there, and in the metadata" in done.err
     assert done.status == 6
-    printed = run_nsq(["archive", "cat", str(everything), "-t", "t"]).out
-    assert sorted(bodies_of(printed)) == BODIES
+    assert sorted(bodies_of(run_nsq(["archive", "cat", str(everything), "-t", "t"]).out)) == BODIES
     assert state_of(left) == before
 
 

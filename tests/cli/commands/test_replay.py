@@ -57,9 +57,7 @@ def test_an_interrupted_replay_goes_on_where_it_stopped(
     process.send_signal(signal.SIGTERM)
     assert process.wait(patience_s(20)) == 143
 
-    result = run_nsq(args)
-
-    assert result.status == 0
+    assert run_nsq(args).status == 0
     expected = [b"body %d" % number for number in range(3000)]
     assert bodies_of(nsqd, run_nsq, 3000) == expected
     assert "0 confirmed" in run_nsq(args).err
@@ -73,8 +71,7 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
         write_archive(tmp_path / "in" / f"{name}.gz", messages(begin, begin + 10_000, 1))
     args = replay(nsqd, tmp_path / "in", "--checkpoint", tmp_path / "c.json")
     nsqd.create_topic("clicks")
-    kills = 3
-    for _ in range(kills):
+    for _ in range(kills := 3):
         before = nsqd.depth("clicks")
         process = spawn_nsq([*args, "--rate", "2000"])
         wait_until(lambda before=before: nsqd.depth("clicks") > before, what="some", timeout_s=20)  # type: ignore[misc]

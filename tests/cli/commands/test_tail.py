@@ -144,31 +144,23 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
 
 
-@pytest.fixture
-def working(spawn_nsq: SpawnNsq, nsqd: GoNsqd) -> list[str]:
-    """The options of a channel with a consumer and a message that it does not get."""
-    place = ["-t", "orders", "-c", "prod", *nsqd.options]
-    nsqd.create_channel("orders", "prod")
-    spawn_nsq(["tail", *place, "--where", "false"])
-    wait_until(lambda: nsqd.channel_stats("orders", "prod")["client_count"] == 1, what="a consumer")
-    return place
-
-
 def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal(
-    working: list[str], run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq, nsqd: GoNsqd
+    spawn_nsq: SpawnNsq, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq, clicks: GoNsqd
 ) -> None:
-    said = "orders/prod has 1 consumer, "
+    spawn_nsq([*place(clicks), "--where", "false"])
+    wait_until(lambda: is_subscribed(clicks), what="a consumer")
+    said = "clicks/c has 1 consumer, "
 
-    child = nsq_on_a_terminal(["tail", *working], columns=250)
+    child = nsq_on_a_terminal(place(clicks), columns=250)
     child.expect_exact(said)
     child.expect_exact("[y/N]")
-    assert nsqd.channel_stats("orders", "prod")["client_count"] == 1
+    assert is_subscribed(clicks)  # the one alone
     child.sendline("")
     child.wait()
 
     assert child.exitstatus == 1
-    assert said in run_nsq(["tail", *working, "--for", "1ms"]).err
-    assert said not in run_nsq(["tail", *working, "--for", "1ms", "--force"]).err
+    assert said in run_nsq([*place(clicks), "--for", "1ms"]).err
+    assert said not in run_nsq([*place(clicks), "--for", "1ms", "--force"]).err
 
 
 def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_waits(

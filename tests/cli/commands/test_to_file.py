@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from urllib.request import urlopen
 
+import httpx
 import pytest
 from plugins.archives import (
     ended,
@@ -70,7 +70,7 @@ class ToFile:
         return unfinished(self.nsqd, topic, CHANNEL)
 
     def wait_until_drained(self, topic: str = TOPIC) -> None:
-        wait_until(lambda: not self.left(topic), what="an empty channel", timeout_s=DEADLINE_S)
+        wait_until(lambda: not self.left(topic), what="an empty channel", timeout_s=30)
 
     @property
     def finished(self) -> list[Path]:
@@ -83,14 +83,10 @@ def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) 
 
 
 def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
-    """Read stderr up to the line with ``text``."""
+    """Read stderr up to the line with ``text``, and return that."""
     assert process.stderr is not None
-    seen = ""
-    while line := process.stderr.readline().decode():
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"it ended without {text!r}: {seen}")
+    lines = (line.decode() for line in process.stderr)
+    return next(line for line in lines if text in line)
 
 
 # -- what is written ----------------------------------------------------------------------------
@@ -141,14 +137,12 @@ def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
         flags = ("--listen-http", "0", "-v", "--metrics-file", str(metrics))
         process = to_file.spawn_nsq(to_file.args(*flags), environ)
         assert systemd.recv(100) == b"READY=1"
-        said = wait_for_stderr(process, "/health")
-        (url,) = re.findall(r"http://\S+/metrics", said)
+        (url,) = re.findall(r"http://\S+/metrics", wait_for_stderr(process, "/health"))
         to_file.wait_until_drained()
 
-        with urlopen(url, timeout=DEADLINE_S) as page:
-            assert count in page.read().decode()
-        with urlopen(url.replace("metrics", "health"), timeout=DEADLINE_S) as page:
-            assert page.read() == b"archiving 1 topics\n"
+        assert count in httpx.get(url, timeout=DEADLINE_S).text
+        health = httpx.get(url.replace("metrics", "health"), timeout=DEADLINE_S)
+        assert health.text == "archiving 1 topics\n"
         metrics.touch()
         wait_until(lambda: count in metrics.read_text(), what="the count in the file", timeout_s=20)
         ended(process)
@@ -196,8 +190,7 @@ def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
     bodies = [b"%04d " % number + b"x" * 63 for number in range(2000)]
     to_file.publish(*bodies)
     process = to_file.spawn_nsq(to_file.args(*RAW, *SOON, "--max-in-flight", "100"))
-    told = wait_for_stderr(process, "No space left on device")
-    assert str(small_disk) in told
+    assert str(small_disk) in wait_for_stderr(process, "No space left on device")
     assert to_file.left() > 0
 
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)

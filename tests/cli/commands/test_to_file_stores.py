@@ -17,7 +17,6 @@ import pytest
 from plugins.archives import (
     CHANNEL,
     TOPIC,
-    Writer,
     ended,
     finished_files,
     to_file,
@@ -95,8 +94,7 @@ def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
     blocked.unlink()
-    again = run_nsq(to_file(nsqd.tcp_address, out, "--for", "500ms", *upload))
-    assert again.status in (0, 7)
+    assert run_nsq(to_file(nsqd.tcp_address, out, "--for=500ms", *upload)).status in (0, 7)
     assert messages_at(str(blocked.parent)) == 1
 
 
@@ -167,6 +165,11 @@ def clicks(*bodies: bytes) -> list[WireMessage]:
     return [WireMessage(BASE_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
 
 
+def log_of(path: Path, number: int, *bodies: bytes) -> Path:
+    """A finished log, that number of its writer's."""
+    return write_archive(path, clicks(*bodies), head=Head("a" * 32, number))
+
+
 @pytest.mark.parametrize("store", ["parquet", "delta"])
 def test_what_was_archived_is_in_the_table_before_the_command_ends(
     nsqd: GoNsqd, tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, store: str
@@ -200,13 +203,9 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
 
 
 def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    writer.write(clicks(b"1"), clicks(b"2"))
-    damaged = writer.finish()
-    writer.write(clicks(b"3"))
-    good = writer.finish()
-    data = damaged.read_bytes()
-    damaged.write_bytes(data[:-30] + bytes(30))
+    damaged = log_of(tmp_path / "a.log.gz", 1, b"1")
+    good = log_of(tmp_path / "b.log.gz", 2, b"3")
+    damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
 
     lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
     files, refused, _ = lander.land([damaged, good])
@@ -219,13 +218,12 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
 def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> None:
     values = ["\u00e9 x/y", "a=b%20", "", None, "..", "__HIVE_DEFAULT_PARTITION__", "x"]
-    writer, table = Writer(tmp_path), str(tmp_path / "table")
+    table = str(tmp_path / "table")
     bodies = [json.dumps({"c": value}).encode() for value in values]
-    writer.write(clicks(*bodies))
     fields = {"properties": {"c": {"type": "string"}}}
     plan = TablePlan(table, is_delta, "web1", BodyKind.json, fields, ("c",))
 
-    assert Lander(plan, tmp_path).land([writer.finish()]).refused == {}
+    assert Lander(plan, tmp_path).land([log_of(tmp_path / "a.log", 1, *bodies)]).refused == {}
     found = [
         message.body
         for archive in find_archives([table])
@@ -259,18 +257,10 @@ def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_lande
 
 def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
     table = str(tmp_path / "table")
-
-    def land(body: bytes) -> None:
-        directory = tmp_path / body.hex()
-        directory.mkdir()
-        writer = Writer(directory)
-        writer.write(clicks(body))
-        plan = TablePlan(table, True, "web1", BodyKind.json)
-        misfits.append(Lander(plan, directory).land([writer.finish()]).misfits)
-
-    misfits: list[int] = []
-    for body in (b'{"n": 1}', b'{"n": "one"}', b'{"n": 2, "m": true}'):
-        land(body)
+    plan, misfits = TablePlan(table, True, "web1", BodyKind.json), []
+    for number, body in enumerate((b'{"n": 1}', b'{"n": "one"}', b'{"n": 2, "m": true}')):
+        log = log_of(tmp_path / f"{number}.log", number, body)
+        misfits.append(Lander(plan, tmp_path).land([log]).misfits)
 
     assert misfits == [0, 1, 0]
     fields = [each for each in DeltaCatalog(table).schema() if each.name in ("n", "m")]
@@ -284,13 +274,10 @@ def test_the_process_that_lands_ends_cleanly_each_time(
     plan = TablePlan(str(tmp_path / "table"), True, "web1")
     code = "from nsqtools.archive.landing import main; main()"
     for number in range(count):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        writer = Writer(directory)
-        writer.write(clicks(b"%d" % number))
+        log = log_of(tmp_path / f"{number}.log", number, b"%d" % number)
         done = subprocess.run(
             [sys.executable, "-P", "-c", code],
-            input=pickle.dumps((plan, directory)) + pickle.dumps([writer.finish()]),
+            input=pickle.dumps((plan, tmp_path)) + pickle.dumps([log]),
             env=os.environ | nsq_env,
             capture_output=True,
             timeout=patience_s(30),

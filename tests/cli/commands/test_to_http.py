@@ -27,7 +27,6 @@ from plugins.waiting import patience_s, wait_until
 TOPIC, CHANNEL = "clicks", "hook"
 BODIES = [b"one", b'{"user": "a/b"}', b"\xff\x00"]
 ALL = ("-n", "3")
-QUICKLY = ("--exit-idle", f"{patience_s(0.3):g}s")  # of nsqd too, on a busy machine
 A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
 LETTERS = ("--dead-letter-topic", "dead")
 
@@ -157,8 +156,7 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
     assert time.monotonic() - began > 1
     assert "3 delivered, 3 requeued" in result.err
     assert server.bodies == sorted(BODIES * 2)
-    keys = [request.headers["Idempotency-Key"] for request in server.requests]
-    assert len(set(keys)) == 3
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 3
     assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
 
 
@@ -200,7 +198,8 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
     picky.answer = lambda request: 400 if b"one" in request.body else 200
     urls = [word for server in (late, picky, good) for word in ("--post", server.url)]
     batch = ["--mode", "all", "--batch", "3", "--linger", "100ms", "--on-status"]
-    result = forward(*QUICKLY, *batch, "4xx=drop", *urls)
+    quickly = ["--exit-idle", f"{patience_s(0.3):g}s"]  # of nsqd too, on a busy machine
+    result = forward(*quickly, *batch, "4xx=drop", *urls)
 
     assert "nsq: 2 delivered, 1 dropped" in result.err
     del late.requests[0]  # which it refused
@@ -357,8 +356,7 @@ def test_a_redirect_never_leads_into_a_private_network(
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})
-    more = [*A_MOMENT, "--redirects", "follow", "--post", outside.url]
-    result = forward(*more)
+    result = forward(*A_MOMENT, "--redirects", "follow", "--post", outside.url)
 
     assert "a private address, which is not allowed" in result.err
     assert inside.requests == []

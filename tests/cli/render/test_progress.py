@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 
-from nsqtools.cli.render.outcomes import PROBLEMS_KEPT, DamageReporter, Progress
+from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import Runtime, configure_logging
 
 
@@ -52,16 +52,3 @@ def test_a_log_line_wipes_the_progress_line_first(own_logging: None) -> None:
 
     lost, done = screen.getvalue().removeprefix("\r\x1b[K1 message\r\x1b[K").splitlines()
     assert (lost[24:], done[24:]) == (" warning: lost", " warning: done")
-
-
-def test_every_damage_is_told_and_of_a_file_with_many_the_first_are_kept() -> None:
-    screen = Screen()
-    damage = DamageReporter(Runtime(io.StringIO(), screen))
-    for number in range(PROBLEMS_KEPT + 5):
-        damage("x.log", f"line {number}")
-    damage("y.log", "cut off")
-
-    assert len(screen.getvalue().splitlines()) == damage.count == PROBLEMS_KEPT + 6
-    many, few = damage.documents
-    assert many["problems"][PROBLEMS_KEPT - 1 :] == [f"line {PROBLEMS_KEPT - 1}", "and 5 more"]
-    assert few == {"file": "y.log", "problems": ["cut off"]}

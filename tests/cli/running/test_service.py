@@ -83,14 +83,12 @@ def test_metrics_and_health_are_served_on_loopback(listen: str) -> None:
 def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    well = [True, "fine"]
-    with service("0", {}, metrics=list, health=lambda: (bool(well[0]), str(well[1]))) as running:
+    health = iter([(True, "fine"), (False, "cannot write 1 topics: clicks"), (True, "fine")])
+    with service("0", {}, metrics=list, health=lambda: next(health)) as running:
         assert get(running.address, "/health")[::2] == (503, "starting\n")
         running.ready()
         assert get(running.address, "/health")[0] == 200
-        well[:] = False, "cannot write 1 topics: clicks"
         assert get(running.address, "/health")[::2] == (503, "cannot write 1 topics: clicks\n")
-        well[:] = True, "fine"
         monkeypatch.setattr(service_module, "STUCK_AFTER_S", 0.05)
         time.sleep(0.1)
         status, _, text = get(running.address, "/health")
