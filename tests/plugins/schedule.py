@@ -52,7 +52,7 @@ QUICK = (
 
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
-OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py", "tests/spark/test_executors_killed.py")
+OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py")
 
 LOCKS = pytest.StashKey[TemporaryDirectory[str]]()
 
