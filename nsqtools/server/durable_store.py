@@ -42,8 +42,7 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
-from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.backlog import BackendError, Deliverer, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -108,6 +107,10 @@ class DurableStore:
         """Return the topics and channels that were there."""
         return {name: queue.is_paused for name, queue in self._found.items()}
 
+    def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
+        """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""
+        return DurableBacklog(mem_queue_size, self, name)
+
     def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
         """Give a backlog its number, and its counts."""
         found = None if is_new else self._found.pop(backlog.name, None)
@@ -125,6 +128,14 @@ class DurableStore:
         """Write that a queue is there, and whether it is paused."""
         self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
         self.soon()
+
+    async def write_pauses(self, queues: Iterable[tuple[QueueBacklog, bool]]) -> None:
+        """Write which queues are paused, and which are not. Raises ``OSError``."""
+        for backlog, is_paused in queues:
+            if isinstance(backlog, DurableBacklog):
+                backlog.is_paused = is_paused
+                self.note_queue(backlog)
+        await self.flush()
 
     def drop(self, backlog: DurableBacklog) -> None:
         """Write that all of a queue is gone; its rows are removed bit by bit."""
@@ -393,10 +404,7 @@ def _is_full(exc: Exception) -> bool:
 
 
 class DurableBacklog(QueueBacklog):
-    """What waits in a topic or a channel, and how many messages of it are deferred.
-
-    ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
-    """
+    """What waits in a topic or a channel, and how many messages of it are deferred."""
 
     def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
         super().__init__(mem_queue_size, None, store.health)
@@ -404,7 +412,7 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Channel | None = None
+        self._owner: Deliverer | None = None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -595,7 +603,7 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Channel) -> StoredDeferred:
+    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
         """Return the deferred messages of a channel, which hears of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)

@@ -36,11 +36,11 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.nsqd_queues import NsqdQueues, Registry
 from nsqtools.server.queues.topic import Topic
 
 
-class LookupRegistry:
+class LookupRegistry(Registry):
     """Tells all nsqlookupd. Call `set_addresses` to begin, in the running loop."""
 
     def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:
@@ -135,7 +135,15 @@ class LookupRegistry:
                 response = await client.get(url, params={"topic": topic_name}, headers=headers)
                 response.raise_for_status()
                 return {str(name) for name in response.json()["channels"]}
-        except Exception as exc:  # JSON of any shape and depth
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            TimeoutError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ) as exc:
             reason = str(exc) or "no answer in time"
             self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
             return set()
@@ -166,6 +174,7 @@ class LookupPeer:
         self._registrations = registrations
         self._log = log
         self._commands: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Connect from now on, in a task."""
@@ -173,8 +182,9 @@ class LookupPeer:
 
     async def stop(self) -> None:
         """Drop the connection; nothing is unregistered, as nsqd does it."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     def send(self, command: bytes) -> None:
         """Send a command; registering again makes up for one that finds no connection."""

@@ -14,6 +14,7 @@ without delay.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -21,13 +22,16 @@ from random import randrange
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Undo
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,
     again,
+    delivered_to_record,
     message_ids,
     timestamp_ns,
     to_record,
@@ -35,19 +39,41 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.negotiation import Negotiated
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
 
 
+class QueueHost(ABC):
+    """What topics and channels need of their nsqd: `NsqdQueues`."""
+
+    options: NsqdOptions
+    loop: AbstractEventLoop
+    log: DaemonLog
+    health: DiskHealth
+    durable: DurableStore | None
+
+    @abstractmethod
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
+        """Return what waits in the queue of a topic or a channel."""
+
+    @abstractmethod
+    def channel_created(self, channel: Channel) -> None:
+        """Have it announced and listed."""
+
+    @abstractmethod
+    def channel_deleted(self, channel: Channel) -> None:
+        """Have it taken back; an ephemeral topic goes with its last channel."""
+
+
 class Channel:
     """One channel of a topic. ``on_left`` is called when the last consumer has left."""
 
     def __init__(
-        self, topic_name: str, name: str, nsqd: NsqdQueues, on_left: Callable[[Channel], None]
+        self, topic_name: str, name: str, nsqd: QueueHost, on_left: Callable[[Channel], None]
     ) -> None:
         options = nsqd.options
         self.topic_name = topic_name
@@ -231,7 +257,7 @@ class Channel:
         try:
             consumer.deliver(messages, now_s)
         except Exception as exc:  # ends this consumer; what it does not hold is for others
-            consumer.connection.fail(exc)
+            consumer.abort(exc)
             self.backlog.put_back(
                 [each for each in messages if each[18:34] not in consumer.in_flight]
             )
@@ -285,7 +311,7 @@ class Channel:
 
     def _unfinished(self) -> Iterable[bytes]:
         for held in self._in_flight:
-            yield from (message[8:] for message in held)  # whose attempts were made
+            yield from map(delivered_to_record, held)
         yield from map(to_record, self.deferred)
 
     def _end(self) -> None:
@@ -293,7 +319,7 @@ class Channel:
         if self._timer is not None:
             self._timer.cancel()
         for consumer in list(self.consumers):
-            consumer.connection.close()
+            consumer.disconnect()
         self.consumers.clear()
 
 
@@ -311,7 +337,7 @@ class ChannelSubscription:
         self.in_flight = InFlightMessages()
         self.ready_count = 0
         self.message_count = self.finish_count = self.requeue_count = 0
-        self.connection = connection
+        self._connection = connection
         self._terms = terms
         self._loop = loop
         self._epoch_s = loop.time()
@@ -321,7 +347,7 @@ class ChannelSubscription:
     @property
     def room(self) -> int:
         """How many more messages may be delivered now."""
-        if self.connection.is_stuck:
+        if self._connection.is_stuck:
             return 0
         return self.ready_count - len(self.in_flight) - self.channel.backlog.unsettled
 
@@ -349,7 +375,7 @@ class ChannelSubscription:
         self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
         self.message_count += len(messages)
         self.channel.watch(now_s + terms.msg_timeout_s)
-        queued = self.connection.buffer(messages, sum(map(len, messages)))
+        queued = self._connection.buffer(messages, sum(map(len, messages)))
         if queued >= terms.output_buffer_size or self.room <= 0:
             self.flush()
         elif self._flush_timer is None and terms.output_buffer_timeout_s:
@@ -360,7 +386,7 @@ class ChannelSubscription:
         ticks = int((now_s - self._epoch_s) / interval_s)
         if ticks > self._ticks_used:
             self._ticks_used = ticks
-            self.connection.flush()
+            self._connection.flush()
         else:
             next_s = self._epoch_s + (self._ticks_used + 1) * interval_s
             self._flush_timer = self._loop.call_at(next_s, self._on_tick)
@@ -368,14 +394,14 @@ class ChannelSubscription:
     def _on_tick(self) -> None:
         self._flush_timer = None
         self._ticks_used += 1
-        self.connection.flush()
+        self._connection.flush()
 
     def flush(self) -> None:
         """Write what is buffered."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        self.connection.flush()
+        self._connection.flush()
 
     # answers
 
@@ -412,3 +438,11 @@ class ChannelSubscription:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.channel.remove_consumer(self)
+
+    def abort(self, exc: Exception) -> None:
+        """Close the connection at once, because of what was raised for it."""
+        self._connection.fail(exc)
+
+    def disconnect(self) -> None:
+        """Close the connection: the channel is going away."""
+        self._connection.close()

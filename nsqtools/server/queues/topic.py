@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.loop_meter import free_in_steps, meter_of
 from nsqtools.server.queues.backlog import BackendError, Undo, encoded
-from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.channel import Channel, QueueHost
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import BODY_AT, MessageIds, new_messages
 
 if TYPE_CHECKING:
     from nsqtools.server.durable_store import DurableStore
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
@@ -35,7 +34,7 @@ Done = Callable[[BackendError | None], None]
 class Topic:
     """One topic."""
 
-    def __init__(self, name: str, nsqd: NsqdQueues) -> None:
+    def __init__(self, name: str, nsqd: QueueHost) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = nsqd.backlog(name, self.is_ephemeral)
