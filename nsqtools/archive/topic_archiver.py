@@ -52,11 +52,10 @@ class Quota:
     def take(self, count: int) -> int:
         """Return how many of ``count`` messages may be taken."""
         with self._lock:
-            if self._left is None:
-                return count
-            granted = min(count, self._left)
-            self._left -= granted
-            return granted
+            if self._left is not None:
+                count = min(count, self._left)
+                self._left -= count
+            return count
 
     def give_back(self, count: int) -> None:
         """Note that ``count`` messages were not written."""
