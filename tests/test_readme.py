@@ -1,8 +1,7 @@
 """README.md and the guides do what they say: each block of commands runs, heading by heading.
 
 A command must end with status 0, one that is interrupted with 130, and where the text shows what
-is printed, exactly that is printed. What cannot run here is listed in `NOT_RUN`, with the reason.
-Blocks without a language, and JSON, are excerpts of files or of command lines, and are not run.
+is printed, exactly that is printed. Blocks without a language, and JSON, are excerpts: not run.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,9 +51,7 @@ from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 CHECKOUT = Path(__file__).parents[1]
 GUIDES = sorted((CHECKOUT / "man").glob("*.md"))
 TEXTS = {path.name: path.read_text("utf-8") for path in [CHECKOUT / "README.md", *GUIDES]}
-OTHERS = [CHECKOUT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 README = TEXTS["README.md"]
-MIGRATION = TEXTS["nsq-migration.7.md"]
 BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
 EXCERPTS = ("", "json")
@@ -69,42 +67,38 @@ NOT_RUN = {
     "pip install 'nsqtools[object-store]'": "it is installed",
     "pip install 'nsqtools[http]'": "it is installed",
     "nsq to-file -t clicks -c archive --output-dir /var/nsq --compression zstd": NO_BUCKET,
-    "nsq archive info s3:": NO_BUCKET,
-    "nsq archive cat s3:": NO_BUCKET,
-    "nsq replay s3:": NO_BUCKET,
+    **dict.fromkeys(("nsq archive info s3:", "nsq archive cat s3:", "nsq replay s3:"), NO_BUCKET),
 }
-
-VERDICT = {"nsq check --lookupd-http-address lookup-1:4161": 1, "nsq check --max-depth 10000": 1}
-"""Channels here have no consumers, and `nsq check` says so by its exit status."""
+VERDICTS = ("nsq check --lookupd-http-address lookup-1:4161", "nsq check --max-depth 10000")
+"""Channels here have no consumers, and `nsq check` says so by its exit status, which is 1."""
 
 MESSAGES, OLD = 30, 20  # each is a process of nsq to-exec, and a request of nsq to-http
 INSTALL = "Install"
 TLS_AND_AUTH = "TLS and auth"
+PROFILES = (TLS_AND_AUTH, "toml")
 REPLAY = "Replaying an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"
-LAKE_GUIDE = "nsq-lake.7.md"  # tests/archive/test_lake_guide.py runs it
-OWN_TESTS = (TUTORIAL, OPERATE_GUIDE, SPARK_GUIDE, LAKE_GUIDE, "nsq-config.5.md")
-SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
+# tests/archive/test_lake_guide.py runs that of lakes
+OWN_TESTS = (TUTORIAL, OPERATE_GUIDE, SPARK_GUIDE, "nsq-lake.7.md", "nsq-config.5.md")
 # An editable install may be older than the entry point of the plugin, so it is named.
-PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {python} -m pytest -q -p nsqtools.testing.pytest_plugin"
+PYTEST = " -m pytest -q -p nsqtools.testing.pytest_plugin"
 
 Serve = Callable[[str], Place]
 
 
 def places() -> list[tuple[str, str]]:
     """Each document and heading with something to run; Spark's commands have their own test."""
-    return list(
-        dict.fromkeys(
-            (block.document, block.heading)
-            for block in BLOCKS
-            if block.language not in EXCERPTS
-            and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
-            and block.heading not in (INSTALL, "Spark")
-            and block.document not in OWN_TESTS
-        )
+    found = (
+        (block.document, block.heading)
+        for block in BLOCKS
+        if block.language not in EXCERPTS
+        and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
+        and block.heading not in (INSTALL, "Spark")
+        and block.document not in OWN_TESTS
     )
+    return list(dict.fromkeys(found))
 
 
 @pytest.fixture
@@ -120,7 +114,7 @@ def serve(
     with ExitStack() as running:
 
         def make(heading: str) -> Place:
-            options = {}
+            options: dict[str, Any] = {}
             if heading == TLS_AND_AUTH:
                 auth_server.allow("open sesame")
                 options = {
@@ -129,9 +123,8 @@ def serve(
                     "auth_http_address": (auth_server.address,),
                 }
             lookupd = running.enter_context(EmbeddedNsqlookupd())
-            nsqd = running.enter_context(
-                EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,), **options)
-            )
+            options["lookupd_tcp_address"] = (lookupd.tcp_address,)
+            nsqd = running.enter_context(EmbeddedNsqd(**options))
             place = make_place(tmp_path, nsqd, lookupd)
             monkeypatch.chdir(place.directory)
             monkeypatch.setattr(check_command, "WINDOW_S", 0.5)  # what is shown does not move
@@ -145,12 +138,20 @@ def serve(
                 place.stands_for |= {"http://hook-1:8080": http_server().url}
             fill(nsqd)
             shutil.copy(certificates.ca, place.directory / "etc" / "ca.pem")
-            if heading == TLS_AND_AUTH:
-                configure(place)
+            if heading == TLS_AND_AUTH:  # the text shows the configuration file
+                [profiles] = [b.text for b in BLOCKS if (b.heading, b.language) == PROFILES]
+                config = place.directory / "home" / ".config" / "nsqtools" / "config.toml"
+                config.parent.mkdir(parents=True)
+                config.write_text(place.fit(profiles))
             if heading in (REPLAY, SPARK_GUIDE):
                 archive = next(block for block in BLOCKS if block.language == "cron")
                 assert place.run(commands_of(archive)[0]).status == 0
-                add_messages_of_a_closed_day(place)
+                # Spark compacts no day that is not over
+                ns, nsqd_of_old = time.time_ns() - 2 * 86_400 * 10**9, "old:4150"
+                ids = (b"%016x" % n for n in range(OLD))
+                old = [Envelope("clicks", nsqd_of_old, id, ns, 1, b"old") for id in ids]
+                path = place.directory / "archives" / "clicks.old.log"
+                path.write_bytes(encode_many("clicks", nsqd_of_old, old))
             return place
 
         yield make
@@ -172,29 +173,16 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
     (home / ".local/share/bash-completion/completions").mkdir(parents=True)
     (directory / "etc" / "secret").write_text("open sesame\n")
     (directory / "app.log").write_text("".join(f"line {n}\n" for n in range(100)))
-    place = Place(
-        directory,
-        {
-            "127.0.0.1:4150": nsqd.tcp_address,
-            "nsqd-1:4150": nsqd.tcp_address,
-            "lookup-1:4161": lookupd.http_address,
-            "/var/nsq": str(directory / "archives"),
-            "/etc/nsq": str(directory / "etc"),
-        },
-        user_environment(home),
-    )
-    place.environ["NSQ_NSQD_TCP_ADDRESS"] = nsqd.tcp_address
-    place.environ["NSQ_NSQD_HTTP_ADDRESS"] = nsqd.http_address
-    return place
-
-
-def configure(place: Place) -> None:
-    """Write the configuration file that the text shows."""
-    profiles = [b for b in BLOCKS if b.language == "toml" and b.heading == TLS_AND_AUTH]
-    assert len(profiles) == 1
-    config = place.directory / "home" / ".config" / "nsqtools" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(place.fit(profiles[0].text))
+    stands_for = {
+        "127.0.0.1:4150": nsqd.tcp_address,
+        "nsqd-1:4150": nsqd.tcp_address,
+        "lookup-1:4161": lookupd.http_address,
+        "/var/nsq": str(directory / "archives"),
+        "/etc/nsq": str(directory / "etc"),
+    }
+    environ = {"NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address, "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address}
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return Place(directory, stands_for, user_environment(home) | environ)
 
 
 def fill(nsqd: EmbeddedNsqd) -> None:
@@ -210,17 +198,6 @@ def fill(nsqd: EmbeddedNsqd) -> None:
                 api.post(f"/channel/create?topic={topic}&channel={channel}").raise_for_status()
         for topic in ("clicks", "views"):
             api.post(f"/mpub?topic={topic}", content="\n".join(clicks)).raise_for_status()
-
-
-def add_messages_of_a_closed_day(place: Place) -> None:
-    """Spark compacts no day that is not over."""
-    time_ns = time.time_ns() - 2 * 86_400 * 10**9
-    old = [Envelope("clicks", "old:4150", b"%016x" % n, time_ns + n, 1, b"old") for n in range(OLD)]
-    path = place.directory / "archives" / "clicks.old.log"
-    path.write_bytes(encode_many("clicks", "old:4150", old))
-
-
-# -- the recipes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("document", "heading"), places())
@@ -270,7 +247,8 @@ def test_the_guide_for_spark(
     from pyspark.sql import SparkSession
 
     place = serve(SPARK_GUIDE)
-    place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
+    variables = spark_env.keys() & {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
+    place.environ |= {name: spark_env[name] for name in variables}
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])
 
@@ -301,11 +279,9 @@ def run_all(blocks: list[Block], place: Place) -> None:
                 if not command.text.startswith(tuple(NOT_RUN)):
                     check(command, block, place)
         elif block.language == "python":
-            script = place.directory / "recipe.py"
-            script.write_text(place.fit(block.text))
-            python = shlex.quote(sys.executable)
-            runner = PYTEST if "def test_" in block.text else "{python}"
-            check(Command(f"{runner.format(python=python)} recipe.py"), block, place)
+            (place.directory / "recipe.py").write_text(place.fit(block.text))
+            options = PYTEST if "def test_" in block.text else ""
+            check(Command(f"{shlex.quote(sys.executable)}{options} recipe.py"), block, place)
         elif block.language == "ini":
             check_unit(block, place)
         else:
@@ -314,8 +290,10 @@ def run_all(blocks: list[Block], place: Place) -> None:
 
 
 def check(command: Command, block: Block, place: Place) -> None:
-    status, output = place.run(as_installed(command))
-    expected = VERDICT.get(command.text, 0)
+    # the image's entry point is nsq, so a container's command line is one of nsq
+    docker = r"docker run (?:--?[a-z]+(?:[ =]host)? |-v \S+ )*nsqtools"
+    status, output = place.run(command._replace(text=re.sub(docker, "nsq", command.text)))
+    expected = int(command.text in VERDICTS)
     if command.runs_until_interrupted:  # nsqd's own status is 0
         expected = 0 if command.text.startswith("nsq nsqd") else 130
     what = f"{block.document}, line {block.line}: {command.text}\n{output}"
@@ -330,12 +308,6 @@ def timeless(output: str) -> str:
     return re.sub(r"\bin \d+ s\b", "in N s", output)
 
 
-def as_installed(command: Command) -> Command:
-    """The image's entry point is nsq, so a container's command line is one of nsq."""
-    text = re.sub(r"docker run (?:--?[a-z]+(?:[ =]host)? |-v \S+ )*nsqtools", "nsq", command.text)
-    return command._replace(text=text)
-
-
 def check_unit(block: Block, place: Place) -> None:
     """Run what the unit runs, until TERM, and expect the status that it says is a success."""
     unit = configparser.ConfigParser()
@@ -348,9 +320,6 @@ def check_unit(block: Block, place: Place) -> None:
     assert len(written) == 1, ended.output
 
 
-# -- the two commands -----------------------------------------------------------------------------
-
-
 def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:
     block = next(block for block in BLOCKS if block.heading == INSTALL)
     if not (CHECKOUT / ".git").exists():
@@ -360,16 +329,16 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
         if (CHECKOUT / name).exists():
             (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(CHECKOUT / name, tmp_path / "clone" / name)
-    # a PATH with nothing on it but the system's programs and this Python
-    programs = tmp_path / "bin"
+    programs, home = tmp_path / "bin", tmp_path / "home"
     programs.mkdir()
+    home.mkdir()
+    # a PATH with nothing on it but the system's programs and this Python
     (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
-    (tmp_path / "home").mkdir()
     kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "http", "HTTP"))}
     done = subprocess.run(
         ["bash", "-c", block.text],
         cwd=tmp_path / "clone",
-        env=kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path / "home")},
+        env=kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home)},
         capture_output=True,
         timeout=patience_s(80),
         check=False,
@@ -378,32 +347,24 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
     assert b"Everything was there" in done.stdout
 
 
-def test_readme_is_short_enough_to_be_read() -> None:
+def test_readme_is_short_enough_to_be_read_and_every_link_leads_somewhere() -> None:
     assert len(README.encode()) < 10_000
-
-
-def test_every_link_leads_somewhere() -> None:
     for name, text in TEXTS.items():
         folder = CHECKOUT if name == "README.md" else CHECKOUT / "man"
         for target in re.findall(r"\]\(([^)]+)\)", text):
             assert "://" in target or (folder / target).exists(), f"{name}: {target}"
     assert all(f"(man/{path.name})" in README for path in GUIDES)
-    assert all(f"({path.name})" in README for path in OTHERS)
+    assert all(f"({name}.md)" in README for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))
 
 
-def test_every_path_that_is_named_to_contributors_exists() -> None:
+def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_explained() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
     named = set(re.findall(r"(?<![\w/.])(?:nsqtools|tests|man)/[\w/.-]+\w", text))
     made_up = {"nsqtools/cli/commands/NAME.py", "man/NAME.7.md"}
 
     assert len(named) > 10
-    assert {path for path in named - made_up if not (CHECKOUT / path).exists()} == set()
-
-
-def test_every_package_is_explained_to_contributors() -> None:
-    text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
+    assert [path for path in named - made_up if not (CHECKOUT / path).exists()] == []
     tree = text.partition("## The tree")[2].partition("```\n\n")[0]
-
     for path in (CHECKOUT / "nsqtools").glob("*/__init__.py"):
         assert re.search(rf"\b{path.parent.name}\b", tree), path
 
@@ -414,31 +375,21 @@ def test_every_reason_not_to_run_something_is_needed() -> None:
     assert [what for what in NOT_RUN if not any(each.startswith(what) for each in commands)] == []
 
 
-# -- moving from the Go utilities -----------------------------------------------------------------
-
-
-def migration_tables() -> dict[str, dict[str, str]]:
-    """Of each Go utility, what the guide says about a flag."""
-    tables: dict[str, dict[str, str]] = {}
-    for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", MIGRATION, re.MULTILINE):
-        rows = [line.strip("| ").split(" | ", 1) for line in table.splitlines()]
-        program = rows[0][0]
-        tables[f"{program} {rows[0][1].strip('`')}"] = {
-            flag: right for left, right in rows[2:] for flag in re.findall(r"`(-[a-z-]+|-n)`", left)
-        }
-    return tables
-
-
 def test_each_go_utility_has_a_table_of_its_flags_and_of_options_that_exist(
     run_nsq: RunNsq,
 ) -> None:
     """That these are its flags, and all of them, is in tests/interop/test_go_command_lines.py."""
-    tables = migration_tables()
-    assert {pair.split()[0] for pair in tables} == set(UTILITIES)
-    for pair, table in tables.items():
-        program, _, *words = pair.split()
-        assert set(table) == {f"-{flag}" for flag in UTILITIES[program]}
+    programs, migration = set(), TEXTS["nsq-migration.7.md"]
+    for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", migration, re.MULTILINE):
+        (program, command), _, *rows = (
+            line.strip("| ").split(" | ", 1) for line in table.splitlines()
+        )
+        _, *words = command.strip("`").split()
+        programs.add(program)
+        flags = re.findall(r"`(-[a-z-]+|-n)`", " ".join(left for left, _ in rows))
+        assert set(flags) == {f"-{flag}" for flag in UTILITIES[program]}
         assert " ".join(words) in all_commands()
         help_page = run_nsq([*words, "--help"], env={"COLUMNS": "100"}).out.decode()
-        for option in re.findall(r"`(--[a-z-]+)", " ".join(table.values())):
+        for option in re.findall(r"`(--[a-z-]+)", " ".join(right for _, right in rows)):
             assert re.search(rf"{option}\b", help_page), option
+    assert programs == set(UTILITIES)

@@ -160,11 +160,10 @@ class Bench:
         began: float,
         ticks_before: tuple[int, int] | None,
     ) -> BenchReport:
-        after = _processor_ticks()
-        machine_cpu = None
+        after, machine_cpu = _processor_ticks(), None
         if ticks_before is not None and after is not None and after[1] > ticks_before[1]:
-            busy = (after[0] - ticks_before[0]) / (after[1] - ticks_before[1])
-            machine_cpu = round(busy, 3)
+            busy, spent = (now - then for now, then in zip(after, ticks_before, strict=True))
+            machine_cpu = round(busy / spent, 3)
         plan, is_e2e = self._plan, self._plan.mode is BenchMode.E2E
         out = sum(result.messages for result in published)
         back = None if consumed is None else sum(result.messages for result in consumed)
@@ -182,7 +181,10 @@ class Bench:
         size = sum(result.measured_bytes for result in measured)
         seconds = max(result.ended_at for result in measured) - began if messages else 0.0
         per_s = messages / seconds if seconds > 0 else 0.0
-        latencies = [result.latencies for result in measured]
+        latency = None
+        if plan.mode is not BenchMode.SUB:
+            sketches = [result.latencies for result in measured]
+            latency = latency_figures(sketches, "message" if is_e2e else "batch")
         return BenchReport(
             mode=plan.mode,
             nsqds=list(plan.nsqd_tcp_addresses),
@@ -200,9 +202,7 @@ class Bench:
             bytes=size,
             messages_per_s=round(per_s, 1),
             bytes_per_s=round(size / seconds, 1) if seconds > 0 else 0.0,
-            latency_ms=None
-            if plan.mode is BenchMode.SUB
-            else latency_figures(latencies, "message" if is_e2e else "batch"),
+            latency_ms=latency,
             published=out,
             consumed=back,
             redelivered=sum(result.redelivered for result in measured),
@@ -283,22 +283,19 @@ def open_cluster(plan: BenchPlan) -> Cluster:
         ClusterAddresses(plan.nsqd_http_addresses, (), addresses),
         http_access(options, plan.nsqd_http_addresses),
     )
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(cluster)
         nsqds, failures = cluster.nsqds()
         if failures or len(nsqds) < len(addresses):
             require_one(addresses, options.dial_timeout_s)
             why = f" ({failures[0].error})" if failures else ""
-            refusal = NsqError(
+            refusal = ConfigurationError(
                 f"nsqd's HTTP API is needed to delete what is measured on{why}",
                 hint="Give --nsqd-http-address, one for each --nsqd-tcp-address.",
             )
-            refusal.category = (
-                failures[0].error.category if failures else ConfigurationError.category
-            )
+            refusal.category = failures[0].error.category if failures else refusal.category
             raise refusal
-    except BaseException:
-        cluster.close()
-        raise
+        stack.pop_all()
     return cluster
 
 

@@ -148,10 +148,9 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
-        if not len(self.nsqd_tcp_addresses) <= self.connections <= MAX_CONNECTIONS:
+        if not (nsqds := len(self.nsqd_tcp_addresses)) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
-                f"{self.connections} connections cannot be spread over "
-                f"{len(self.nsqd_tcp_addresses)} nsqd",
+                f"{self.connections} connections cannot be spread over {nsqds} nsqd",
                 hint=f"At least one for each, and at most {MAX_CONNECTIONS}.",
             )
 

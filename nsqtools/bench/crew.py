@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
@@ -163,7 +164,5 @@ class Crew:
 
 
 def _send(connection: Connection[Any, Any], value: Any) -> None:
-    try:
+    with suppress(BrokenPipeError):  # its last answer, or that there is none, says why
         connection.send(value)
-    except BrokenPipeError:
-        pass  # its last answer, or that there is none, says why

@@ -53,9 +53,8 @@ def main() -> None:
     logging.disable()  # the receiver of the answer reports how it ended
     try:
         job = connection.recv()
-        work = (LoadPublisher if job.publishes else LoadSubscriber)(
-            job, SharedCounts(connections, counters)
-        )
+        kind = LoadPublisher if job.publishes else LoadSubscriber
+        work = kind(job, SharedCounts(connections, counters))
         connection.send(None)
         begin = connection.recv()
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
@@ -81,9 +80,7 @@ class LoadPublisher:
     connect, run when it may begin."""
 
     def __init__(self, job: BenchJob, counters: SharedCounts) -> None:
-        self._job = job
-        self._plan = job.plan
-        self._counters = counters
+        self._job, self._plan, self._counters = job, job.plan, counters
         head = HEAD_SIZE if job.is_stamped else 0
         self._bodies = BodyMaker(job.plan.size, job.number, head)
         self._producer = Producer(job.nsqd_tcp_address, job.plan.producer_options)
@@ -161,9 +158,7 @@ class LoadPublisher:
     def _wait_for_consumers(self, ends_at: float | None) -> None:
         """Wait until the consumers are near enough, or publishing has to end."""
         counters = self._counters
-        while counters.on_the_way >= BACKLOG:
-            if not counters.may_publish or self._error is not None:
-                return
+        while counters.on_the_way >= BACKLOG and counters.may_publish and self._error is None:
             if ends_at is not None and time.monotonic() >= ends_at:
                 return
             time.sleep(BACKLOG_NAP_S)

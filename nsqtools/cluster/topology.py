@@ -38,7 +38,7 @@ from nsqtools.cluster.admin import (
     topic_step,
 )
 from nsqtools.cluster.directory import Cluster
-from nsqtools.cluster.inventory import Inventory, registered_channels, take_inventory
+from nsqtools.cluster.inventory import Inventory, channel_of, registered_channels, take_inventory
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
@@ -244,8 +244,7 @@ def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[St
             steps += [
                 channel_step(at, Action.DELETE, each, one)
                 for at, each in stats.items()
-                for one in each.channels
-                if one.channel_name == channel
+                if (one := channel_of(each, channel))
             ]
     return steps
 

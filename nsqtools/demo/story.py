@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self, TextIO
@@ -72,9 +72,8 @@ class DemoStage:
             directory = TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True)
             self.directory = Path(undo.enter_context(directory))
             self.lookupd = undo.enter_context(EmbeddedNsqlookupd())
-            self.nsqd = undo.enter_context(
-                EmbeddedNsqd(lookupd_tcp_address=(self.lookupd.tcp_address,))
-            )
+            nsqd = EmbeddedNsqd(lookupd_tcp_address=(self.lookupd.tcp_address,))
+            self.nsqd = undo.enter_context(nsqd)
             self._resources = undo.pop_all()
         self._environ = self._environment()
         self._usual = {
@@ -141,16 +140,13 @@ class DemoStage:
         return Ended(out, said)
 
     def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
-        own = {name: self.directory / f".{name.lower()}" for name in OWN_DIRECTORIES}
-        for path in own.values():
-            path.mkdir()
-        package_home = str(Path(__file__).parents[2])
-        paths = [package_home, *filter(None, [kept.get("PYTHONPATH")])]
-        return {
-            **kept,
+        environ = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
+        for name in OWN_DIRECTORIES:
+            environ[name] = str(self.directory / f".{name.lower()}")
+            os.mkdir(environ[name])
+        paths = [str(Path(__file__).parents[2]), *filter(None, [environ.get("PYTHONPATH")])]
+        return environ | {
             "PYTHONPATH": os.pathsep.join(paths),
-            **{name: str(path) for name, path in own.items()},
             "NO_COLOR": "1",
             "NSQ_NSQD_TCP_ADDRESS": self.nsqd.tcp_address,
             "NSQ_NSQD_HTTP_ADDRESS": self.nsqd.http_address,
@@ -159,21 +155,12 @@ class DemoStage:
 
 def end_group(pid: int) -> None:
     """Kill what is left of a process and of those it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
-PAGES = {
-    "/": 30,
-    "/docs": 22,
-    "/docs/install": 12,
-    "/pricing": 12,
-    "/blog/2026/queues": 10,
-    "/login": 8,
-    "/cart": 6,
-}
+PAGES = {"/": 30, "/docs": 22, "/docs/install": 12, "/pricing": 12, "/blog/2026/queues": 10}
+PAGES |= {"/login": 8, "/cart": 6}
 """Each page with how often it is seen, in percent."""
 
 AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
@@ -182,11 +169,10 @@ AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
 def click_events(count: int, seed: int = 1) -> Iterator[bytes]:
     """Log lines, one JSON object each, without newlines."""
     rng = random.Random(seed)
-    pages, weights = list(PAGES), list(PAGES.values())
     for number in range(count):
         event = {
             "n": number,
-            "page": rng.choices(pages, weights)[0],
+            "page": rng.choices(list(PAGES), list(PAGES.values()))[0],
             "user": rng.randrange(400),
             "ms": round(rng.lognormvariate(4, 0.8)),
             "agent": rng.choice(AGENTS),

@@ -42,8 +42,6 @@ class _Taken:
     ``to_skip`` of them are still to be offered again.
     """
 
-    __slots__ = ("before", "digest", "number", "to_skip")
-
     def __init__(self, number: int = 0, before: str = "") -> None:
         self.number = self.to_skip = number
         self.before = before

@@ -33,7 +33,7 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, is_ephemeral, parse_address
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import Row
-from nsqtools.server.durable_store import DurableBacklog
+from nsqtools.server.durable_store import DurableBacklog, DurableStore
 from nsqtools.server.embedded import DaemonThread
 from nsqtools.server.go_flags import read_config
 from nsqtools.server.nsqd_daemon import NsqdDaemon
@@ -190,8 +190,7 @@ class TemporaryNsqd:
         takes = [(0, 0, before)] if before else []
 
         async def store(daemon: NsqdDaemon) -> None:
-            opened, durable = daemon.nsqd.topics[topic].channels[channel], daemon.nsqd.durable
-            assert durable is not None
+            opened, durable = daemon.nsqd.topics[topic].channels[channel], _store(daemon)
             stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
             def done(error: BackendError | None) -> None:
@@ -214,8 +213,7 @@ class TemporaryNsqd:
         """Return number and content of the last note of `put`; 0 without one."""
 
         def read(daemon: NsqdDaemon) -> tuple[int, bytes]:
-            assert daemon.nsqd.durable is not None
-            database = daemon.nsqd.durable.database
+            database = _store(daemon).database
             number = database.number("max(turn)", 0)
             return number, database.page(0, number - 1, 1, 1 << 20)[0][1] if number else b""
 
@@ -225,22 +223,16 @@ class TemporaryNsqd:
         """Return those of some ids that messages of the channel have, with their times in ns."""
 
         def look(daemon: NsqdDaemon) -> dict[bytes, int]:
-            durable = daemon.nsqd.durable
             backlog = daemon.nsqd.topics[topic].channels[channel].backlog
-            assert durable is not None
             assert isinstance(backlog, DurableBacklog)
-            return durable.database.held(backlog.number, ids)
+            return _store(daemon).database.held(backlog.number, ids)
 
         return self._ask(look)
 
     def new_ids(self) -> MessageIds:
         """Return ids that no message in the data path has."""
-
-        def make(daemon: NsqdDaemon) -> MessageIds:
-            assert daemon.nsqd.durable is not None
-            return MessageIds(self._options.node_id, daemon.nsqd.durable.written_ns)
-
-        return self._ask(make)
+        written_ns = self._ask(lambda daemon: _store(daemon).written_ns)
+        return MessageIds(self._options.node_id, written_ns)
 
     # the cluster
 
@@ -316,11 +308,6 @@ class TemporaryNsqd:
         """Where consumers are told to connect to."""
         return str(Address(self._options.broadcast_address, self._tcp_port))
 
-    @property
-    def http_address(self) -> str:
-        """Where it serves HTTP."""
-        return self._thread.daemon.http_address
-
     # the end
 
     def leave(self, *, is_over: bool = False) -> None:
@@ -354,6 +341,11 @@ class TemporaryNsqd:
             self.data_path.rmdir()
 
 
+def _store(daemon: NsqdDaemon) -> DurableStore:
+    assert daemon.nsqd.durable is not None
+    return daemon.nsqd.durable
+
+
 def _channels(daemon: NsqdDaemon) -> Iterable[Channel]:
     return [each for topic in daemon.nsqd.topics.values() for each in topic.channels.values()]
 
@@ -370,7 +362,7 @@ def _pause_all(daemon: NsqdDaemon) -> None:
 
 
 def _deregister(daemon: NsqdDaemon) -> list[str]:
-    daemon.deregister()
+    daemon.nsqd.registry.set_addresses(())
     return list(daemon.nsqd.topics)
 
 

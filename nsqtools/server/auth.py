@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import httpx
@@ -136,7 +136,7 @@ def decode_answer(body: bytes) -> AuthState:
         answer = json.loads(body)
         ttl_s = answer["ttl"]
         if type(ttl_s) is not int or ttl_s <= 0:
-            _refuse(f"invalid TTL {ttl_s}")
+            raise AuthFailed(f"invalid TTL {ttl_s}")
         return AuthState(
             _text(answer, "identity"),
             _text(answer, "identity_url"),
@@ -152,7 +152,7 @@ def decode_answer(body: bytes) -> AuthState:
 def _authorization(entry: dict[str, Any]) -> AuthGrant:
     permissions = frozenset(entry.get("permissions") or ())
     if not permissions <= _PERMISSIONS:
-        _refuse(f"unknown permission in {sorted(permissions)}")
+        raise AuthFailed(f"unknown permission in {sorted(permissions)}")
     return AuthGrant(
         compile_pattern("topic", _text(entry, "topic")),
         tuple(compile_pattern("channel", channel) for channel in entry.get("channels") or ()),
@@ -166,20 +166,17 @@ def compile_pattern(what: str, pattern: str) -> Matches:
 
     options = re2.Options()
     options.log_errors = False  # they would go to stderr
-    reason = ""
     try:
         if pattern.count("(") > _MAX_GROUPS:
             raise re2.error(b"more than %d groups" % _MAX_GROUPS)
+        if r"\C" in _QUOTED_OR_ESCAPED.findall(pattern):  # any byte
+            raise re2.error(rb"invalid escape sequence: \C")
         compiled = re2.compile(pattern, options)
+        if not all(map(str.isascii, compiled.groupindex)):
+            raise re2.error(b"invalid named capture")
     except re2.error as exc:
         reason = exc.args[0].decode("utf-8", "replace")
-    else:
-        if r"\C" in _QUOTED_OR_ESCAPED.findall(pattern):  # any byte
-            reason = r"invalid escape sequence: \C"
-        elif not all(map(str.isascii, compiled.groupindex)):
-            reason = "invalid named capture"
-    if reason:
-        _refuse(f"unable to compile {what} {pattern!r} - {reason}")
+        raise AuthFailed(f"unable to compile {what} {pattern!r} - {reason}") from exc
     matches: Matches = compiled.search
     return matches
 
@@ -187,12 +184,8 @@ def compile_pattern(what: str, pattern: str) -> Matches:
 def _text(entry: dict[str, Any], key: str) -> str:
     value = entry.get(key) or ""
     if not isinstance(value, str):
-        _refuse(f"{key} is not a string")
+        raise AuthFailed(f"{key} is not a string")
     return value
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise AuthFailed(reason)
 
 
 class ClientAuthorization:
@@ -205,13 +198,8 @@ class ClientAuthorization:
         self._connection = connection
         self._log = nsqd.log
         self._max_body_size = nsqd.options.max_body_size
-        self._servers = servers
+        self.servers = servers
         self._query = ""  # what auth servers learn of the client
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether `check` may refuse anything."""
-        return self._servers is not None
 
     def authenticate(self, request: Request) -> int:
         """Run AUTH. Raises `RequestError` or `Pause`."""
@@ -221,7 +209,7 @@ class ClientAuthorization:
         secret, position = read_body(data, position, start, "AUTH", self._max_body_size)
         if self.state is not None and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")
-        if self._servers is None:
+        if self.servers is None:
             raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
         tls = self._connection.tls
         learned = {  # in alphabetical order
@@ -232,7 +220,7 @@ class ClientAuthorization:
             "tls": "true" if tls is not None else "false",
         }
         self._query = urlencode(learned)
-        raise Pause(position, partial(self._introduce, self._servers))
+        raise Pause(position, partial(self._introduce, self.servers))
 
     async def _introduce(self, servers: AuthServers) -> None:
         state = await self._ask(servers)
@@ -261,12 +249,12 @@ class ClientAuthorization:
         Raises `RequestError`, or `Pause` when the answer has expired: then the command
         that began at ``start`` is run again.
         """
-        if self._servers is None:
+        if self.servers is None:
             return
         if self.state is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if time.monotonic() > self.state.expires_s:
-            raise Pause(start, partial(self._ask, self._servers))
+            raise Pause(start, partial(self._ask, self.servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())
             raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)

@@ -307,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
             self._pause = self._loop.create_task(self._wait(pause.until))
             self._update_reading()
         except RequestError as error:
-            self._refuse(protocol, error)
+            self.refuse(error)
         except LineTooLong:
             self._log.error(f"client({self.remote_address}) - line too long")
             self.close()
@@ -325,19 +325,11 @@ class ClientConnection(asyncio.Protocol):
             self._report(exc)
             self.abort()
         self._pause = None
-        if self._is_over or self._protocol is None:
-            return
         if refusal is not None:
-            self._refuse(self._protocol, refusal)
-            return
-        self.flush()
-        self._go_on()
-
-    def _refuse(self, protocol: ConnectionProtocol, error: RequestError) -> None:
-        self._log.error(
-            f"[{self.remote_address}] - {error.data.decode('utf-8', 'backslashreplace')}"
-        )
-        self._hang_up(protocol.encode_error(error))
+            self.refuse(refusal)
+        elif not self._is_over:
+            self.flush()
+            self._go_on()
 
     # output
 
@@ -361,9 +353,11 @@ class ClientConnection(asyncio.Protocol):
             self._give_up_if_done()
 
     def refuse(self, error: RequestError) -> None:
-        """Answer a command of an earlier read with a fatal error."""
+        """Answer a command, of this or an earlier read, with a fatal error."""
         if self._protocol is not None and not self._is_over:
-            self._refuse(self._protocol, error)
+            text = error.data.decode("utf-8", "backslashreplace")
+            self._log.error(f"[{self.remote_address}] - {text}")
+            self._hang_up(self._protocol.encode_error(error))
 
     def buffer(self, frames: Iterable[bytes], size: int) -> int:
         """Queue frames for the next `flush` and return how many bytes are queued now."""
@@ -419,9 +413,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _handshake_failed(self, reason: str = "i/o timeout") -> None:
         self.tls = None  # the error goes out in plain text, as nsqd sends it
-        if self._protocol is not None:
-            error = RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}")
-            self._refuse(self._protocol, error)
+        self.refuse(RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}"))
 
     def start_compression(self, codec: StreamCodec) -> None:
         """Compress from here on, in both directions."""
@@ -432,8 +424,8 @@ class ClientConnection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """Close a client that is silent or has ended: a command that was cut off is refused."""
-        if self._if_never is not None and self._protocol is not None:
-            self._refuse(self._protocol, self._if_never)
+        if self._if_never is not None:
+            self.refuse(self._if_never)
         else:
             self.close()
 

@@ -24,15 +24,6 @@ class DaemonLog:
         self._prefix = prefix
         self.level = level
 
-    @property
-    def level(self) -> str:
-        """The least severe level that is written."""
-        return LEVELS[self._lowest]
-
-    @level.setter
-    def level(self, level: str) -> None:
-        self._lowest = LEVELS.index(level)
-
     def info(self, text: str) -> None:
         self._write(1, text)
 
@@ -46,7 +37,7 @@ class DaemonLog:
         self._write(4, text)
 
     def _write(self, level: int, text: str) -> None:
-        if self._stream is None or level < self._lowest:
+        if self._stream is None or level < LEVELS.index(self.level):
             return
         stamp = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
         try:

@@ -133,14 +133,8 @@ class Changes:
 
     def has_any(self) -> bool:
         """Whether there is anything to write."""
-        return bool(
-            self.queues
-            or self.publishes
-            or self.moved
-            or self.delivered
-            or self.finished
-            or self.come_due
-        )
+        some = (self.queues, self.publishes, self.moved, self.delivered, self.finished)
+        return any((*some, self.come_due))
 
 
 class Database:
@@ -174,19 +168,17 @@ class Database:
         try:
             for step in steps:
                 self._write(step, step.publishes if with_publishes else [], come_due)
-            dropping = self.dropped[:1]
-            for number in dropping:
-                if run(_DROP, (number,)).rowcount:
-                    dropping = []
-                else:
-                    run("DELETE FROM queue WHERE number=?", (number,))
+            oldest = self.dropped[:1]
+            is_gone = bool(oldest) and not run(_DROP, oldest).rowcount
+            if is_gone:
+                run("DELETE FROM queue WHERE number=?", oldest)
             run("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 run("ROLLBACK")
             raise
-        for number in dropping:
-            self.dropped.remove(number)
+        if is_gone:
+            del self.dropped[0]
         self.dropped += [number for step in steps for number, name, _ in step.queues if not name]
         self.transactions += 1
         return come_due

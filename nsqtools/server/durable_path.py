@@ -188,20 +188,17 @@ class DurablePath:
             else:
                 database = Database(path)
         except sqlite3.Error as exc:
-            database = self._rescue(path, exc)
+            try:
+                database = self._write_anew(path, f"cannot be opened ({exc})")
+            except sqlite3.Error:
+                raise ConfigurationError(
+                    f"{path} is damaged: {exc}. "
+                    f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
+                    f"{FILE_NAME} away to begin without them.",
+                ) from exc
         self._remove_others(database.path)
         database.defer_until(latest_ns)
         return database
-
-    def _rescue(self, path: Path, error: sqlite3.Error) -> Database:
-        try:
-            return self._write_anew(path, f"cannot be opened ({error})")
-        except sqlite3.Error:
-            raise ConfigurationError(
-                f"{path} is damaged: {error}. "
-                f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
-                f"{FILE_NAME} away to begin without them.",
-            ) from error
 
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
@@ -286,7 +283,15 @@ class DurablePath:
                     due.setdefault(names[number], {})[message_id] = due_ns
             for number, found in records.items():
                 if number not in files:
-                    files[number] = self._disk(names[number], max_bytes_per_file)
+                    files[number] = DiskQueue(
+                        names[number],
+                        self._path,
+                        max_bytes_per_file=max_bytes_per_file,
+                        max_msg_size=_MESSAGE_LIMIT,
+                        sync_every=1 << 62,
+                        log=self._log,
+                        may_have_files=False,
+                    )
                 files[number].put(found)
             written += len(some)
         for disk in files.values():
@@ -351,17 +356,6 @@ class DurablePath:
                         f"no messages; {path}.bad is a copy of it"
                     )
                     copy_file(path, Path(f"{path}.bad"))
-
-    def _disk(self, name: str, max_bytes_per_file: int) -> DiskQueue:
-        return DiskQueue(
-            name,
-            self._path,
-            max_bytes_per_file=max_bytes_per_file,
-            max_msg_size=_MESSAGE_LIMIT,
-            sync_every=1 << 62,
-            log=self._log,
-            may_have_files=False,
-        )
 
     def _remove_queue_files(self) -> None:
         for name in queues_with_files(self._path, with_meta=True):

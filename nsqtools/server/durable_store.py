@@ -205,9 +205,9 @@ class DurableStore:
         ``moved`` gets them back. What fails stays where it was.
         """
         stored = source if isinstance(source, DurableBacklog) else None
+        number = 0 if stored is None else stored.number  # one that is empty is false
         messages = source.get(count, max_bytes)
         if messages:
-            number = 0 if stored is None else stored.number  # one that is empty is false
 
             def done(error: BackendError | None) -> None:
                 if error is None and stored is not None:
@@ -219,27 +219,21 @@ class DurableStore:
             takes = [] if stored is None else stored.places(messages)
             self.publish(targets, messages, 0, done, takes)
             return True
-        rows = stored.deferred_rows(count) if stored is not None else []
-        for at, (due_ns, turn, message) in enumerate(rows, 1):
-            assert stored is not None
-            number = stored.number
-            each = partial(self._moved, stored, number, due_ns, message, moved, at == len(rows))
-            self.publish(targets, [message], due_ns, each, [(number, due_ns, turn)])
-        return bool(rows)
+        if stored is None:
+            return False
+        rows = stored.deferred_rows(count)
 
-    def _moved(
-        self,
-        source: DurableBacklog,
-        number: int,
-        due_ns: int,
-        message: bytes,
-        moved: Moved,
-        is_last: bool,
-        error: BackendError | None,
-    ) -> None:
-        if error is None and source.number == number:
-            source.deferred_count -= 1
-        moved(error, [message], max(0.0, (due_ns - self.now_ns) / 1_000_000_000), is_last)
+        def one_done(at: int, error: BackendError | None) -> None:
+            due_ns, _, message = rows[at]
+            if error is None and stored.number == number:
+                stored.deferred_count -= 1
+            left_s = max(0.0, (due_ns - self.now_ns) / 1_000_000_000)
+            moved(error, [message], left_s, at == len(rows) - 1)
+
+        for at, (due_ns, turn, message) in enumerate(rows):
+            takes = [(number, due_ns, turn)]
+            self.publish(targets, [message], due_ns, partial(one_done, at), takes)
+        return bool(rows)
 
     # transactions
 

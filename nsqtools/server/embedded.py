@@ -19,6 +19,9 @@ from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 D = TypeVar("D", bound=NsqdDaemon | NsqlookupdDaemon)
 R = TypeVar("R")
 
+_HERE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
+_HERE["broadcast_address"] = "127.0.0.1"
+
 
 class DaemonThread(Generic[D]):
     """Runs what ``make`` returns, from `start` to `stop`; may be started again after that."""
@@ -27,8 +30,6 @@ class DaemonThread(Generic[D]):
         self._name = name
         self._make = make
         self._daemon: D | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,7 +86,7 @@ class DaemonThread(Generic[D]):
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, None]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
-        if self._daemon is None or self._loop is None or self._thread is None:
+        if self._daemon is None:
             return
         try:
             self.do(how)
@@ -96,7 +97,6 @@ class DaemonThread(Generic[D]):
 
     def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
         """Await ``what`` in the daemon's loop; return and raise as it does."""
-        assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(what(self.daemon), self._loop).result()
 
 
@@ -112,13 +112,7 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        defaults = {
-            "tcp_address": "127.0.0.1:0",
-            "http_address": "127.0.0.1:0",
-            "https_address": "127.0.0.1:0",
-            "broadcast_address": "127.0.0.1",
-        }
-        self._options = NsqdOptions(**{**defaults, **options})
+        self._options = NsqdOptions(**{**_HERE, "https_address": "127.0.0.1:0", **options})
         self._keeps_data = "data_path" in options
         self._directory: TemporaryDirectory[str] | None = None
         lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
@@ -173,11 +167,6 @@ class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        defaults = {
-            "tcp_address": "127.0.0.1:0",
-            "http_address": "127.0.0.1:0",
-            "broadcast_address": "127.0.0.1",
-        }
-        given = NsqlookupdOptions(**{**defaults, **options})
+        given = NsqlookupdOptions(**{**_HERE, **options})
         lines = DaemonLog(log, given.log_prefix, given.log_level)
         super().__init__("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))

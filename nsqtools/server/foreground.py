@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import (
-    FlagError,
-    HelpAsked,
-    flags_of,
-    parse_flags,
-    read_config,
-    usage,
-)
+from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, read_config, usage
 from nsqtools.server.options import NsqdOptions
 
 if TYPE_CHECKING:
@@ -54,14 +47,13 @@ def run_daemon(
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
         _run(options, log, line.without_effect)
+        return 0
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
-        return 1
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename else ""
         log.fatal(f"failed to start {program} - {where}{exc.strerror}")
-        return 1
-    return 0
+    return 1
 
 
 def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:

@@ -59,30 +59,17 @@ def coerce(kind: FlagKind, value: Any) -> Any:
         if not all(isinstance(item, (wanted, int)) for item in value):
             raise TypeError("an item has the wrong type")
         return tuple(wanted(item) for item in value)
-    if kind is STRINGS:
-        return tuple(_text(value).split(","))
     if kind is BOOL and type(value) is int:
         return value != 0
-    if kind is INT and type(value) is int:
-        return value
-    if kind is STRING:
-        return str(value)
-    if isinstance(value, bool):
-        return kind.parse("true" if value else "false")
-    return kind.parse(_text(value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"invalid value type {type(value).__name__}")
-    return value
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return tuple(text.split(",")) if kind is STRINGS else kind.parse(text)
 
 
 _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
     **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
 }
-TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304, "": 0x0301}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +110,13 @@ def parse_tls_required(text: str) -> int:
     """Read true, false or tcp-https as 2, 0 or 1."""
     if text.lower() == "tcp-https":
         return 1
-    try:
-        return 2 if _BOOLS[text.lower()] else 0
-    except KeyError:
-        raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax') from None
+    if text.lower() not in _BOOLS:
+        raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax')
+    return 2 if _BOOLS[text.lower()] else 0
 
 
 def parse_tls_version(text: str) -> int:
     """Read tls1.0 to tls1.3 as the number of the version."""
-    if text == "":
-        return 0x0301
     if text.lower() not in TLS_VERSIONS:
         raise ValueError(f'unknown tlsVersionOption "{text}"')
     return TLS_VERSIONS[text.lower()]

@@ -61,12 +61,7 @@ _NOT_LOGGED = ("/pub", "/mpub")
 
 
 class HTTPRefusal(Exception):
-    """Answer with an error status and ``{"message": code}``."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(status, code)
-        self.status = status
-        self.code = code
+    """Answer with an error status and ``{"message": code}``: these are its arguments."""
 
 
 class Reply(NamedTuple):
@@ -77,6 +72,9 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
+_EMPTY = Reply(200, _NSQ)
+
+
 class StreamedReply(NamedTuple):
     """An answer that goes on: its pieces leave as they come."""
 
@@ -85,7 +83,8 @@ class StreamedReply(NamedTuple):
     pieces: AsyncGenerator[bytes, None]
 
 
-Handler = Callable[["Call"], Reply | Awaitable[Reply]]
+Handler = Callable[["Call"], Reply | Awaitable[Reply | None] | None]
+"""None is an empty answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +104,7 @@ class Call:
     client: str  # host:port, "" on a unix socket
     option: str = ""
     body: bytes | None = b""
-    handler: Handler = lambda call: _not_found(call)
+    handler: Handler = lambda call: _refuse(404, "NOT_FOUND")
     limit: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -127,6 +126,18 @@ class Call:
                 query.setdefault(unquote_plus(key), unquote_plus(value))
         return query
 
+    def argument(self, name: str, invalid: str = "") -> str:
+        """Return a parameter, which may be empty. Raises `HTTPRefusal` 400 MISSING_ARG_NAME.
+
+        With a code for those that are ``invalid`` it must be the name of a topic or channel.
+        """
+        query = self.query()
+        if name not in query:
+            raise HTTPRefusal(400, f"MISSING_ARG_{name.upper()}")
+        if invalid and not is_valid_name(query[name]):
+            raise HTTPRefusal(400, invalid)
+        return query[name]
+
     @property
     def declared_length(self) -> int:
         """The Content-Length, -1 without one."""
@@ -134,21 +145,6 @@ class Call:
 
 
 Handlers = Mapping[tuple[str, str], Handler]
-
-
-def required(query: Mapping[str, str], name: str) -> str:
-    """Return a parameter, which may be empty. Raises `HTTPRefusal` 400 MISSING_ARG_NAME."""
-    if name not in query:
-        raise HTTPRefusal(400, f"MISSING_ARG_{name.upper()}")
-    return query[name]
-
-
-def valid_name(query: Mapping[str, str], what: str) -> str:
-    """Return a topic or channel. Raises `HTTPRefusal` 400 MISSING_ARG_NAME or INVALID_ARG_NAME."""
-    value = required(query, what)
-    if not is_valid_name(value):
-        raise HTTPRefusal(400, f"INVALID_ARG_{what.upper()}")
-    return value
 
 
 def text_reply(text: str | bytes) -> Reply:
@@ -165,9 +161,6 @@ def json_reply(document: object, status: int = 200) -> Reply:
 def raw_json_reply(content: bytes, status: int = 200) -> Reply:
     """Answer with JSON that is encoded already."""
     return Reply(status, _JSON + _NSQ, content)
-
-
-EMPTY_REPLY = Reply(200, _NSQ)
 
 
 def plain_reply(text: str, status: int = 200) -> Reply:
@@ -248,17 +241,19 @@ class HTTPApi:
             reply = call.handler(call)
         except Exception as exc:
             return self._failure(exc)
-        return reply if isinstance(reply, Reply) else self._wait_for(reply)
+        if reply is None or isinstance(reply, Reply):
+            return reply or _EMPTY
+        return self._wait_for(reply)
 
-    async def _wait_for(self, reply: Awaitable[Reply]) -> Reply:
+    async def _wait_for(self, reply: Awaitable[Reply | None]) -> Reply:
         try:
-            return await reply
+            return await reply or _EMPTY
         except Exception as exc:
             return self._failure(exc)
 
     def _failure(self, exc: Exception) -> Reply:
         if isinstance(exc, HTTPRefusal):
-            return _refuse(exc.status, exc.code)
+            return _refuse(*exc.args)
         self._log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
 
@@ -271,10 +266,6 @@ class HTTPApi:
 
 def _refuse(status: int, code: str) -> Reply:
     return json_reply({"message": code}, status)
-
-
-def _not_found(call: Call) -> Reply:
-    return _refuse(404, "NOT_FOUND")
 
 
 def _redirect(call: Call, path: str) -> Reply:
@@ -349,9 +340,8 @@ class IdleConnections:
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        self._ends: dict[
-            _Connection, tuple[float, str]
-        ] = {}  # when, and of whom; who waits longest is first
+        # when, and of whom; who waits longest is first
+        self._ends: dict[_Connection, tuple[float, str]] = {}
         self._of: dict[str, dict[_Connection, None]] = {}
 
     def waits(self, connection: _Connection, host: str, ends_s: float) -> None:
@@ -399,10 +389,8 @@ class HTTPServer:
         self.idle = IdleConnections(limits.most_idle, limits.most_idle_of_one)
         self._listener = listener
         self._tls_context = tls_context
-        self._server: asyncio.Server | None = None
         self._date = b""
         self._date_of = 0
-        self._sweeps: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve from now on."""
@@ -411,11 +399,8 @@ class HTTPServer:
 
     async def stop(self) -> None:
         """Let requests that are being answered finish, for a moment, and close everything."""
-        if self._server is None:
-            return
         stop_listening(self._server)
-        if self._sweeps is not None:
-            self._sweeps.cancel()
+        self._sweeps.cancel()
         tasks = [task for each in list(self.connections) if (task := each.stop())]
         if tasks:
             await asyncio.wait(tasks, timeout=self.limits.finish_s)

@@ -88,18 +88,18 @@ def _listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def real_address(listener: socket.socket) -> str:
-    """Return where it listens, as ``host:port`` with the real port, or as a path."""
-    name = listener.getsockname()
+def real_address(listener: socket.socket | None) -> str:
+    """Return where it listens, as ``host:port`` with the real port, or as a path; "" for None."""
+    name = listener.getsockname() if listener is not None else ""
     if isinstance(name, str):
         return name
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def real_port(listener: socket.socket) -> int:
-    """Return the port, -1 for a unix socket."""
-    name = listener.getsockname()
+def real_port(listener: socket.socket | None) -> int:
+    """Return the port, -1 for a unix socket and for None."""
+    name = listener.getsockname() if listener is not None else ""
     return -1 if isinstance(name, str) else int(name[1])
 
 

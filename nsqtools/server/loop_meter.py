@@ -36,7 +36,6 @@ class LoopMeter(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns = 0
         self.longest_s = self.longest_cpu_s = 0.0
         self._shares = 0  # given in this turn
         self._share_s = _MAX_SHARE_S
@@ -50,11 +49,8 @@ class LoopMeter(selectors.DefaultSelector):
         """Wait, and measure what was done since the last wait."""
         took_s = time.monotonic() - self._began_s
         cpu_s = time.thread_time()
-        self.turns += 1
-        if took_s > self.longest_s:
-            self.longest_s = took_s
-        if cpu_s - self._began_cpu_s > self.longest_cpu_s:
-            self.longest_cpu_s = cpu_s - self._began_cpu_s
+        self.longest_s = max(self.longest_s, took_s)
+        self.longest_cpu_s = max(self.longest_cpu_s, cpu_s - self._began_cpu_s)
         self._began_cpu_s = cpu_s
         wanted = max(1, self._shares + len(self._waiting))
         self._share_s = max(_MIN_SHARE_S, min(_MAX_SHARE_S, _TURN_S / wanted))
@@ -108,7 +104,6 @@ class LoopMeter(selectors.DefaultSelector):
 
     def forget(self) -> None:
         """Begin to measure again: what was before, such as the start, does not count."""
-        self.turns = 0
         self.longest_s = self.longest_cpu_s = 0.0
         self._began_s = time.monotonic()
         self._began_cpu_s = time.thread_time()

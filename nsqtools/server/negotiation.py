@@ -22,8 +22,6 @@ from nsqtools.protocol.frames import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
 
-_DEFAULT_HEARTBEAT_S = 30.0
-_DEFAULT_OUTPUT_BUFFER_SIZE = 16384
 _DEFAULT_DEFLATE_LEVEL = 6
 
 
@@ -38,8 +36,8 @@ class Negotiated:
     client_id: str
     hostname: str
     user_agent: str = ""
-    heartbeat_s: float = _DEFAULT_HEARTBEAT_S
-    output_buffer_size: int = _DEFAULT_OUTPUT_BUFFER_SIZE
+    heartbeat_s: float = 30.0
+    output_buffer_size: int = 16384
     output_buffer_timeout_s: float
     sample_rate: int = 0
     msg_timeout_s: float

@@ -69,9 +69,9 @@ class NsqdDaemon:
             address = options.https_address if self._tls_context is not None else ""
             self._https = self._listen(address, undo)
             self._undo = undo.pop_all()
-        self.tcp_address = _address(self._tcp)
-        self.http_address = _address(self._http)
-        self.https_address = _address(self._https)
+        self.tcp_address = real_address(self._tcp)
+        self.http_address = real_address(self._http)
+        self.https_address = real_address(self._https)
         self._options = options
         self._connections: set[ClientConnection] = set()
         self._http_servers: list[HTTPServer] = []
@@ -93,14 +93,14 @@ class NsqdDaemon:
         report_errors(loop, self._log.error)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
         self.nsqd.refusal = self._refusal
-        self._registry = self.nsqd.registry = LookupRegistry(self.nsqd, self._own_info())
+        self.nsqd.registry = LookupRegistry(self.nsqd, self._own_info())
         try:
             self.nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
         self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers)
-        self._registry.set_addresses(self._options.lookupd_tcp_address)
+        self.nsqd.registry.set_addresses(self._options.lookupd_tcp_address)
         await self._serve_tcp()
         await self._serve_http()
         if self._options.statsd_address:
@@ -118,8 +118,8 @@ class NsqdDaemon:
         return PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=socket.gethostname(),
-            http_port=options.broadcast_http_port or max(0, _port(self._http)),
-            tcp_port=options.broadcast_tcp_port or max(0, _port(self._tcp)),
+            http_port=options.broadcast_http_port or max(0, real_port(self._http)),
+            tcp_port=options.broadcast_tcp_port or max(0, real_port(self._tcp)),
             version=NSQ_VERSION,
         )
 
@@ -150,22 +150,18 @@ class NsqdDaemon:
             self.nsqd,
             self._context.clients,
             self._connections,
-            (_port(self._tcp), _port(self._http)),
+            (real_port(self._tcp), real_port(self._http)),
             resolved,
-            self._registry.set_addresses,
         )
         handlers = nsqd.handlers()
         if self._refusal:
             handlers = {
                 key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()
             }
-        required_port: int | None = None
-        if self._options.tls_required == REQUIRED:
-            required_port = max(0, _port(self._https))
-        for name, listener, context in (
-            ("HTTP", self._http, None),
-            ("HTTPS", self._https, self._tls_context),
-        ):
+        https_port = max(0, real_port(self._https))
+        needs_tls = self._options.tls_required == REQUIRED
+        https = ("HTTPS", self._https, self._tls_context)
+        for name, listener, context in (("HTTP", self._http, None), https):
             if listener is not None:
                 server = await serve_api(
                     name,
@@ -175,7 +171,7 @@ class NsqdDaemon:
                     info.broadcast_address,
                     tls_context=context,
                     body_limits=nsqd.body_limits(),
-                    tls_required_port=required_port if context is None else None,
+                    tls_required_port=https_port if needs_tls and context is None else None,
                 )
                 self._http_servers.append(server)
 
@@ -185,10 +181,6 @@ class NsqdDaemon:
     def _statsd_prefix(self) -> str:
         info = self._own_info()
         return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
-
-    def deregister(self) -> None:
-        """Leave all nsqlookupd, and go on serving."""
-        self._registry.set_addresses(())
 
     async def stop(self) -> None:
         """Close all connections, write everything to disk and release the data path."""
@@ -212,18 +204,10 @@ class NsqdDaemon:
             connection.abort()
         if self._statsd is not None:
             self._statsd.cancel()
-        await self._registry.stop()
+        await self.nsqd.registry.stop()
         for server in self._http_servers:
             await server.stop()
         await asyncio.sleep(0)  # lets the transports close their sockets
-
-
-def _address(listener: socket.socket | None) -> str:
-    return real_address(listener) if listener is not None else ""
-
-
-def _port(listener: socket.socket | None) -> int:
-    return real_port(listener) if listener is not None else -1
 
 
 def recover(options: NsqdOptions, log: DaemonLog) -> None:

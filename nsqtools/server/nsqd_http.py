@@ -11,19 +11,19 @@ import re
 import socket
 import time
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
+from nsqtools.protocol.names import announced_host, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.http_server import (
-    EMPTY_REPLY,
     Call,
     Handler,
     HTTPRefusal,
@@ -32,9 +32,7 @@ from nsqtools.server.http_server import (
     metrics_reply,
     plain_reply,
     raw_json_reply,
-    required,
     text_reply,
-    valid_name,
 )
 from nsqtools.server.loop_meter import in_steps, page_in_steps
 from nsqtools.server.protocol_v2 import ProtocolV2
@@ -58,8 +56,7 @@ class NsqdHTTP:
     """The handlers; each method is one endpoint.
 
     ``ports`` are the real ones of TCP and HTTP, -1 for unix sockets. ``resolved`` are option values
-    that differ from what was given (``statsd_prefix`` expanded, real ports); ``set_lookupds``
-    connects to another list of nsqlookupd.
+    that differ from what was given (``statsd_prefix`` expanded, real ports).
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class NsqdHTTP:
         connections: Collection[ClientConnection],
         ports: tuple[int, int],
         resolved: dict[str, object],
-        set_lookupds: Callable[[list[str]], None],
     ) -> None:
         self._nsqd = nsqd
         self._options = nsqd.options
@@ -77,7 +73,6 @@ class NsqdHTTP:
         self._connections = connections
         self._ports = ports
         self._resolved = resolved
-        self._set_lookupds = set_lookupds
 
     def body_limits(self) -> dict[Handler, int]:
         """Return how much the handlers that read a body read of it."""
@@ -174,7 +169,7 @@ class NsqdHTTP:
         if call.option == "nsqlookupd_tcp_addresses":
             addresses = _string_list(body)
             self._resolved[call.option] = addresses
-            self._set_lookupds(addresses or [])
+            self._nsqd.registry.set_addresses(addresses or [])
         elif call.option == "log_level":
             try:
                 self._nsqd.log.level = LOG_LEVEL.parse(body.decode("latin-1"))
@@ -192,8 +187,8 @@ class NsqdHTTP:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
         if not body:
             raise HTTPRefusal(400, "MSG_EMPTY")
-        query = call.query()
-        topic = self._publish_topic(query)
+        topic = self._publish_topic(call)
+        query = call.query() if "&" in call.query_string else {}  # else there is the topic only
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if not topic.started.is_set():
             return self._publish_in_steps(topic, [body], delay_s)
@@ -241,12 +236,11 @@ class NsqdHTTP:
     def multi_publish(self, call: Call) -> Reply | Awaitable[Reply]:
         if call.declared_length > self._options.max_body_size:
             raise HTTPRefusal(413, "BODY_TOO_BIG")
-        query = call.query()
-        topic = self._publish_topic(query)
+        topic = self._publish_topic(call)
         body = call.body
         if body is None:
             raise HTTPRefusal(413, "BODY_TOO_BIG")
-        is_binary = query.get("binary", "false") not in _FALSE
+        is_binary = call.query().get("binary", "false") not in _FALSE
         bodies = self._binary_bodies(body) if is_binary else self._lines(body)
         is_small = len(bodies) <= _MAX_COUNT_AT_ONCE and len(body) <= _MAX_BODY_AT_ONCE
         if is_small and topic.started.is_set():
@@ -279,11 +273,8 @@ class NsqdHTTP:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
         return bodies
 
-    def _publish_topic(self, query: dict[str, str]) -> Topic:
-        name = required(query, "topic")
-        if not is_valid_name(name):
-            raise HTTPRefusal(400, "INVALID_TOPIC")
-        return self._nsqd.get_topic(name)
+    def _publish_topic(self, call: Call) -> Topic:
+        return self._nsqd.get_topic(call.argument("topic", "INVALID_TOPIC"))
 
     # topics
 
@@ -293,34 +284,25 @@ class NsqdHTTP:
             raise HTTPRefusal(404, "TOPIC_NOT_FOUND")
         return topic
 
-    async def create_topic(self, call: Call) -> Reply:
-        await self._publish_topic(call.query()).started.wait()
-        return EMPTY_REPLY
+    async def create_topic(self, call: Call) -> None:
+        await self._publish_topic(call).started.wait()
 
-    def delete_topic(self, call: Call) -> Reply:
-        name = required(call.query(), "topic")
-        self._existing_topic(name)
-        self._nsqd.delete_topic(name)
-        return EMPTY_REPLY
+    def delete_topic(self, call: Call) -> None:
+        self._nsqd.delete_topic(self._existing_topic(call.argument("topic")).name)
 
-    def empty_topic(self, call: Call) -> Reply:
-        name = required(call.query(), "topic")
-        if not is_valid_name(name):
-            raise HTTPRefusal(400, "INVALID_TOPIC")
-        self._existing_topic(name).empty()
-        return EMPTY_REPLY
+    def empty_topic(self, call: Call) -> None:
+        self._existing_topic(call.argument("topic", "INVALID_TOPIC")).empty()
 
-    async def pause_topic(self, is_paused: bool, call: Call) -> Reply:
-        topic = self._existing_topic(required(call.query(), "topic"))
+    async def pause_topic(self, is_paused: bool, call: Call) -> None:
+        topic = self._existing_topic(call.argument("topic"))
         topic.set_paused(is_paused)
         await self._nsqd.write_pause(topic.name)
-        return EMPTY_REPLY
 
     # channels
 
     def _topic_and_channel_name(self, call: Call) -> tuple[Topic, str]:
-        query = call.query()
-        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
+        topic = call.argument("topic", "INVALID_ARG_TOPIC")
+        channel = call.argument("channel", "INVALID_ARG_CHANNEL")
         return self._existing_topic(topic), channel
 
     def _existing_channel(self, call: Call) -> Channel:
@@ -330,37 +312,29 @@ class NsqdHTTP:
             raise HTTPRefusal(404, "CHANNEL_NOT_FOUND")
         return channel
 
-    def create_channel(self, call: Call) -> Reply:
+    def create_channel(self, call: Call) -> None:
         topic, name = self._topic_and_channel_name(call)
         topic.get_channel(name)
-        return EMPTY_REPLY
 
-    def delete_channel(self, call: Call) -> Reply:
+    def delete_channel(self, call: Call) -> None:
         channel = self._existing_channel(call)
         self._nsqd.topics[channel.topic_name].delete_channel(channel.name)
-        return EMPTY_REPLY
 
-    def empty_channel(self, call: Call) -> Reply:
+    def empty_channel(self, call: Call) -> None:
         self._existing_channel(call).empty()
-        return EMPTY_REPLY
 
-    async def pause_channel(self, is_paused: bool, call: Call) -> Reply:
+    async def pause_channel(self, is_paused: bool, call: Call) -> None:
         channel = self._existing_channel(call)
         channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
-        return EMPTY_REPLY
 
 
 def _string_list(body: bytes) -> list[str] | None:
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise HTTPRefusal(400, "INVALID_VALUE") from None
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(map(_is_address, value)):
-        raise HTTPRefusal(400, "INVALID_VALUE")
-    return value
+        if value is None or (isinstance(value, list) and all(map(_is_address, value))):
+            return value
+    raise HTTPRefusal(400, "INVALID_VALUE")
 
 
 def _is_address(item: object) -> bool:

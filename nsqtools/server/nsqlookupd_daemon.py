@@ -28,7 +28,6 @@ from nsqtools.server.client_connection import ClientConnection, ConnectionProtoc
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.go_flags import seconds_to_ns
 from nsqtools.server.http_server import (
-    EMPTY_REPLY,
     Call,
     Handler,
     HTTPRefusal,
@@ -37,9 +36,7 @@ from nsqtools.server.http_server import (
     metrics_reply,
     plain_reply,
     raw_json_reply,
-    required,
     serve_api,
-    valid_name,
 )
 from nsqtools.server.listen import (
     accept,
@@ -223,7 +220,7 @@ class NsqlookupdHTTP:
     # queries
 
     def lookup(self, call: Call) -> Reply:
-        topic = required(call.query(), "topic")
+        topic = call.argument("topic")
         try:
             producers = self._registrations.producers(topic, steady_ns())
         except KeyError:
@@ -236,14 +233,14 @@ class NsqlookupdHTTP:
         return json_reply({"topics": self._registrations.topics()})
 
     def channels(self, call: Call) -> Reply:
-        topic = required(call.query(), "topic")
+        topic = call.argument("topic")
         return json_reply({"channels": self._registrations.channels(topic)})
 
     def nodes(self, call: Call) -> Reply:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
-            % (_described(node.peer)[:-1], go_json(node.tombstones), go_json(node.topics))
-            for node in self._registrations.nodes(steady_ns())
+            % (_described(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
+            for peer, topics in self._registrations.nodes(steady_ns()).items()
         ]
         return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
 
@@ -257,43 +254,40 @@ class NsqlookupdHTTP:
 
     # administration
 
-    def create_topic(self, call: Call) -> Reply:
-        topic = valid_name(call.query(), "topic")
+    def create_topic(self, call: Call) -> None:
+        topic = call.argument("topic", "INVALID_ARG_TOPIC")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_topic(topic)
-        return EMPTY_REPLY
 
-    def delete_topic(self, call: Call) -> Reply:
-        topic = required(call.query(), "topic")
+    def delete_topic(self, call: Call) -> None:
+        topic = call.argument("topic")
         for _, name, channel in self._registrations.delete_topic(topic):
             what = f"channel({channel}) from topic({name})" if channel else f"topic({name})"
             self._log.info(f"DB: removing {what}")
-        return EMPTY_REPLY
 
-    def tombstone_topic_producer(self, call: Call) -> Reply:
-        query = call.query()
-        topic, node = required(query, "topic"), required(query, "node")
+    def tombstone_topic_producer(self, call: Call) -> None:
+        topic, node = call.argument("topic"), call.argument("node")
         self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
         self._registrations.tombstone(topic, node, steady_ns())
-        return EMPTY_REPLY
 
-    def create_channel(self, call: Call) -> Reply:
-        query = call.query()
-        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
+    def create_channel(self, call: Call) -> None:
+        topic, channel = _topic_and_channel(call)
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
-        return EMPTY_REPLY
 
-    def delete_channel(self, call: Call) -> Reply:
-        query = call.query()
-        topic, channel = valid_name(query, "topic"), valid_name(query, "channel")
+    def delete_channel(self, call: Call) -> None:
+        topic, channel = _topic_and_channel(call)
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
             raise HTTPRefusal(404, "CHANNEL_NOT_FOUND") from None
         self._log.info(f"DB: removing channel({channel}) from topic({topic})")
-        return EMPTY_REPLY
+
+
+def _topic_and_channel(call: Call) -> tuple[str, str]:
+    topic = call.argument("topic", "INVALID_ARG_TOPIC")
+    return topic, call.argument("channel", "INVALID_ARG_CHANNEL")
 
 
 def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
@@ -359,7 +353,8 @@ class NsqlookupdDaemon:
 
     async def start(self) -> None:
         """Serve from now on."""
-        protocols = {MAGIC_V1: self._speak}
+        known = (self._registrations, self._own_info, self._log)
+        protocols = {MAGIC_V1: lambda connection: LookupProtocolV1(connection, *known)}
         report_errors(asyncio.get_running_loop(), self._log.error)
         self._tcp_server = await accept(
             self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
@@ -373,9 +368,6 @@ class NsqlookupdDaemon:
     def owns_process(self) -> None:
         """Leave what is loaded out of garbage collections."""
         gc.freeze()
-
-    def _speak(self, connection: ClientConnection) -> LookupProtocolV1:
-        return LookupProtocolV1(connection, self._registrations, self._own_info, self._log)
 
     async def stop(self) -> None:
         """Close all connections. Nothing is kept: every nsqd registers again with the next one."""

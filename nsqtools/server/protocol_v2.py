@@ -83,6 +83,11 @@ def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
     return topic
 
 
+def _need(command: str, request: Request, words: int) -> None:
+    if len(request.words) < words:
+        raise RequestError("E_INVALID", f"{command} insufficient number of parameters")
+
+
 class PublishCommands:
     """``counts`` are the messages published by topic."""
 
@@ -94,29 +99,19 @@ class PublishCommands:
         self._nsqd = nsqd
         self._options = nsqd.options
         self._authorization = authorization
-        self._arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB
+        self.arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB: `read_bodies` goes on
         # the last PUB's line and topic, when nothing is to be checked
         self._quick: tuple[bytes, Topic] | None = None
         self.unconfirmed_bytes = 0
         self._enough_bytes = 0
         self._waiting: asyncio.Event | None = None
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether the messages of an MPUB are arriving: `read_on` takes what comes next."""
-        return self._arriving is not None
-
-    def read_on(self, data: bytes, position: int) -> int:
-        """Go on with the MPUB."""
-        assert self._arriving is not None
-        return self._read_bodies(*self._arriving, data, position)
-
     def quick_publish(self, data: bytes) -> bytes | None:
         """Run a PUB that is all of a read, and return the answer; None if that is not so.
 
         Most publishers wait for each answer, so this is what most reads are.
         """
-        if self._quick is None or self._arriving is not None:
+        if self._quick is None or self.arriving is not None:
             return None
         line, topic = self._quick
         if not data.startswith(line):
@@ -142,23 +137,26 @@ class PublishCommands:
 
     def publish(self, request: Request) -> int:
         """Run PUB."""
-        if len(request.words) < 2:
-            raise RequestError("E_INVALID", "PUB insufficient number of parameters")
-        name = topic_name("PUB", request.words[1])
-        _, data, position, start = request
-        body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
-        self._authorization.check("PUB", name, "", start)
-        topic = self._topic("PUB", name, start)
-        self._put("PUB", topic, topic.new_messages([body]))
-        if not self._authorization.is_needed and len(request.words) == 2:
+        _need("PUB", request, 2)
+        topic, position = self._publish_one("PUB", topic_name("PUB", request.words[1]), request)
+        if self._authorization.servers is None and len(request.words) == 2:
             self._quick = b"PUB %b\n" % request.words[1], topic
         self.wait_for_room(position)
         return position
 
+    def _publish_one(
+        self, command: str, name: str, request: Request, delay_s: float = 0.0
+    ) -> tuple[Topic, int]:
+        _, data, position, start = request
+        body, position = read_message(data, position, start, command, self._options.max_msg_size)
+        self._authorization.check(command, name, "", start)
+        topic = self._topic(command, name, start)
+        self._put(command, topic, topic.new_messages([body]), delay_s)
+        return topic, position
+
     def deferred_publish(self, request: Request) -> int:
         """Run DPUB."""
-        if len(request.words) < 3:
-            raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
+        _need("DPUB", request, 3)
         name = topic_name("DPUB", request.words[1])
         try:
             delay_ms = parse_uint64(request.words[2])
@@ -170,18 +168,13 @@ class PublishCommands:
             limit_ms = round(self._options.max_req_timeout * 1000)
             text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
             raise RequestError("E_INVALID", text)
-        _, data, position, start = request
-        body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
-        self._authorization.check("DPUB", name, "", start)
-        topic = self._topic("DPUB", name, start)
-        self._put("DPUB", topic, topic.new_messages([body]), delay_s)
+        _, position = self._publish_one("DPUB", name, request, delay_s)
         self.wait_for_room(position)
         return position
 
     def multi_publish(self, request: Request) -> int:
         """Run MPUB."""
-        if len(request.words) < 2:
-            raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
+        _need("MPUB", request, 2)
         try:
             name = topic_name("MPUB", request.words[1])
         except RequestError as error:
@@ -192,24 +185,26 @@ class PublishCommands:
         topic = self._topic("MPUB", name, start)
         position = read_multi_publish_size(data, position, start, self._options.max_body_size)
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
-        return self._read_bodies(topic, reader, data, position)
+        return self.read_bodies(topic, reader, data, position)
 
     def _topic(self, command: str, name: str, start: int) -> Topic:
         if self._nsqd.refusal:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {self._nsqd.refusal}")
         return topic_to_use(self._nsqd, name, start)
 
-    def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
+    def read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
+        """Read the messages of an MPUB, and publish them when all have arrived."""
         try:
             position = reader.read(data, position)
         except Incomplete:
-            self._arriving = topic, reader
+            self.arriving = topic, reader
             raise
-        self._arriving = None
+        self.arriving = None
         if len(reader.bodies) > _STEP_COUNT:
             # not given up with the client: what was sent whole is published whole, as in nsqd
             putting = self._nsqd.loop.create_task(self._put_in_steps(topic, reader.bodies))
-            putting.add_done_callback(_retrieve)
+            # looked at, or asyncio would log an error that no caller waits for any more
+            putting.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Pause(position, partial(asyncio.shield, putting))
         self._check_exists(topic)
         self._put("MPUB", topic, topic.new_messages(reader.bodies))
@@ -288,30 +283,16 @@ class PublishCommands:
             raise Pause(position, partial(self.fewer_unconfirmed, half))
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Look at an error that no caller waits for any more, or asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
-
-
 # -- the conversation ------------------------------------------------------------------------------
 
 
 class Heartbeat:
     """Runs from `start` to `stop`; ``interval_s`` 0 means no heartbeats and no deadlines."""
 
-    def __init__(
-        self,
-        loop: AbstractEventLoop,
-        send: Callable[[], None],
-        give_up: Callable[[], None],
-        abort: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: ClientConnection, loop: AbstractEventLoop) -> None:
         self.interval_s = 0.0
+        self._connection = connection
         self._loop = loop
-        self._send = send
-        self._give_up = give_up
-        self._abort = abort
         self._last_command_s = 0.0
         self._beat: TimerHandle | None = None
         self._silence: TimerHandle | None = None
@@ -337,7 +318,7 @@ class Heartbeat:
     def output_stuck(self) -> None:
         """The client does not take its output."""
         if self.interval_s and self._stuck is None:
-            self._stuck = self._loop.call_later(self.interval_s, self._abort)
+            self._stuck = self._loop.call_later(self.interval_s, self._connection.abort)
 
     def output_flows(self) -> None:
         """The client takes its output again."""
@@ -354,13 +335,14 @@ class Heartbeat:
 
     def _on_beat(self) -> None:
         self._beat = self._loop.call_later(self.interval_s, self._on_beat)
-        self._send()
+        self._connection.send(_HEARTBEAT_FRAME)
+        self._connection.flush()
 
     def _on_silence(self) -> None:
         if self._loop.time() < self._deadline_s:
             self._silence = self._loop.call_at(self._deadline_s, self._on_silence)
         else:
-            self._give_up()
+            self._connection.give_up()
 
 
 STATE_INIT: Final = 0
@@ -402,9 +384,7 @@ class ProtocolV2(ConnectionProtocol):
         self._context = context
         self._nsqd = context.nsqd
         self._options = context.nsqd.options
-        self._heartbeat = Heartbeat(
-            self._nsqd.loop, self._send_heartbeat, connection.give_up, connection.abort
-        )
+        self._heartbeat = Heartbeat(connection, self._nsqd.loop)
         self._heartbeat.start(self.terms.heartbeat_s)
         self._handlers: dict[bytes, Handler] = {
             b"IDENTIFY": self._identify,
@@ -426,8 +406,8 @@ class ProtocolV2(ConnectionProtocol):
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position, or a run of FINs, TOUCHes or REQs."""
-        if self.publishing.is_reading:
-            return self.publishing.read_on(data, position)
+        if (arriving := self.publishing.arriving) is not None:
+            return self.publishing.read_bodies(*arriving, data, position)
         if self.subscription is not None:
             answers = read_answers(data, position)
             if answers is not None:
@@ -479,10 +459,6 @@ class ProtocolV2(ConnectionProtocol):
         self._context.clients.discard(self)
         if self.subscription is not None:
             self.subscription.leave()
-
-    def _send_heartbeat(self) -> None:
-        self.connection.send(_HEARTBEAT_FRAME)
-        self.connection.flush()
 
     # negotiation
 
@@ -536,8 +512,7 @@ class ProtocolV2(ConnectionProtocol):
         self.publishing.wait_for_all(request.start)
         if not self.terms.heartbeat_s:
             raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(request.words) < 3:
-            raise RequestError("E_INVALID", "SUB insufficient number of parameters")
+        _need("SUB", request, 3)
         topic = topic_name("SUB", request.words[1])
         channel = channel_name("SUB", request.words[2])
         self.authorization.check("SUB", topic, channel, request.start)

@@ -61,15 +61,6 @@ class Registration(NamedTuple):
 _CLIENT = Registration("client", "", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A peer with its topics, and which of them are tombstoned, in the same order."""
-
-    peer: RegisteredNsqd
-    topics: list[str]
-    tombstones: list[bool]
-
-
 Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
 
 
@@ -149,15 +140,16 @@ class Registrations:
             if self._is_active(peer, now_ns) and not self._is_hidden(tombstoned_ns, now_ns)
         ]
 
-    def nodes(self, now_ns: int) -> list[Node]:
-        """Return all active peers, tombstoned or not."""
-        nodes = {p: Node(p, [], []) for p in self._clients if self._is_active(p, now_ns)}
+    def nodes(self, now_ns: int) -> dict[RegisteredNsqd, dict[str, bool]]:
+        """Return all active peers, with whether they are tombstoned by topic."""
+        nodes: dict[RegisteredNsqd, dict[str, bool]] = {
+            peer: {} for peer in self._clients if self._is_active(peer, now_ns)
+        }
         for topic, producers in self._topics.items():
             for peer, tombstoned_ns in producers.items():
                 if peer in nodes:
-                    nodes[peer].topics.append(topic)
-                    nodes[peer].tombstones.append(self._is_hidden(tombstoned_ns, now_ns))
-        return list(nodes.values())
+                    nodes[peer][topic] = self._is_hidden(tombstoned_ns, now_ns)
+        return nodes
 
     def entries(self) -> Iterator[tuple[Registration, Producers]]:
         """Yield everything there is, inactive and tombstoned producers included."""

@@ -22,6 +22,7 @@ from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
@@ -77,11 +78,6 @@ def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
     yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
     refused = nsqd.health.refused_count
     yield single("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)
-    yield from _disk_metrics(nsqd)
-    yield from loop_metrics("nsqd", meter_of(nsqd.loop))
-
-
-def _disk_metrics(nsqd: NsqdQueues) -> Families:
     try:
         found = os.statvfs(nsqd.options.data_path or ".")
         yield single("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
@@ -94,6 +90,7 @@ def _disk_metrics(nsqd: NsqdQueues) -> Families:
     if nsqd.durable is not None:
         made = nsqd.durable.database.transactions
         yield single("nsqd_durable_transactions_total", "Committed.", made)
+    yield from loop_metrics("nsqd", meter_of(nsqd.loop))
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:
@@ -184,6 +181,7 @@ def _with_unit(nanoseconds: float) -> str:
 
 
 Consumers = dict[Channel, list[ClientStats]]
+_by_name = attrgetter("name")
 
 
 async def gather_stats(
@@ -197,10 +195,16 @@ async def gather_stats(
 ) -> NsqdStats:
     """Return the stats, of one topic or channel if they are named."""
     topics: tuple[TopicStats, ...] | None = None
-    producers: tuple[ClientStats, ...] | None = None
+    producers: list[ClientStats] = []
     if not topic or topic in nsqd.topics:
         found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
-        consumers = await _consumers(clients, topic, nsqd.loop) if with_clients else None
+        consumers: Consumers | None = defaultdict(list) if with_clients else None
+        async for client in in_steps(list(clients) if with_clients else (), nsqd.loop):
+            described = client_stats(client, topic)
+            if consumers is not None and client.subscription is not None:
+                consumers[client.subscription.channel].append(described)
+            if client.publishing.counts:
+                producers.append(described)
         topics = tuple(
             [
                 await _topic_stats(each, channel, consumers, nsqd.loop)
@@ -208,36 +212,14 @@ async def gather_stats(
                 if not channel or channel in each.channels
             ]
         )
-        if with_clients:
-            producers = tuple(
-                [
-                    client_stats(each, topic)
-                    async for each in in_steps(list(clients), nsqd.loop)
-                    if each.publishing.counts
-                ]
-            )
     return NsqdStats(
         version=NSQ_VERSION,
         health=nsqd.health.text,
         start_time=int(nsqd.start_time_s),
         topics=topics,
         memory=memory_stats() if with_memory else None,
-        producers=producers or None,
+        producers=tuple(producers) or None,
     )
-
-
-def _by_name(named: Topic | Channel) -> str:
-    return named.name
-
-
-async def _consumers(
-    clients: Collection[ProtocolV2], topic: str, loop: AbstractEventLoop
-) -> Consumers:
-    consumers: Consumers = defaultdict(list)
-    async for client in in_steps(list(clients), loop):
-        if client.subscription is not None:
-            consumers[client.subscription.channel].append(client_stats(client, topic))
-    return consumers
 
 
 async def _topic_stats(
@@ -342,14 +324,10 @@ def resident_bytes() -> int:
 # -- statsd ----------------------------------------------------------------------------------------
 
 _MEMORY_COUNTER = "gc_total_runs"  # pushed as gc_runs, and the only counter of /stats' memory
-_TOPIC_FIGURES = {"message_count": "c", "message_bytes": "c", "depth": "g", "backend_depth": "g"}
-_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
-_CHANNEL_FIGURES = {
-    "message_count": "c",
-    **dict.fromkeys(_GAUGES, "g"),
-    **dict.fromkeys(("requeue_count", "timeout_count"), "c"),
-    "client_count": "g",
-}
+_COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count")
+_OF_TOPIC = ("message_count", "message_bytes", "depth", "backend_depth")
+_OF_CHANNEL: tuple[str, ...] = ("message_count", "depth", "backend_depth", "in_flight_count")
+_OF_CHANNEL += ("deferred_count", "requeue_count", "timeout_count", "client_count")
 _TAIL_S = 1.0  # nothing is sent in the last second of an interval
 _STATSD_PORT = 8125
 
@@ -388,8 +366,9 @@ def statsd_lines(
             if exclude_ephemeral and is_ephemeral(part.removesuffix(".")):
                 continue
             key = f"topic.{topic.topic_name}.{part}"
-            for name, kind in (_TOPIC_FIGURES if queue is topic else _CHANNEL_FIGURES).items():
+            for name in _OF_TOPIC if queue is topic else _OF_CHANNEL:
                 shown = "clients" if name == "client_count" else name
+                kind = "c" if name in _COUNTERS else "g"
                 yield line(f"{key}{shown}", getattr(queue, name), kind)
             for quantile, value in queue.e2e_processing_latency.percentiles or ():
                 yield line(f"{key}e2e_processing_latency_{quantile * 100:.0f}", int(value), "g")

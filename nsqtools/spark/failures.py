@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from nsqtools import errors
@@ -60,19 +61,10 @@ def spark_errors(settings: SparkSettings) -> Iterator[None]:
 
 def is_sparks(error: BaseException) -> bool:
     """Whether ``error`` is from pyspark, py4j or the connection to the JVM."""
-    module = type(error).__module__
-    return module.startswith(("pyspark.", "py4j.")) or (
-        isinstance(error, ConnectionError) and _passed_py4j(error)
-    )
-
-
-def _passed_py4j(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None:
-        if "py4j" in trace.tb_frame.f_code.co_filename:
-            return True
-        trace = trace.tb_next
-    return False
+    if isinstance(error, ConnectionError):
+        frames = walk_tb(error.__traceback__)
+        return any("py4j" in frame.f_code.co_filename for frame, _ in frames)
+    return type(error).__module__.startswith(("pyspark.", "py4j."))
 
 
 def explain(error: BaseException, settings: SparkSettings) -> NsqError:
@@ -121,10 +113,9 @@ def _ended(settings: SparkSettings, log: str) -> NsqError:
 
 
 def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
+    more = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
     if settings.is_local:
         more = f"Give it more than {settings.driver_memory} with --driver-memory."
-    else:
-        more = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
     return NsqError("Spark ran out of memory", hint=f"{more} {log}")
 
 
@@ -154,11 +145,8 @@ def real_reason(text: str) -> str:
         if raised := PYTHON_ERROR.findall(trace):
             return str(raised[-1])
     causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
-    if causes:
-        return first_line(causes[-1])
-    if said := JAVA_RAISED.search(text):
-        return first_line(said[1])
-    return first_line(text)
+    said = [text, *JAVA_RAISED.findall(text)[:1], *causes]
+    return first_line(said[-1])
 
 
 def first_line(text: str) -> str:
@@ -171,8 +159,7 @@ def last_lines(path: Path) -> list[str]:
     """What the last session wrote, or the end of it; nothing if the file is missing."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return []

@@ -18,8 +18,10 @@ a password comes from the environment.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,12 +122,8 @@ class Options:
 
     def time_ns(self, name: str) -> int | None:
         """Return nanoseconds since 1970: RFC 3339, or ``-2h`` before now."""
-        now_ns = time.time_ns()
-        return self._read(
-            name,
-            "a time such as 2026-11-21T08:00:00Z or -2h",
-            lambda text: parse_time(text, now_ns=now_ns),
-        )
+        kind = "a time such as 2026-11-21T08:00:00Z or -2h"
+        return self._read(name, kind, partial(parse_time, now_ns=time.time_ns()))
 
     def location(self, name: str) -> Path | None:
         """Return the absolute path of a location."""
@@ -143,11 +141,12 @@ class Options:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""
-        return self.choice(name, ("true", "false"), default=str(default).lower()) == "true"
+        choices = ("true", "false") if default else ("false", "true")
+        return self.choice(name, choices) == "true"
 
-    def choice(self, name: str, choices: Iterable[str], *, default: str) -> str:
-        """Return one of some words."""
-        value = (self.text(name) or default).strip().lower()
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return one of some words; the first is the default."""
+        value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
             raise ConfigurationError(f"option {name}={value} must be one of {', '.join(choices)}")
         return value
@@ -157,14 +156,10 @@ class Options:
         for name in sorted(set(self._given) - set(self._known)):
             from difflib import get_close_matches
 
-            near = get_close_matches(name, self._known, 1)
-            known = ", ".join(sorted(self._known.values()))
-            raise ConfigurationError(
-                f"format {self._format!r} has no option {name!r}",
-                hint=f"Did you mean {self._known[near[0]]}?"
-                if near
-                else f"Its options are: {known}.",
-            )
+            hint = f"Its options are: {', '.join(sorted(self._known.values()))}."
+            if near := get_close_matches(name, self._known, 1):
+                hint = f"Did you mean {self._known[near[0]]}?"
+            raise ConfigurationError(f"format {self._format!r} has no option {name!r}", hint=hint)
 
     def _read(
         self, name: str, kind: str, read: Callable[[str], Value], low: int | None = None
@@ -194,28 +189,9 @@ VARIABLE = {
     LOOKUPD_HTTP: "NSQ_LOOKUPD_HTTP_ADDRESS",
     NSQD_HTTP: "NSQ_NSQD_HTTP_ADDRESS",
 }
-FLAGS = {
-    "tls": "tls",
-    "tlsCaFile": "tls_ca_file",
-    "tlsCert": "tls_cert",
-    "tlsKey": "tls_key",
-    "tlsInsecure": "tls_insecure",
-    "tlsMinVersion": "tls_min_version",
-    "snappy": "snappy",
-    "deflate": "deflate",
-    "deflateLevel": "deflate_level",
-}
-"""Options that are flags on the command line, each with the name it has there."""
-
-
-def consumer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:
-    """Read the connection of a source. Raises `ConfigurationError`."""
-    return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP))
-
-
-def producer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:
-    """Read the connection of a sink. Raises `ConfigurationError`."""
-    return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP))
+FLAGS = ["tls", "tlsCaFile", "tlsCert", "tlsKey", "tlsInsecure", "tlsMinVersion"]
+FLAGS += ["snappy", "deflate", "deflateLevel"]
+"""Options that are flags on the command line, where they are written ``tls-ca-file``."""
 
 
 def _addresses_of(settings: ConnectionSettings) -> dict[str, tuple[str, ...]]:
@@ -250,9 +226,12 @@ def hand_on_secrets(settings: ConnectionSettings, environ: MutableMapping[str, s
         environ[SECRET] = secret
 
 
-def _connection(
-    options: Options, environ: Mapping[str, str], kinds: tuple[str, ...]
+def read_connection(
+    options: Options,
+    environ: Mapping[str, str],
+    kinds: tuple[str, ...] = (NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP),
 ) -> ConnectionSettings:
+    """Read a connection with some kinds of addresses. Raises `ConfigurationError`."""
     addresses = _addresses(options, environ, kinds)
     lookupd, nsqd_http = addresses.get(LOOKUPD_HTTP, ()), addresses.get(NSQD_HTTP, ())
     settled = resolve_options(_statements(options, environ))
@@ -290,16 +269,12 @@ def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenO
             "a secret must not be an option, because a query's plan shows options",
             hint=f'Use .option("{SECRET_FILE}", "FILE") or set {SECRET}.',
         )
-    for name, flag in FLAGS.items():
-        text = options.text(name)
-        if text is not None:
-            yield GivenOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
     if options.text("deflateLevel") is not None and options.text("deflate") is None:
         yield GivenOption("deflate", "true", GIVEN, "option deflateLevel")
-    for name in ("skip_lookupd_authorization", *CLIENT_OPTIONS):
-        text = options.text(name)
-        if text is not None:
-            yield GivenOption(name, text, GIVEN, f"option {name}")
+    for name in (*FLAGS, "skip_lookupd_authorization", *CLIENT_OPTIONS):
+        if (text := options.text(name)) is not None:
+            flag = re.sub("(?=[A-Z])", "_", name).lower()
+            yield GivenOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
     if path := options.text(SECRET_FILE):
         said_by, file = f"option {SECRET_FILE}", str(Path(path).absolute())
         yield GivenOption("auth_secret", read_secret(Path(path)), GIVEN, said_by, file)

@@ -16,9 +16,9 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.errors import NsqError
 
@@ -28,7 +28,7 @@ VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
 GET_JAVA = (
     "Install one (apt install openjdk-17-jre-headless, or your system's), set JAVA_HOME, "
-    "or: pip install 'nsqtools[spark-java]'"
+    "or: pip install 'nsqtools[spark-java]'."
 )
 
 SHIM = """\
@@ -43,8 +43,7 @@ exec {java} "$@"
 """
 
 
-@dataclass(frozen=True)
-class Java:
+class Java(NamedTuple):
     """A Java that runs: ``program``, its ``version`` as it prints it, and where it was found.
 
     Spark runs on it directly when it ``has_vector_module``, else through a shim. ``released`` is
@@ -71,14 +70,13 @@ def find_java(environ: Mapping[str, str]) -> Java:
     """
     too_old = ""
     for origin, program in candidates(environ):
-        java = try_java(program, origin, environ)
-        if java is not None and java.major >= OLDEST:
+        if (java := try_java(program, origin, environ)) is None:
+            continue
+        if java.major >= OLDEST:
             return java
-        if java is not None:
-            too_old = too_old or f"{program} ({origin}) is Java {java.version}"
-    if too_old:
-        raise NsqError(f"Spark needs Java {OLDEST} or newer, and {too_old}", hint=f"{GET_JAVA}.")
-    raise NsqError(f"Spark needs Java {OLDEST} or newer, and none was found", hint=f"{GET_JAVA}.")
+        too_old = too_old or f"{program} ({origin}) is Java {java.version}"
+    found = too_old or "none was found"
+    raise NsqError(f"Spark needs Java {OLDEST} or newer, and {found}", hint=GET_JAVA)
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

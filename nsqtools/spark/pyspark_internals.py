@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from subprocess import Popen
 from threading import Thread
 from types import FrameType
@@ -96,10 +97,8 @@ def kill_started(frame: FrameType | None) -> None:
 
 def kill_group(process: Popen[bytes]) -> None:
     """End a JVM at once, with what it started."""
-    try:
+    with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
     process.wait()
 
 

@@ -28,7 +28,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import STDOUT, Popen, TimeoutExpired
@@ -141,10 +141,8 @@ def require_pyspark() -> None:
     except ImportError as error:
         raise NsqError(f"Spark needs the package {error.name}", hint=install) from error
     if version_of_pyspark() < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise NsqError(
-            f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install
-        )
+        needed = f"{'.'.join(map(str, OLDEST))} or newer is needed"
+        raise NsqError(f"pyspark {pyspark.__version__} is too old: {needed}", hint=install)
 
 
 def reach_master(master: str) -> None:
@@ -154,37 +152,33 @@ def reach_master(master: str) -> None:
     """
     if not master.startswith("spark://"):
         return
-    failure: NsqError | None = None
     for text in master.removeprefix("spark://").split(","):
         address = parse_address(text, MASTER_PORT)
         try:
             connect(address, Deadline(MASTER_TIMEOUT_S)).close()
-        except NsqError as error:
-            failure = error
-        else:
             return
-    if failure is not None:
-        failure.hint = "Is this the address in the master's log, and does the master run?"
-        raise failure
+        except NsqError as error:
+            error.hint = "Is this the address in the master's log, and does the master run?"
+            failure = error
+    raise failure
 
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables of this process, or remove those that are None, and restore them."""
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
     before = {name: os.environ.get(name) for name in changes}
-    _set_environ(changes)
+    put(changes)
     try:
         yield
     finally:
-        _set_environ(before)
-
-
-def _set_environ(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        put(before)
 
 
 @contextmanager
@@ -269,10 +263,8 @@ def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
 
 def cancel_jobs(context: SparkContext) -> None:
     """Cancel every job that runs; not on the thread that waits for one."""
-    try:
+    with suppress(Exception):  # the JVM is gone, and its jobs with it
         context.cancelAllJobs()
-    except Exception:  # the JVM is gone, and its jobs with it
-        pass
 
 
 def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:
@@ -283,11 +275,9 @@ def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:
     """
 
     def stop() -> None:
-        try:
+        with suppress(Exception):  # the JVM is gone, which is what is wanted
             context.stop()
             gateway.shutdown()
-        except Exception:  # the JVM is gone, which is what is wanted
-            pass
 
     stopper = Thread(target=stop, name="spark-stop", daemon=True)
     stopper.start()
@@ -299,10 +289,8 @@ def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:
 def end_jvm(jvm: Popen[bytes], timeout_s: float) -> None:
     """End it in order, by ending its stdin; kill it when it does not. Idempotent."""
     assert jvm.stdin is not None
-    try:
+    with suppress(OSError):  # it is gone already
         jvm.stdin.close()
-    except OSError:
-        pass  # it is gone already
     try:
         jvm.wait(timeout_s)
     except TimeoutExpired:

@@ -21,6 +21,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -127,10 +128,8 @@ def default_log_file() -> Path:
 def spark_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str, str | None]:
     """Variables for the JVM, which runs on the Java in ``home``, and for the Python workers."""
     environ: dict[str, str | None] = dict.fromkeys(MISLEADING)
-    environ["JAVA_HOME"] = str(home)
-    environ["SPARK_HOME"] = str(spark_home())
-    environ["SPARK_LOCAL_DIRS"] = str(scratch)
-    environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environ |= {"JAVA_HOME": str(home), "SPARK_HOME": str(spark_home())}
+    environ |= {"SPARK_LOCAL_DIRS": str(scratch), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if settings.is_local or "PYSPARK_PYTHON" not in os.environ:
         environ["PYSPARK_PYTHON"] = sys.executable
     if settings.is_local:
@@ -195,11 +194,12 @@ def spark_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
     conf_dir = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     if not (conf_dir / LOG4J.name).exists():
         java_options.insert(0, f'-Dlog4j2.configurationFile="{LOG4J.as_uri()}"')
-    conf["spark.driver.extraJavaOptions"] = " ".join(java_options).strip()
-    conf["spark.master"] = settings.master
-    conf["spark.app.name"] = settings.app_name
-    conf["spark.driver.memory"] = settings.driver_memory
-    return conf
+    return conf | {
+        "spark.driver.extraJavaOptions": " ".join(java_options).strip(),
+        "spark.master": settings.master,
+        "spark.app.name": settings.app_name,
+        "spark.driver.memory": settings.driver_memory,
+    }
 
 
 # -- jars and object stores ---------------------------------------------------------------------
@@ -268,11 +268,9 @@ def note_jars(needed: Sequence[str], jars: str) -> None:
     """Keep which jars Spark fetched for some coordinates; ``jars`` as its setting has them."""
     paths = [unquote(urlsplit(each).path) for each in jars.split(",")]
     note = _note_of(needed)
-    try:
+    with suppress(OSError):  # the next session fetches them again
         note.parent.mkdir(parents=True, exist_ok=True)
         replace_file(note, json.dumps(paths).encode(), is_durable=False)
-    except OSError:  # the next session fetches them again
-        pass
 
 
 def _note_of(needed: Sequence[str]) -> Path:
@@ -282,8 +280,8 @@ def _note_of(needed: Sequence[str]) -> Path:
 
 
 def _version(jars: Iterable[str], name: str) -> str:
-    found = [jar.removeprefix(name).removesuffix(".jar") for jar in jars if jar.startswith(name)]
-    return found[0] if found else ""
+    found = (jar.removeprefix(name).removesuffix(".jar") for jar in jars if jar.startswith(name))
+    return next(found, "")
 
 
 def store_conf(s3: S3Settings) -> dict[str, str]:

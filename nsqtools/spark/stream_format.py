@@ -83,10 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source: str,
     ) -> None:
         self._make: Callable[[], ArchiveAnswers | TopicStream] | None = make
-        self._read = read
-        self._options = options
-        self._names = names
-        self._source = source
+        self._read, self._options, self._names, self._source = read, options, names, source
         self._not_before_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,9 +145,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def end_on_sigterm() -> None:
     """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
 
 

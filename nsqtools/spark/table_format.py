@@ -93,7 +93,7 @@ def _files(
 def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:
     """Cut batches where their partition changes."""
     for batch in batches:
-        keys = list(zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True))
+        keys = zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True)
         begin = 0
         for key, some in groupby(keys):
             count = len(list(some))

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
@@ -64,7 +64,7 @@ from nsqtools.spark.archives.read_settings import (
     batch_settings,
     shared_settings,
 )
-from nsqtools.spark.format_options import Options, consumer_connection
+from nsqtools.spark.format_options import Options, read_connection
 from nsqtools.tail.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
@@ -111,8 +111,7 @@ class SpoolSettings:
         return hashlib.sha256(json.dumps(self.about()).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
+class TopicSettings(NamedTuple):
     """All of it."""
 
     spool: SpoolSettings
@@ -150,7 +149,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     )
     read = shared_settings(options, ReadSettings(paths=(str(folder),)))
     stream = batch_settings(options, DEFAULT_POLL_S)
-    connection = consumer_connection(options, environ)
+    connection = read_connection(options, environ)
     options.end()
     return TopicSettings(spool, read, stream, connection)
 
@@ -158,8 +157,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
 # -- the spool -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(NamedTuple):
     """How much is unread."""
 
     rows: int
@@ -232,10 +230,6 @@ class Spool:
         if self._thread is None:
             self._begin(RunLimits(), self._regulate)
             self._begun.wait()
-        self.check()
-
-    def check(self) -> None:
-        """Raise what ended the archiver, if anything did."""
         if self._failure is not None:
             raise self._failure
         if self._thread is not None and not self._thread.is_alive():
@@ -272,13 +266,10 @@ class Spool:
             on_tick()
 
         connection, settings = self._connection, self._settings
-        source = ArchiveSource(
-            settings.channel, connection, connection.client_options(**THROUGHPUT)
-        )
-        pattern = settings.pattern
+        options, pattern = connection.client_options(**THROUGHPUT), settings.pattern
         self._archiver = Archiver(
             settings.topics,
-            source,
+            ArchiveSource(settings.channel, connection, options),
             self._archive_settings(),
             discovery=TopicDiscovery(pattern, connection) if pattern else None,
             refresh_s=REFRESH_S,
@@ -362,10 +353,8 @@ class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
 
     def __init__(self, settings: TopicSettings) -> None:
-        self._settings = settings.spool
-        self._connection = settings.connection
-        self._read = settings.read
-        self._stream = settings.stream
+        self._settings, self._connection = settings.spool, settings.connection
+        self._read, self._stream = settings.read, settings.stream
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
         self._is_bounded = False
@@ -454,14 +443,11 @@ class TopicStream:
     def _check(self, spool: Spool) -> None:
         """Refuse a checkpoint whose spool is gone, or that of other topics."""
         if not spool.directory.is_dir():
-            problem = (
-                f"the spool {spool.directory} is gone, with messages that the stream has not read"
-            )
+            problem = f"the spool {spool.directory} is gone"
+            problem += ", with messages that the stream has not read"
+            hint = "Restore it, start with a new checkpoint, or set failOnDataLoss=false."
             if self._stream.fail_on_data_loss:
-                raise NsqError(
-                    problem,
-                    hint="Restore it, start with a new checkpoint, or set failOnDataLoss=false.",
-                )
+                raise NsqError(problem, hint=hint)
             log.warning("%s; continuing without it", problem)
         before, now = about(spool.directory), self._settings.about()
         if before is not None and before != now:

@@ -32,7 +32,6 @@ import ipaddress
 import logging
 import os
 import re
-import socket
 import time
 from binascii import Error as Base64Error
 from collections.abc import Collection, Mapping, Sequence
@@ -147,11 +146,6 @@ def as_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def own_names(settings: WebSettings) -> frozenset[str]:
-    """Return the names that the console answers to, besides addresses and names without a dot."""
-    return frozenset((settings.host, socket.gethostname(), *settings.allowed_hosts))
 
 
 MAX_USER = 256

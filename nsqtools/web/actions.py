@@ -132,24 +132,6 @@ class AuditLog:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
 
 
-def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str) -> dict[str, Any]:
-    """Return nsqadmin's document about a change."""
-    document = {
-        "action": name_of(change),
-        "topic": change.topic,
-        "channel": change.channel,
-        "node": change.node,
-        "timestamp": at_s,
-        "user": origin.user,
-        "remote_ip": origin.remote,
-        "user_agent": origin.user_agent,
-        "url": origin.url,
-        "via": via,
-    }
-    optional = ("channel", "node", "user")
-    return {key: value for key, value in document.items() if value or key not in optional}
-
-
 class Notifier:
     """Sends notifications to an endpoint, "" for none, until `stop`."""
 
@@ -170,14 +152,28 @@ class Notifier:
                 self._complain(f"{counted(self._waiting.qsize(), 'notification')} not sent")
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
-        """Send a notification, soon."""
+        """Send nsqadmin's document about a change, soon."""
         if not self._endpoint:
             return
         if self._waiting.qsize() >= MAX_WAITING:
             self._complain("a notification is dropped, too many wait")
-        else:
-            document = notification(change, origin, int(time.time()), self._via)
-            self._waiting.put(go_json(document))
+            return
+        document = {
+            "action": name_of(change),
+            "topic": change.topic,
+            "channel": change.channel,
+            "node": change.node,
+            "timestamp": int(time.time()),
+            "user": origin.user,
+            "remote_ip": origin.remote,
+            "user_agent": origin.user_agent,
+            "url": origin.url,
+            "via": self._via,
+        }
+        for optional in ("channel", "node", "user"):
+            if not document[optional]:
+                del document[optional]
+        self._waiting.put(go_json(document))
 
     def _complain(self, problem: str) -> None:
         log.warning("cannot notify %s (%s)", shown_url(self._endpoint), problem)

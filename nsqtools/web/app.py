@@ -51,7 +51,6 @@ from nsqtools.web.access import (
     TooManyFailures,
     WebSettings,
     basic_credentials,
-    own_names,
     refusal,
 )
 from nsqtools.web.actions import WebContext
@@ -89,8 +88,10 @@ class Gate:
     def __init__(self, app: ASGIApp, context: WebContext) -> None:
         self._app = app
         self._context = context
-        self._names = own_names(context.settings)
-        self._open = f"{context.settings.base_path}/ping"
+        settings = context.settings
+        # besides addresses and names without a dot
+        self._names = {settings.host, socket.gethostname(), *settings.allowed_hosts}
+        self._open = f"{settings.base_path}/ping"
         self._notices = Notices()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsqtools.bench.bench import Bench
 from nsqtools.bench.bench_plan import (
@@ -39,24 +37,18 @@ PLAN = BenchPlan(
 )
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 1e5), st.integers(1, 50))), st.integers(0, 10))
-def test_figures_are_those_of_all_parts_exact_to_a_percent(
-    values: list[tuple[float, int]], cut: int
-) -> None:
+def test_figures_are_those_of_all_parts_exact_to_a_percent() -> None:
     parts = [new_sketch(), new_sketch()]
-    for number, (value, count) in enumerate(values):
-        parts[number < cut].add(value, count)
+    for number in range(1, 2001):
+        parts[number % 3 == 0].add(number / 2, 3)
 
     figures: dict[str, Any] = dict(latency_figures(pickle.loads(pickle.dumps(parts)), "batch"))
 
-    ordered = sorted(value for value, count in values for _ in range(count))
-    assert figures["count"] == len(ordered)
-    quantiles = {"min": 0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1}
-    for name, quantile in quantiles.items():
-        exact = ordered[int(quantile * (len(ordered) - 1))] if ordered else 0.0
-        assert figures[name] == pytest.approx(exact, rel=0.0101, abs=1e-4)
-    mean = sum(ordered) / len(ordered) if ordered else 0.0
-    assert figures["mean"] == pytest.approx(mean, abs=1e-4)
+    expected = {"min": 0.5, "mean": 500.25, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999}
+    assert {"of", "count", "max", *expected} == figures.keys()
+    for name, value in {**expected, "count": 6000, "max": 1000}.items():
+        assert figures[name] == pytest.approx(value, rel=0.0101), name
+    assert set(latency_figures([], "batch").values()) == {"batch", 0}
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10, 300), (1 << 16, 1 << 16)])
@@ -67,8 +59,7 @@ def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> 
 
     assert made == [body for _ in range(3) for body in again.batch(7)]
     assert all(size[0] <= len(body) <= size[1] for body in made)
-    assert len(bodies.batch(3)) == 3
-    assert len(bodies.batch(9)) == 9
+    assert [len(bodies.batch(count)) for count in (3, 9)] == [3, 9]
 
 
 def test_stamps_are_read_as_they_were_put() -> None:
@@ -124,10 +115,10 @@ def test_shares_of_a_count_are_even_and_add_up() -> None:
 def test_a_report_says_what_was_the_limit() -> None:
     assert limits(0.5, 0.5, 99.0, rate=100.0) == []
     client, machine, rate = limits(0.97, 0.99, 50.0, rate=100.0)
-    assert client == (
-        "the client was the limit: its busiest process used 97% of a processor; add --connections"
+    assert client.startswith(
+        "the client was the limit: its busiest process used 97% of a processor"
     )
-    assert "this machine was the limit" in machine
+    assert machine.startswith("this machine was the limit")
     assert rate == "the rate of 100 messages/s was not reached"
 
 

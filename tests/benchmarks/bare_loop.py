@@ -18,6 +18,7 @@ WINDOW = 4  # MPUBs without an answer
 OK = b"\0\0\0\6\0\0\0\0OK"
 HEARTBEAT = b"_heartbeat_"
 MESSAGE = 2
+FRAME = struct.Struct(">II10x16s200s")
 
 
 def connect(address: str, identify: bytes) -> socket.socket:
@@ -28,10 +29,18 @@ def connect(address: str, identify: bytes) -> socket.socket:
     return sock
 
 
+def subscribe(address: str, topic: str, channel: str) -> socket.socket:
+    sock = connect(address, b'{"output_buffer_timeout": 25}')
+    sock.sendall(f"SUB {topic} {channel}\n".encode())
+    for _ in range(2):
+        expect_ok(sock.recv(len(OK), socket.MSG_WAITALL))
+    return sock
+
+
 def consume(address: str, topic: str, channel: str) -> None:
     """Receive, cut into frames, send all FINs of a read in one write; until nsqd closes."""
-    sock = connect(address, b'{"output_buffer_timeout": 25}')
-    sock.sendall(f"SUB {topic} {channel}\nRDY {RDY}\n".encode())
+    sock = subscribe(address, topic, channel)
+    sock.sendall(b"RDY %d\n" % RDY)
     size_of = struct.Struct(">I").unpack_from
     data = b""
     while chunk := sock.recv(READ_SIZE):
@@ -51,13 +60,26 @@ def consume(address: str, topic: str, channel: str) -> None:
             sock.sendall(b"FIN " + b"\nFIN ".join(ids) + b"\n")
 
 
-def publish(address: str, topic: str, batches: Iterable[bytes]) -> None:
-    """Publish packed batches with at most `WINDOW` of them unconfirmed; returns when all are."""
+def finish(sock: socket.socket, count: int) -> None:
+    """The same for so many messages of 200 bytes, which keeps any nsqd busy."""
+    sock.sendall(b"RDY %d\n" % RDY)
+    data = b""
+    while count > 0:
+        data += sock.recv(READ_SIZE)
+        if whole := len(data) // FRAME.size * FRAME.size:
+            ids = [frame[2] for frame in FRAME.iter_unpack(data[:whole])]
+            sock.sendall(b"FIN " + b"\nFIN ".join(ids) + b"\n")
+            count -= len(ids)
+            data = data[whole:]
+
+
+def publish(address: str, topic: str, batches: Iterable[bytes], window: int = WINDOW) -> None:
+    """Publish packed batches with at most ``window`` of them unconfirmed; returns when all are."""
     with connect(address, b'{"heartbeat_interval": -1}') as sock, sock.makefile("rb") as answers:
         command = f"MPUB {topic}\n".encode()
         unconfirmed = 1  # IDENTIFY is answered with OK too
         for batch in batches:
-            if unconfirmed == WINDOW:
+            if unconfirmed == window:
                 expect_ok(answers.read(len(OK)))
                 unconfirmed -= 1
             sock.sendall(command + len(batch).to_bytes(4, "big") + batch)

@@ -54,21 +54,20 @@ GO = f"{GO_TOPIC} -channel={{channel}}"
 PLACE = "{nsqd} {topic} {channel}"
 
 NSQ_TAIL = f"nsq_tail {GO} -max-in-flight=2500"
+SOON = "-consumer-opt=output_buffer_timeout,25ms"
 TAIL = f"nsq tail {OURS} --max-in-flight 2500"
-PUBLISH = "library_programs.py publish {nsqd} {topic}"
+PROGRAM = "library_programs.py {} {{nsqd}} {{topic}}".format
 TAILS = [
     Contestant("nsq_tail", NSQ_TAIL, share=0.2),
-    Contestant(
-        "nsq_tail, 25 ms", f"{NSQ_TAIL} -consumer-opt=output_buffer_timeout,25ms", share=0.2
-    ),
+    Contestant("nsq_tail, 25 ms", f"{NSQ_TAIL} {SOON}", share=0.2),
     Contestant("`nsq tail`", TAIL),
 ]
 CONSUMERS = [
     *TAILS,
     Contestant("go-nsq", "gonsq consume -topic={topic} -channel={channel} -nsqd={nsqd}", share=0.3),
-    Contestant("pynsq", f"library_programs.py consume {PLACE} --with pynsq", share=0.1),
-    Contestant("`for` loop", f"library_programs.py consume {PLACE} --with loop"),
-    Contestant("`run(handler)`", f"library_programs.py consume {PLACE} --with run"),
+    Contestant("pynsq", f"library_programs.py pynsq {PLACE}", share=0.1),
+    Contestant("`for` loop", f"library_programs.py loop {PLACE}"),
+    Contestant("`run(handler)`", f"library_programs.py run {PLACE}"),
     Contestant("bench_reader", f"bench_reader {GO} -rdy=2500 -runfor=1h", leaves=UNSENT_FINS),
     Contestant("bare loop", f"bare_loop.py consume {PLACE}"),
     Contestant("`nsq tail --tls`", f"{TAIL} --tls --tls-insecure"),
@@ -79,9 +78,9 @@ PRODUCERS = [
     Contestant("to_nsq", f"to_nsq {GO_TOPIC}", share=0.2),
     Contestant("`nsq pub`", "nsq pub -t {topic} --nsqd-tcp-address {nsqd}"),
     Contestant("go-nsq", "gonsq publish -topic={topic} -nsqd={nsqd}", share=0.2),
-    Contestant("`Producer`", f"{PUBLISH} --with pub", share=0.2),
-    Contestant("`aio.Producer`", f"{PUBLISH} --with aio", share=0.2),
-    Contestant("`Producer`, linger_s", f"{PUBLISH} --with linger", share=0.5),
+    Contestant("`Producer`", PROGRAM("pub"), share=0.2),
+    Contestant("`aio.Producer`", PROGRAM("aio"), share=0.2),
+    Contestant("`Producer`, linger_s", PROGRAM("linger"), share=0.5),
     Contestant("bench_writer", f"bench_writer {GO_TOPIC} -runfor=1h", is_endless=True),
     Contestant("bare MPUB loop", "bare_loop.py publish {nsqd} {topic}"),
 ]

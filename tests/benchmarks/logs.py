@@ -25,14 +25,13 @@ JSON_DDL = (
 
 
 def body(number: int) -> bytes:
-    return json.dumps(
-        {
-            "user": random.randrange(1 << 40),
-            "url": f"https://example.com/{random.randrange(1000)}/{number}",
-            "agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36",
-            "seconds": random.random(),
-        }
-    ).encode()
+    fields = {
+        "user": random.randrange(1 << 40),
+        "url": f"https://example.com/{random.randrange(1000)}/{number}",
+        "agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36",
+        "seconds": random.random(),
+    }
+    return json.dumps(fields).encode()
 
 
 def make_logs(

@@ -3,8 +3,7 @@
 A measurement asks nsqd's statistics every few milliseconds, and runs from the last answer that
 shows nothing done to the first that shows all done: so the start-up of a program does not count,
 but in the figures ``whole_*``. The error is at most two such intervals: take messages enough for
-two seconds or more. CPU time, peak memory and descriptors are read from the kernel, for
-programs in Python and in Go by the same means.
+two seconds or more. CPU time, peak memory and descriptors are the kernel's.
 """
 
 from __future__ import annotations
@@ -38,15 +37,10 @@ BATCH_SIZE = 500
 
 def log_line(chance: random.Random) -> bytes:
     """A line of JSON of 200 bytes, as a log has it."""
-    line = (
-        b'{"user":"%08x","path":"/shop/%d/item-%d","status":200,"ms":%.3f,"agent":"%b","trace":"'
-        % (
-            chance.getrandbits(32),
-            chance.randrange(100),
-            chance.randrange(10_000),
-            chance.random() * 90,
-            b"Mozilla/5.0 (X11; Linux x86_64) Firefox",
-        )
+    user, path = chance.getrandbits(32), (chance.randrange(100), chance.randrange(10_000))
+    line = b'{"user":"%08x","path":"/shop/%d/item-%d","status":200,' % (user, *path)
+    line += b'"ms":%.3f,"agent":"Mozilla/5.0 (X11; Linux x86_64) Firefox","trace":"' % (
+        chance.random() * 90
     )
     return line + b"%0*x" % (198 - len(line), chance.getrandbits(128)) + b'"}'
 
@@ -90,8 +84,7 @@ def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
 
         def finished() -> int:
             channel = nsqd.channel_stats(job.topic, job.channel)
-            unfinished: int = channel["depth"] + channel["in_flight_count"]
-            return messages - unfinished
+            return messages - int(channel["depth"] + channel["in_flight_count"])
 
         began = time.monotonic()
         with running(contestant.command(job), stdout=subprocess.DEVNULL) as program:
@@ -103,15 +96,15 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
 
     An endless contestant reads nothing and is ended when nsqd has as many.
     """
-    with new_job(nsqd) as job, lines_of(messages) as lines:
+    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {messages}"]
+    with new_job(nsqd) as job, running(make_lines, stdout=subprocess.PIPE) as source:
         nsqd.create_topic(job.topic)
 
         def published() -> int:
-            count: int = nsqd.topic_stats(job.topic)["message_count"]
-            return count
+            return int(nsqd.topic_stats(job.topic)["message_count"])
 
         began = time.monotonic()
-        with running(contestant.command(job), stdin=lines) as program:
+        with running(contestant.command(job), stdin=source.stdout) as program:
             found = measured(published, messages, program, began)
             if contestant.is_endless:
                 return found
@@ -119,14 +112,6 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
         if status != 0 or published() != messages:
             raise RuntimeError(f"{contestant.name}: {published()} of {messages} published")
         return found
-
-
-@contextmanager
-def lines_of(count: int) -> Iterator[Any]:
-    """A pipe of lines."""
-    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {count}"]
-    with running(make_lines, stdout=subprocess.PIPE) as source:
-        yield source.stdout
 
 
 def measured(
@@ -171,9 +156,7 @@ def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
     batches = [bare_loop.packed(LINES)] * full + ([bare_loop.packed(LINES[:rest])] if rest else [])
     bare_loop.publish(job.nsqd, job.topic, batches)
     wait_until(
-        lambda: nsqd.depth(job.topic, job.channel) == messages,
-        what="the channel to be filled",
-        timeout_s=60,
+        lambda: nsqd.depth(job.topic, job.channel) == messages, what="a full channel", timeout_s=60
     )
 
 
@@ -191,16 +174,12 @@ def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen
     """Run a program as a user would: without the settings that tests run under."""
     testing = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
     environment = {name: value for name, value in os.environ.items() if name not in testing}
-    with subprocess.Popen(
-        command, env=environment, stderr=subprocess.DEVNULL, **streams
-    ) as program:
+    streams = {"stderr": subprocess.DEVNULL, **streams}
+    with subprocess.Popen(command, env=environment, **streams) as program:
         try:
             yield program
         finally:
             program.kill()  # pynsq would take five seconds to end by itself
-
-
-# -- this process and all that it started -------------------------------------------------------
 
 
 def in_turns(
@@ -215,11 +194,8 @@ def in_turns(
 
 
 def cost(run: Callable[[], object], messages: int) -> Figures:
-    """Seconds, rate and CPU of some work, and the most memory of a process it was done in; and the
-    figures that the work itself returns.
-
-    That is a process below this one that is no JVM: what this one has is of the benchmark, too.
-    """
+    """Seconds, rate and CPU of some work, its own figures, and the most memory of a process below
+    this one that is no JVM."""
     peaks = [0.0]
     is_over = threading.Event()
 

@@ -78,13 +78,9 @@ class Table:
     def __call__(self, result: Result) -> str:
         rows = self.rows or result.names()
         bases = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, self.base or rows[0])
-        return markdown(
-            [self.title, *(title for title, _ in self.columns)],
-            [
-                [name, *(cell(result, name, base) for _, cell in self.columns)]
-                for name, base in bases.items()
-            ],
-        )
+        titles, cells = zip(*self.columns, strict=True)
+        shown = ([name, *(cell(result, name, bases[name]) for cell in cells)] for name in bases)
+        return markdown([self.title, *titles], list(shown))
 
 
 PROGRAMS = (
@@ -152,19 +148,10 @@ BESIDE_SPARK = Table(
     },
     title="beside Spark's own",
 )
+LANDED = ("a log into Parquet", "a log into Delta", "with columns of JSON bodies")
 LANDING = Table(
-    (
-        ("messages/s", median("rate")),
-        ("CPU us", median("cpu_us")),
-        ("bytes a row", median("row_bytes")),
-    ),
-    (
-        "a log into Parquet",
-        "a log into Delta",
-        "with columns of JSON bodies",
-        "`nsq to-file --store parquet`",
-        "`nsq to-file --store delta`",
-    ),
+    (*PROGRAMS[:1], ("CPU us", median("cpu_us")), ("bytes a row", median("row_bytes"))),
+    (*LANDED, *(f"`nsq to-file --store {store}`" for store in ("parquet", "delta"))),
     title="landing",
 )
 PLANNING = Table(
@@ -176,15 +163,10 @@ PLANNING = Table(
 
 def serving(result: Result) -> str:
     go, ours = "Go nsqd", "`nsq nsqd`"
-    rows = [
-        [
-            title,
-            number(result.middle(go, figure)),
-            number(result.middle(ours, figure)),
-            ratio(result, ours, go, figure),
-        ]
-        for figure, title in SERVER.items()
-    ]
+    rows = []
+    for figure, title in SERVER.items():
+        shown = [number(result.middle(name, figure)) for name in (go, ours)]
+        rows.append([title, *shown, ratio(result, ours, go, figure)])
     return markdown(("", go, ours, "ratio"), rows)
 
 
@@ -207,16 +189,12 @@ def six_ratios(result: Result) -> str:
         cost = [number(found.middle(each, f"{kind}cpu_us")) for each in (name, other)]
         return [what, ratio(found, name, other, f"{kind}rate"), " and ".join(cost), command]
 
+    zlib = "the same with gzip, both by zlib at level 6"
     rows = [
         row("`nsq tail` to nsq_tail", "consume", "`nsq tail`", "nsq_tail, 25 ms"),
         row("`nsq pub` to to_nsq, confirmed", "publish", "`nsq pub`", "to_nsq"),
         row("`nsq to-file` to nsq_to_file, plain", "archive", "`nsq to-file`, raw", "nsq_to_file"),
-        row(
-            "the same with gzip, both by zlib at level 6",
-            "archive",
-            "raw, gzip level 6",
-            "nsq_to_file -gzip",
-        ),
+        row(zlib, "archive", "raw, gzip level 6", "nsq_to_file -gzip"),
         row("`for message in consumer` to pynsq", "consume", "`for` loop", "pynsq"),
         row("`nsq nsqd` to the Go nsqd, publish", "server", "`nsq nsqd`", "Go nsqd", "publish_"),
         row("the same, consume", "server", "`nsq nsqd`", "Go nsqd", "consume_"),
@@ -226,21 +204,17 @@ def six_ratios(result: Result) -> str:
 
 
 def machine(result: Result) -> str:
-    facts = result.facts
-    return (
-        f"nsqtools {facts['nsqtools']}, {facts['at']}: {facts['cpu']}, {facts['cores']} cores, "
-        f"{facts['memory_gb']} GB of memory, Linux {facts['kernel']}, Python {facts['python']}, "
-        f"{facts['nsqd']}, gzip by {facts['gzip']} unless a row says otherwise. {state(result)}"
+    facts = (
+        "nsqtools {nsqtools}, {at}: {cpu}, {cores} cores, {memory_gb} GB of memory, "
+        "Linux {kernel}, Python {python}, {nsqd}, gzip by {gzip} unless a row says otherwise. "
     )
+    return facts.format_map(result.facts) + state(result)
 
 
 def state(result: Result) -> str:
     """How busy the machine was: each part says it of itself."""
-    facts = result.facts
-    return (
-        f"Load average {facts['load_before']} before, {facts['load_after']} after; "
-        f"{facts['sample_s']} s a sample."
-    )
+    load = "Load average {load_before} before, {load_after} after; {sample_s} s a sample."
+    return load.format_map(result.facts)
 
 
 Make = Callable[[Result], str]
@@ -271,10 +245,9 @@ def made(name: str, result: Result) -> str:
 
 def tables(result: Result) -> str:
     """All blocks of a part."""
-    names = [name for name in BLOCKS if PART_OF.get(name, name) == result.part]
-    return "\n\n".join(
-        made(name, result) for name in names if name not in ("machine", "six-ratios")
-    )
+    names = BLOCKS.keys() - {"machine", "six-ratios"}
+    names = [name for name in BLOCKS if name in names and PART_OF.get(name, name) == result.part]
+    return "\n\n".join(made(name, result) for name in names)
 
 
 DOCUMENTS = ("man/nsq-benchmarks.7.md", "README.md")

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks import contestants, server
+from benchmarks import bare_loop, contestants
 from benchmarks.contestants import UNSENT_FINS, Contestant, Job
-from benchmarks.measure import Figures, Watched, drain, publish, resident_mb, running
+from benchmarks.measure import BODY, Figures, Watched, drain, publish, resident_mb, running
 from benchmarks.raw import Row
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from plugins.certificates import LOOPBACK, Authority
@@ -32,8 +32,6 @@ WARM_UP = 100_000  # of the fastest: the first try
 TRIES = 4  # each with more messages, until one lasts as long as wanted
 
 Measure = Callable[[Nsqd, Contestant, int], Figures]
-
-
 Entered = Callable[[], AbstractContextManager[Iterable[Contestant]]]
 
 
@@ -48,18 +46,12 @@ def run(name: str, number: int, work: Callable[[], Figures]) -> Row:
 @contextmanager
 def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
     """The Go nsqd with room for the messages, which offers TLS."""
-    with (
-        TemporaryDirectory(prefix="certificate-") as certificate,
-        TemporaryDirectory(prefix="nsqd-") as directory,
-        GoNsqd(
-            Path(directory),
-            f"-mem-queue-size={messages}",
-            *Authority(Path(certificate), "ca")
-            .issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
-            .nsqd_flags,
-        ) as nsqd,
-    ):
-        yield nsqd
+    with TemporaryDirectory() as certificate, TemporaryDirectory(prefix="nsqd-") as directory:
+        authority = Authority(Path(certificate), "ca")
+        server = authority.issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
+        flags = (f"-mem-queue-size={messages}", *server.nsqd_flags)
+        with GoNsqd(Path(directory), *flags) as nsqd:
+            yield nsqd
 
 
 def contest(measure: Measure, entered: Entered, seconds: float, rounds: int) -> Iterator[Row]:
@@ -150,10 +142,8 @@ def serve(kind: type[GoNsqd], seconds: float) -> Figures:
         TemporaryDirectory(prefix="nsqd-") as directory,
         kind(Path(directory), "-mem-queue-size=5000000") as nsqd,
     ):
-        watched = Watched(nsqd.pid)
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        address = (host, int(port))
-        figures = {}
+        watched, figures = Watched(nsqd.pid), {}
+        batches = [bare_loop.packed([BODY] * 100)] * (messages // 100)
 
         def note(what: str, work: Callable[[], None]) -> None:
             watched.look()
@@ -163,11 +153,11 @@ def serve(kind: type[GoNsqd], seconds: float) -> Figures:
             watched.look()
             figures[f"{what}_cpu_us"] = (watched.cpu_s - before) / messages * 1e6
 
-        with server.subscribe(address) as consumer:
+        with bare_loop.subscribe(nsqd.tcp_address, "bench", "ch") as consumer:
             before_mb = resident_mb(nsqd.pid)
-            note("publish", lambda: server.publish(address, messages))
+            note("publish", lambda: bare_loop.publish(nsqd.tcp_address, "bench", batches, 50))
             figures["queued_bytes"] = (resident_mb(nsqd.pid) - before_mb) * 1e6 / messages
-            note("consume", lambda: server.consume(consumer, messages))
+            note("consume", lambda: bare_loop.finish(consumer, messages))
         figures["writer_rate"] = own_benchmark("bench_writer", nsqd, seconds)
         time.sleep(0.2)
         figures["reader_rate"] = own_benchmark("bench_reader", nsqd, seconds / 2)

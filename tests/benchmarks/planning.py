@@ -64,10 +64,9 @@ def planning() -> Iterator[Row]:
     """Plan one hour of one topic over 400 files, and the same hour of all topics over 1,000."""
     with TemporaryDirectory(prefix="nsq-plan-") as place:
         few, many = Path(place, "few"), Path(place, "many")
-        few.mkdir()
-        many.mkdir()
-        make_indexes(few, 20, 20)
-        make_indexes(many, 200, 5)
+        for directory, topics, hours in ((few, 20, 20), (many, 200, 5)):
+            directory.mkdir()
+            make_indexes(directory, topics, hours)
         for number in range(1, 4):
             of_a_topic = planned(few, "topic003")
             yield Row("an hour of a topic, 400 files of 3,600 members", number, of_a_topic)
@@ -76,13 +75,8 @@ def planning() -> Iterator[Row]:
 
 def planned(*arguments: object) -> Figures:
     """What it took to plan, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PLAN_S,
-    )
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PLAN_S)
     if done.returncode:
         raise RuntimeError(done.stderr[-300:])
     return dict(json.loads(done.stdout))

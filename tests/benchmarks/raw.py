@@ -40,9 +40,8 @@ class Result:
 
     def values(self, name: str, figure: str) -> list[float]:
         """A figure of each run of a contestant that has it."""
-        return [
-            row.figures[figure] for row in self.rows if row.name == name and figure in row.figures
-        ]
+        figures = (row.figures for row in self.rows if row.name == name)
+        return [each[figure] for each in figures if figure in each]
 
     def middle(self, name: str, figure: str) -> float | None:
         """The median of the runs; None when none ended well."""

@@ -1,21 +1,13 @@
 """All that runs in a Spark session, beside what a user would do who has only Spark.
 
-Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns;
-the stream with ``availableNow``, 500,000 rows a batch. Its latency is from publishing to
-``foreachBatch``, at 200 messages a second, by ``nsq to-file`` and ``nsq-archive``, and through
-``nsq``. Targets: batch 1.0 times spark.read.json, stream 0.6 times, median latency below 400 ms.
+Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns,
+and as a stream. Latency is from publishing to ``foreachBatch``, at 200 messages a second.
 
 Compaction does all it always does, also without Java: it plans, removes the 1 % of duplicates,
-sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet by topic and
-date; nothing is verified.
-
-Queries of ``nsq spark sql`` should cost what the same filter costs as options of the reader, and
-one over few columns no more than with ``spark.read.json``. Targets: filter 1.1 times the option,
-count 1.2 and group 1.0 times spark.read.json.
+sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet.
 
 Publishing writes the bodies of a Parquet file to a plain topic of two Go nsqd, which keep on disk
-what does not fit in memory, beside the same rows handed to Spark's ``noop`` sink. A ledger should
-not cost much.
+what does not fit in memory, beside the same rows handed to Spark's ``noop`` sink.
 """
 
 from __future__ import annotations
@@ -80,9 +72,6 @@ def write(rows: DataFrame, output: Path) -> None:
     rows.write.mode("overwrite").option("compression", "zstd").parquet(str(output))
 
 
-# -- reading --------------------------------------------------------------------------------------
-
-
 def reading(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory(prefix="read-") as place:
         archives, output, numbers = Path(place, "archives"), Path(place, "output"), count()
@@ -108,17 +97,10 @@ def reading(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
 
 def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
     """With the columns that ``nsq-archive`` has."""
-    rows = by_json(spark, archives).selectExpr(
-        "topic",
-        "nsqd",
-        "id",
-        "timestamp_micros(ts div 1000) AS timestamp",
-        "ts AS ts_ns",
-        "attempts",
-        "coalesce(cast(body as binary), unbase64(body64)) AS body",
-        "_metadata.file_path AS file",
-    )
-    write(rows, output)
+    body = "coalesce(cast(body as binary), unbase64(body64)) AS body"
+    times = ("timestamp_micros(ts div 1000) AS timestamp", "ts AS ts_ns")
+    names = ("topic", "nsqd", "id", *times, "attempts", body, "_metadata.file_path AS file")
+    write(by_json(spark, archives).selectExpr(*names), output)
 
 
 def latency(spark: SparkSession, for_s: float) -> Iterator[Row]:
@@ -172,9 +154,6 @@ def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float)
         query.stop()
 
 
-# -- a table, and its logs as files of JSON -------------------------------------------------------
-
-
 def queries(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
     """The table is what `Lander` makes of finished logs, with its defaults."""
     with TemporaryDirectory(prefix="nsq-lake-") as place:
@@ -210,9 +189,6 @@ def _by_duckdb(lake: Path) -> None:
 
     files = f"read_parquet('{lake}/*/*/*.parquet', hive_partitioning = true)"
     assert len(duckdb.sql(GROUP.format(files)).fetchall()) == 24
-
-
-# -- compaction -----------------------------------------------------------------------------------
 
 
 def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
@@ -251,9 +227,6 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
         yield from in_turns(contestants, written, rounds)
 
 
-# -- queries of nsq spark sql ---------------------------------------------------------------------
-
-
 def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
     """Four topics in one day, a file for each six hours."""
     with TemporaryDirectory(prefix="query-") as place, spark_session(SETTINGS) as spark:
@@ -285,9 +258,6 @@ def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
         yield from in_turns(contestants, messages, rounds)
 
 
-# -- publishing -----------------------------------------------------------------------------------
-
-
 def publishing(messages: int, rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="publish-")))
@@ -307,14 +277,16 @@ def publishing(messages: int, rounds: int) -> Iterator[Row]:
         def bodies() -> DataFrame:
             return spark.read.parquet(str(place / "parquet")).select("body")
 
+        def discard() -> None:
+            bodies().write.format("noop").mode("overwrite").save()
+
+        def with_a_ledger() -> None:
+            publish(ledgerPath=str(place / f"ledger-{next(numbers)}"))
+
         contestants: dict[str, Callable[[], None]] = {
-            "Parquet read, discarded": lambda: (
-                bodies().write.format("noop").mode("overwrite").save()
-            ),
+            "Parquet read, discarded": discard,
             "the same, published": publish,
-            "and noted in a ledger": lambda: publish(
-                ledgerPath=str(place / f"ledger-{next(numbers)}")
-            ),
+            "and noted in a ledger": with_a_ledger,
         }
         yield from in_turns(contestants, written, rounds)
         taken = sum(nsqd.topic_stats("bench")["message_count"] for nsqd in nsqds)

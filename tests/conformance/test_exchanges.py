@@ -51,6 +51,9 @@ TABLES = sorted(path.stem for path in FOLDER.iterdir())
 GO = {"nsqd": GoNsqd, "nsqlookupd": GoNsqlookupd}
 EMBEDDED = {"nsqd": EmbeddedServer, "nsqlookupd": EmbeddedLookupServer}
 
+CHARACTER = r"(\\u[0-9a-f]{4}|\\.|[^\\])"  # in JSON
+SHORT, LONG = rf"\{{{CHARACTER}\*(\d+)\}}", rf"{CHARACTER}\1{{99,}}"
+
 Steps = list[list[Any]]
 
 
@@ -82,8 +85,7 @@ def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
     with ExitStack() as stack:
         nsqds: dict[tuple[str, ...], Any] = {}
         for line in (FOLDER / f"{table}.jsonl").read_text().splitlines():
-            name, flags, recorded = json.loads(line)
-            steps = [[long(sent), answered] for sent, answered in recorded]
+            name, flags, steps = json.loads(re.sub(SHORT, lambda run: run[1] * int(run[2]), line))
             topic = re.sub(r"[^a-zA-Z0-9]", "_", name)[:50]
             if table.startswith("nsqlookupd"):
                 with running(kinds["nsqlookupd"](*flags)) as lookupd:
@@ -95,8 +97,11 @@ def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
                         running(kinds["nsqd"](path, *flags))
                     )
                 answers = (ask if table.startswith("http") else act)(nsqd, steps, topic)
-            played = [[sent, now] for (sent, _), now in zip(recorded, answers, strict=True)]
-            yield json.dumps([name, flags, short(played)]) + "\n"
+            played = [[sent, now] for (sent, _), now in zip(steps, answers, strict=True)]
+            out = json.dumps([name, flags, played])
+            yield (
+                re.sub(LONG, lambda run: f"{{{run[1]}*{len(run[0]) // len(run[1])}}}", out) + "\n"
+            )
 
 
 @contextmanager
@@ -106,24 +111,6 @@ def running(daemon: Any) -> Iterator[Any]:
         yield daemon
     finally:
         daemon.kill()
-
-
-def long(value: Any) -> Any:
-    """Write out what is repeated."""
-    if isinstance(value, str):
-        return re.sub(r"(?s)\{(.)\*(\d+)\}", lambda run: run[1] * int(run[2]), value)
-    if isinstance(value, list):
-        return list(map(long, value))
-    return {key: long(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def short(value: Any) -> Any:
-    """Say how often a character is repeated; the opposite of `long`."""
-    if isinstance(value, str):
-        return re.sub(r"(?s)(.)\1{99,}", lambda run: f"{{{run[1]}*{len(run[0])}}}", value)
-    if isinstance(value, list | tuple):
-        return list(map(short, value))
-    return {key: short(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 # -- nsqd, TCP ------------------------------------------------------------------------------------
@@ -280,18 +267,15 @@ def in_order(body: str) -> str:
     """The document with its lists sorted; untouched when no list has several items."""
     if not body.startswith("{") or "," not in body:
         return body
-    document, was_long = _sorted(json.loads(body))
-    return json.dumps(document) if was_long else body
+    lengths: list[int] = []
 
+    def ordered(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: ordered(item) for key, item in value.items()}
+        if isinstance(value, list):
+            lengths.append(len(value))
+            return sorted(map(ordered, value), key=json.dumps)
+        return value
 
-def _sorted(value: Any) -> tuple[Any, bool]:
-    if isinstance(value, dict):
-        parts = {key: _sorted(item) for key, item in value.items()}
-        return {k: v for k, (v, _) in parts.items()}, any(long for _, long in parts.values())
-    if isinstance(value, list):
-        items = [_sorted(item) for item in value]
-        return (
-            sorted((item for item, _ in items), key=json.dumps),
-            len(items) > 1 or any(long for _, long in items),
-        )
-    return value, False
+    document = json.dumps(ordered(json.loads(body)))
+    return document if max(lengths, default=0) > 1 else body

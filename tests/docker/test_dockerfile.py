@@ -1,7 +1,6 @@
-"""The Dockerfile: a linter reads it, and the steps of its build run, without an engine.
+"""The Dockerfile: a linter reads it, and the steps of its build run, without an engine:
 
-The build stage runs on other paths: ``/src`` and ``/opt/nsqtools`` lie in a directory of the test,
-and in place of the base image there are this machine's system and Python.
+``/src`` and ``/opt/nsqtools`` lie in a directory of the test, the system and Python are this one's.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ STAGES = {
 
 
 def step(stage: str, name: str) -> list[str]:
-    """The texts of the instructions of this name."""
     return [" ".join(text.split()) for each, text in STAGES[stage] if each == name]
 
 
@@ -56,8 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert reaches_the_builder(source), f"{source} is left out by .dockerignore"
             path = CHECKOUT / source
             if path.is_dir():
-                anywhere = [line[3:] for line in IGNORED if line.startswith("**/")]
-                skip = shutil.ignore_patterns(*anywhere)
+                skip = shutil.ignore_patterns(*(line[3:] for line in IGNORED if line[:3] == "**/"))
                 shutil.copytree(path, place, dirs_exist_ok=True, ignore=skip)
             else:
                 shutil.copy2(path, place)
@@ -65,25 +62,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bin/python").symlink_to(Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}"))
     [command] = step("build", "RUN")
     command = re.sub(r"--mount=\S+ ", "", command)
-    environ = {**os.environ, "EXTRAS": "standard", "PATH": f"{root}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["sh", "-c", re.sub(r"(?<![\w/.])/(?=opt/nsqtools|src\b)", f"{root}/", command)],
-        cwd=root / "src",
-        env={name: value for name, value in environ.items() if not name.startswith("PYTHON")},
-        capture_output=True,
-        text=True,
-        timeout=patience_s(300),
-    )
+    command = re.sub(r"(?<![\w/.])/(?=opt/nsqtools|src\b)", f"{root}/", command)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environ |= {"EXTRAS": "standard", "PATH": f"{root}/bin:{os.environ['PATH']}"}
+    where = {"cwd": root / "src", "env": environ, "timeout": patience_s(300)}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, **where)
     assert done.returncode == 0, done.stdout + done.stderr
     return root
 
 
 def test_a_linter_finds_nothing() -> None:
-    program = Path(sys.executable).with_name("hadolint")
-
-    done = subprocess.run(
-        [program, "--no-color", CHECKOUT / "Dockerfile"], capture_output=True, text=True
-    )
+    command = [Path(sys.executable).with_name("hadolint"), "--no-color", CHECKOUT / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True)
 
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 

@@ -1,7 +1,4 @@
-"""The sink of nsq-python(7) for PostgreSQL, and PostgreSQL killed: each message is one row.
-
-It runs where PostgreSQL (``apt-get install postgresql``) and psycopg are.
-"""
+"""The sink of nsq-python(7) for PostgreSQL, and PostgreSQL killed: each message is one row."""
 
 from __future__ import annotations
 
@@ -45,14 +42,9 @@ class Postgres:
 
     def start(self) -> None:
         flags = ["-D", self._data, "-p", str(self._port.number), "-k", "", "-h", "127.0.0.1"]
-        self._process = subprocess.Popen(
-            [self._bin / "postgres", *flags],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-            **self._user,
-        )
+        how = {"start_new_session": True, "cwd": "/", **self._user}
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([self._bin / "postgres", *flags], **silent, **how)
 
     def kill(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -76,13 +68,11 @@ def postgres() -> Iterator[Postgres]:
 def test_each_message_is_one_row_while_postgresql_and_the_program_are_killed(
     go_nsqd: MakeNsqd, postgres: Postgres, tmp_path: Path
 ) -> None:
-    rng, letters = random.Random(1), tmp_path / "letters"
-    nsqd = go_nsqd("-msg-timeout=2s")
+    letters, nsqd = tmp_path / "letters", go_nsqd("-msg-timeout=2s")
     nsqd.create_channel(TOPIC, CHANNEL)
-    bodies = [b'{"n": %d}' % number for number in range(MESSAGES)]
     bad = [b"not JSON %d" % number for number in range(5)]
-    given = bodies + bad
-    rng.shuffle(given)
+    given = bad + [b'{"n": %d}' % number for number in range(MESSAGES)]
+    random.Random(1).shuffle(given)
     words = [sys.executable, PROGRAM, postgres.dsn, nsqd.tcp_address, TOPIC, CHANNEL, letters]
     programs = [subprocess.Popen(words, stderr=subprocess.DEVNULL)]
     try:

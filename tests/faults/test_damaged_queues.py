@@ -17,7 +17,7 @@ from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.damage import damaged
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
@@ -38,8 +38,7 @@ def left_by_a_kill(path: Path, serve: Serve) -> None:
     )
     nsqd.publish("t", *texts)
     wait_until(lambda: nsqd.depth("t", "ch") == COUNT, what="the channel has them")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
         for _ in range(CONSUMED):
             client.finish([client.read_message()])
     nsqd.kill()
@@ -160,8 +159,7 @@ def consumed(nsqd: EmbeddedServer) -> set[bytes]:
     """Take what comes until nothing is left."""
     found: set[bytes] = set()
     for topic in TOPICS:
-        with RawClient(nsqd.tcp_address) as client:
-            client.subscribe(topic, "ch", ready=200)
+        with subscribed(nsqd.tcp_address, topic, "ch", ready=200) as client:
 
             def take(client: RawClient = client, topic: str = topic) -> bool:
                 stats = nsqd.channel_stats(topic, "ch")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
-from plugins.raw_client import RawClient, mpub, sized
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -177,8 +177,7 @@ def test_nothing_confirmed_is_missing_however_often_it_ends(
 
     missing = confirmed - finished
     received: dict[bytes, int] = {}
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1000)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=1000) as client:
         while missing:
             message = client.read_message()
             received[message.body] = message.attempts
@@ -218,7 +217,6 @@ def test_the_go_nsqd_finds_every_message(data_path: DataPath, serve: Serve, how:
 
     go = serve(GoNsqd(nsqd.data_path))
     assert go.depth("no_channel") == 1
-    with RawClient(go.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1000)
+    with subscribed(go.tcp_address, "t", "ch", ready=1000) as client:
         found = {message.body for message in client.read_messages(401)}
     assert found == bodies - {message.body for message in done} | {b"deferred"}

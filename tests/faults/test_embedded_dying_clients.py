@@ -22,7 +22,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, mpub, sized
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
@@ -41,8 +41,7 @@ LAYERS = ("", "tls_v1", "snappy", "deflate")
 def quiet_consumer(address: str) -> Iterator[Callable[[], None]]:
     """What to call for one message that comes to a consumer."""
     numbers = itertools.count()
-    with RawClient(address) as consumer, RawClient(address) as publisher:
-        consumer.subscribe("quiet", "ch", ready=1)
+    with subscribed(address, "quiet", "ch", ready=1) as consumer, RawClient(address) as publisher:
 
         def get_a_message() -> None:
             body = b"%d" % next(numbers)
@@ -72,9 +71,6 @@ def connected(address: str, layer: str) -> Iterator[RawClient]:
         yield client
 
 
-# how far a client comes
-
-
 PUB = b"PUB dying#ephemeral\n"
 CUT_OFF = PUB + b"\0\0\x10\0abc"
 MANY = mpub("dying#ephemeral", [b"x"] * 900)
@@ -95,30 +91,17 @@ STATES = {
 }
 
 
-# how it dies
+DEATHS = ("closes", "is reset", "breaks its layer")
 
 
-def closes(client: RawClient) -> None:
-    client.socket.close()
-
-
-def is_reset(client: RawClient) -> None:
-    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.socket.close()
-
-
-def breaks_its_layer(client: RawClient) -> None:
-    os.write(client.socket.fileno(), BROKEN_RECORD)  # beside TLS and compression
-    client.socket.close()
-
-
-DEATHS = (closes, is_reset, breaks_its_layer)
-
-
-def die(address: str, layer: str, sent: bytes, how: int) -> None:
+def die(address: str, layer: str, sent: bytes, how: str) -> None:
     with connected(address, layer) as client, suppress(OSError):  # the daemon was faster
         client.send(sent)
-        DEATHS[how](client)
+        if how == "is reset":
+            no_linger = struct.pack("ii", 1, 0)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
+        elif how == "breaks its layer":
+            os.write(client.socket.fileno(), BROKEN_RECORD)  # beside TLS and compression
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(16, marks=pytest.mark.slow)])
@@ -128,10 +111,10 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     cases = [
         (layer, sent, how)
         for (turn, layer), (at, sent), how in itertools.product(
-            enumerate(LAYERS), enumerate(STATES.values()), range(len(DEATHS))
+            enumerate(LAYERS), enumerate(STATES.values()), DEATHS
         )
         # in short: below TLS each death in each state, elsewhere one in each, in turn
-        if rounds > 1 or layer == "tls_v1" or (turn + at) % len(DEATHS) == how
+        if rounds > 1 or layer == "tls_v1" or how == DEATHS[(turn + at) % len(DEATHS)]
     ] * rounds
     random.Random(rounds).shuffle(cases)
     descriptors = Path(f"/proc/{nsqd.pid}/fd")
@@ -163,7 +146,7 @@ def test_publishers_that_die_beside_busy_ones_stop_nobody(
         busy = [threads.submit(be_busy) for _ in range(8)]
         try:
             for number in range(deaths):
-                die(nsqd.tcp_address, "", CUT_OFF, 0)
+                die(nsqd.tcp_address, "", CUT_OFF, "closes")
                 if number % 20 == 0:
                     get_a_message()
             get_a_message()
@@ -194,9 +177,6 @@ def test_a_broken_tls_record_during_deliveries_stops_nobody(
                 wait_until(lambda: is_closed(client), what="the daemon closes it")
     wait_until(lambda: nsqd.log.count("broken TLS record") == tries, what="each is logged once")
     assert "Exception in callback" not in nsqd.log
-
-
-# whatever raises
 
 
 FAULTS = [
@@ -260,8 +240,7 @@ def test_what_raises_once_stops_nobody_else(
         wait_until(be_busy, what=f"{name} raises")
         for _ in range(3):
             get_a_message()
-        with RawClient(nsqd.tcp_address) as client:
-            client.subscribe("busy", "ch", ready=5)
+        with subscribed(nsqd.tcp_address, "busy", "ch", ready=5) as client:
             while published:
                 message = client.read_message()
                 published.discard(message.body)

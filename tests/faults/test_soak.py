@@ -1,13 +1,11 @@
 """Everything at once for a long time: every message accounted for, nothing grows.
 
-A Go and a durable embedded nsqd announce themselves at a nsqlookupd; numbered messages are
-published to both, by ``nsq pub`` and a Producer. Archivers into files and into a table, a tail, a
-forwarder, a command, a Consumer of threads and one of asyncio, whose handler publishes, take them,
-each from a channel of its own; ten viewers look at the console; now and then an archive is
-published again to one channel. Meanwhile daemons are restarted, paused and (the durable one)
-killed, commands that consume are killed, and topics come and go. At the end every number must have
-come through each of them. Memory, descriptors and threads of each process are read now and then;
-those of the last quarter must not exceed those of the second, when all had come up.
+Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer.
+Archivers, a tail, a forwarder, a command, a Consumer of threads and one of asyncio, whose handler
+publishes, take them, each from a channel of its own; ten viewers look at the console; now and then
+an archive is published again to one channel. Meanwhile daemons are restarted, paused and (the
+durable one) killed, commands are killed, and topics come and go. At the end every number must have
+come through each of them, and no process may have grown since the second quarter of the time.
 
 ``-m slow`` runs it for two hours, or ``NSQTOOLS_SOAK_S`` seconds. The Go nsqd ends by SIGTERM: it
 promises nothing for kill -9.
@@ -161,6 +159,13 @@ class Soak:
 
     # -- what goes on meanwhile, each in a thread of its own -------------------------------------
 
+    def ticks(self, interval_s: float) -> Iterator[int]:
+        """Count, until it is over."""
+        for number in itertools.count():
+            if self.over.wait(interval_s):
+                return
+            yield number
+
     def publish(self) -> None:
         """Write numbers to the publishers until it is over, at a steady rate."""
         pipes = [self.commands[f"publisher {n}"].stdin for n in range(len(self.nsqds))]
@@ -182,7 +187,7 @@ class Soak:
     def produce(self) -> None:
         """Publish with a Producer, each number until its publication is confirmed."""
         with Producer([nsqd.tcp_address for nsqd in self.nsqds]) as producer:
-            while not self.over.wait(0.1):
+            for _ in self.ticks(0.1):
                 for number in self.numbers(RATE // 20):
                     while True:
                         with suppress(PublishError):
@@ -191,9 +196,7 @@ class Soak:
 
     def replay(self, interval_s: float) -> None:
         """Publish an archive again to one channel, until each of its messages is confirmed."""
-        for number in itertools.count():
-            if self.over.wait(interval_s):
-                return
+        for number in self.ticks(interval_s):
             path = self.directory / f"once-{number}.jsonl"
             sent = range(self.again, self.again + AGAIN)
             messages = [WireMessage(10**18 + n, 1, b"%016d" % n, b"%d" % n) for n in sent]
@@ -202,9 +205,8 @@ class Soak:
             where += f" --lookupd-tcp-address {self.lookupd.tcp_address}"
             words = f"replay {path} --yes --channel again --data-path {path}.nsqd {where}"
             for _ in range(10):  # a daemon that is away ends it; it continues
-                ran = subprocess.run(
-                    [*NSQ, *words.split()], env=self.environment, capture_output=True, check=False
-                )
+                command = [*NSQ, *words.split()]
+                ran = subprocess.run(command, env=self.environment, capture_output=True)
                 if ran.returncode == 0:
                     break
             assert ran.returncode == 0, ran.stderr.decode()
@@ -214,7 +216,7 @@ class Soak:
         """Look at a page of the console every second."""
         found = re.search(rb"http://[0-9.:]+", (self.directory / "console.log").read_bytes())
         assert found, self.log("console")
-        while not self.over.wait(1):
+        for _ in self.ticks(1):
             with urllib.request.urlopen(found[0].decode() + page, timeout=patience_s(10)) as answer:
                 assert answer.read()
             self.views += 1
@@ -231,10 +233,8 @@ class Soak:
             lambda: restart(durable, kill=True),
             *(lambda name=name: self.start(name, *self.kill(name).args) for name in KILLED),  # type: ignore[misc]
         ]
-        for fault in itertools.cycle(faults):
-            if self.over.wait(interval_s):
-                return
-            fault()
+        for number in self.ticks(interval_s):
+            faults[number % len(faults)]()
             self.faults += 1
 
     def kill(self, name: str) -> subprocess.Popen[bytes]:
@@ -248,9 +248,7 @@ class Soak:
 
     def churn(self, interval_s: float) -> None:
         """Create topics and delete them again, on whichever nsqd answers."""
-        for number in itertools.count():
-            if self.over.wait(interval_s):
-                return
+        for number in self.ticks(interval_s):
             nsqd, topic = self.nsqds[number % 2], f"churn-{number}"
             with suppress(OSError, AssertionError):  # it is being restarted
                 nsqd.create_channel(topic, "c")
@@ -258,7 +256,7 @@ class Soak:
                 nsqd.post("/topic/delete", topic=topic)
 
     def measure(self, interval_s: float) -> None:
-        while not self.over.wait(interval_s):
+        for _ in self.ticks(interval_s):
             pids = {name: process.pid for name, process in self.commands.items()}
             for name, pid in {**pids, "library": os.getpid()}.items():
                 with suppress(OSError, LookupError):
@@ -283,13 +281,12 @@ class Soak:
             assert publisher.wait(patience_s(150)) == 0, self.log(f"publisher {number}")
         others = [(COPY, "archive"), (DONE, "archive"), (ONCE, "again")]
         for topic, channel in [*((TOPIC, each) for each in CHANNELS), *others]:
-            for nsqd in self.nsqds:
-                if nsqd.stats(topic)["topics"]:
-                    wait_until(
-                        lambda: not unfinished(nsqd, topic, channel),  # noqa: B023
-                        what=f"the end of {topic}/{channel}",
-                        timeout_s=60,
-                    )
+            for nsqd in (each for each in self.nsqds if each.stats(topic)["topics"]):
+                wait_until(
+                    lambda: not unfinished(nsqd, topic, channel),  # noqa: B023
+                    what=f"the end of {topic}/{channel}",
+                    timeout_s=60,
+                )
         for name, process in self.commands.items():
             if not name.startswith("publisher"):
                 assert process.poll() is None, self.log(name)
@@ -302,29 +299,19 @@ class Soak:
 
     def arrived(self) -> dict[str, list[int]]:
         """The numbers that came through, of each that wrote them down."""
-        copies: dict[str, list[int]] = {COPY: [], DONE: []}
+        found: dict[str, list[int]] = {COPY: [], DONE: []}
         for message in messages_of(self.directory / "copies"):
-            copies[message["topic"]].append(int(message["body"]))
+            found[message["topic"]].append(int(message["body"]))
+        found["archive"] = [int(each["body"]) for each in messages_of(self.directory / "archive")]
         problems: list[tuple[str, str]] = []
-        lake = [
-            int(message.body)
-            for archive in find_archives([str(self.directory / "lake")])
-            for message in read_messages(archive, lambda *problem: problems.append(problem))
-        ]
+        for archive in find_archives([str(self.directory / "lake")]):
+            messages = read_messages(archive, lambda *problem: problems.append(problem))
+            found.setdefault("lake", []).extend(int(message.body) for message in messages)
         assert not problems
-        return {
-            "archive": [int(each["body"]) for each in messages_of(self.directory / "archive")],
-            "lake": lake,
-            **copies,
-            **{
-                name: list(map(int, (self.directory / file).read_bytes().split()))
-                for name, file in (
-                    ("tail", "tail.out"),
-                    ("exec", "exec.numbers"),
-                    ("again", "tail again.out"),
-                )
-            },
-        }
+        files = {"tail": "tail.out", "exec": "exec.numbers", "again": "tail again.out"}
+        for name, file in files.items():
+            found[name] = list(map(int, (self.directory / file).read_bytes().split()))
+        return found
 
 
 def restart(daemon: GoNsqd | GoNsqlookupd, *, kill: bool = False) -> None:

@@ -13,19 +13,18 @@ from __future__ import annotations
 import random
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
 from plugins.cli import SpawnNsq
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.network import TO_SERVER, ProxyTo
 from plugins.processes import descendants, kill
 from plugins.spark import RunSpark
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
 
@@ -47,11 +46,8 @@ def write_input(folder: Path, count: int) -> None:
         return WireMessage(BEGIN + number, 1, b"%016x" % number, body)
 
     for first in range(0, count, 20_000):
-        members = [
-            [message(number) for number in range(begin, begin + 2500)]
-            for begin in range(first, first + 20_000, 2500)
-        ]
-        write_archive(folder / f"{first:07d}.gz", *members)
+        spans = (range(begin, begin + 2500) for begin in range(first, first + 20_000, 2500))
+        write_archive(folder / f"{first:07d}.gz", *([*map(message, span)] for span in spans))
 
 
 def kill_workers(driver: subprocess.Popen[bytes]) -> None:
@@ -71,19 +67,6 @@ def kill_driver(driver: subprocess.Popen[bytes]) -> None:
     for pid in (driver.pid, *java):
         kill(pid)
     driver.wait(patience_s(20))
-
-
-def count_bodies(nsqd: GoNsqd, count: int) -> Counter[bytes]:
-    """Consume ``count`` messages."""
-    bodies: Counter[bytes] = Counter()
-    options = ClientOptions(max_in_flight=2500)
-    with Consumer("clicks", "check", nsqd_tcp_addresses=[nsqd.tcp_address], options=options) as c:
-        for batch in c.batches(timeout_s=10):
-            bodies.update(message.body[:7] for message in batch)
-            batch.finish()
-            if bodies.total() >= count:
-                break
-    return bodies
 
 
 @pytest.mark.parametrize(
@@ -110,34 +93,26 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     args = ["spark", "replay", str(tmp_path / "in"), *place]
     step = count * MESSAGE_BYTES // ((runs + 1) * (kills_in_a_run + 1))
 
-    def wait_for_progress(driver: subprocess.Popen[bytes]) -> None:
-        """Wait until nsqd has been sent another part, and the tasks wait for its answers."""
-        wait_until(
-            lambda: proxy.is_paused(TO_SERVER) or driver.poll() is not None,
-            what="progress",
-            timeout_s=START_TIMEOUT_S,
-        )
-        assert driver.poll() is None
-
-    kills = 0
+    kills = [kill_workers] * kills_in_a_run + [kill_driver]
     for _ in range(runs):
         proxy.pause_after(TO_SERVER, step)
         driver = spawn_nsq(args, spark_env)
-        for _ in range(kills_in_a_run):
-            wait_for_progress(driver)
-            kill_workers(driver)
-            kills += 1
+        for kill_some in kills:
+            wait_until(  # nsqd has been sent another part, and the tasks wait for its answers
+                lambda d=driver: proxy.is_paused(TO_SERVER) or d.poll() is not None,
+                what="progress",
+                timeout_s=START_TIMEOUT_S,
+            )
+            assert driver.poll() is None
+            kill_some(driver)
             proxy.pause_after(TO_SERVER, step)
-        wait_for_progress(driver)
-        kill_driver(driver)
-        kills += 1
     proxy.resume(TO_SERVER)
     last = run_spark(*args[1:])
 
     assert last.status == 0, last.err
     assert last.out == b"topic\tmessages\nclicks\t%d\n" % count
     depth = nsqd.depth("clicks")
-    bodies = count_bodies(nsqd, depth)
-    assert set(bodies) == {b"%07d" % n for n in range(count)}
+    found = {body[:7] for body in bodies_in(nsqd, "clicks", depth)}
+    assert found == {b"%07d" % n for n in range(count)}
     said = re.search(r"up to (\d+) twice", last.err)
-    assert depth - count <= (int(said[1]) if said else 0) <= kills * WINDOW
+    assert depth - count <= (int(said[1]) if said else 0) <= runs * len(kills) * WINDOW

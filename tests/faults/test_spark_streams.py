@@ -2,8 +2,7 @@
 
 One stream reads the topic, another one what ``nsq to-file`` archives of it. Killed are the
 archiver, the driver, the JVM, the processes that plan the batches (of ``nsq`` that is the consumer,
-too), and the workers that read. In the short form each command is killed once, with ``-m slow``
-again and again.
+too), and the workers that read: once, and with ``-m slow`` again and again.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from io import BytesIO
 from pathlib import Path
 
 import pytest
-from plugins.archives import unfinished, write_archive
+from plugins.archives import assert_each_once, unfinished, write_archive
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.processes import descendants, is_alive, kill
@@ -26,7 +25,7 @@ from plugins.servers import MakeNsqd
 from plugins.spark import RunSpark
 from plugins.spark_cluster import IVY
 from plugins.waiting import patience_s, wait_until
-from pyarrow import parquet
+from pyarrow import Table, parquet
 
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.protocol.frames import WireMessage
@@ -41,33 +40,11 @@ PLANNER, WORKER = "python_streaming_source_runner", "pyspark.daemon"
 JVM, DRIVER = "SparkSubmit", "driver"
 
 
-class Publishing:
-    """Publishes numbered bodies at a steady pace, on a thread, as far as it is told."""
-
-    def __init__(self, nsqd: GoNsqd, count: int):
-        self._nsqd = nsqd
-        self._count = count
-        self._upto = 0
-        self._may_go_on = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def go_on(self, upto: int) -> None:
-        self._upto = upto
-        self._may_go_on.set()
-
-    def join(self) -> None:
-        self.go_on(self._count)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        for begin in range(0, self._count, BATCH):
-            while begin >= self._upto:
-                self._may_go_on.wait()
-                self._may_go_on.clear()
-            self._nsqd.publish(TOPIC, *[b"%07d" % n for n in range(begin, begin + BATCH)])
-            time.sleep(PAUSE_S)
+def publish(nsqd: GoNsqd, first: int, last: int) -> None:
+    """Publish numbered bodies at a steady pace."""
+    for begin in range(first, last, BATCH):
+        nsqd.publish(TOPIC, *[b"%07d" % n for n in range(begin, begin + BATCH)])
+        time.sleep(PAUSE_S)
 
 
 @pytest.fixture
@@ -78,18 +55,9 @@ def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     return nsqd
 
 
-def drained(nsqd: GoNsqd, channel: str) -> None:
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, channel) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
-
-
-def check(found: dict[str, int], messages: int) -> None:
-    published = {f"{number:07d}" for number in range(messages)}
-    lost = sorted(published - set(found))
-    doubled = sorted(body for body, times in found.items() if times > 1)
-    assert (len(lost), len(doubled)) == (0, 0), f"lost {lost[:5]}, doubled {doubled[:5]}"
-    assert set(found) == published
+def check(tables: Iterable[Table], messages: int) -> None:
+    bodies = [body.encode() for table in tables for body in table["body"].to_pylist()]
+    assert_each_once(bodies, [b"%07d" % number for number in range(messages)])
 
 
 def test_ingestion_through_kills(
@@ -97,6 +65,7 @@ def test_ingestion_through_kills(
     spawn_nsq: SpawnNsq,
     run_spark: RunSpark,
     spark_env: dict[str, str],
+    in_background: Callable[..., Future[None]],
     tmp_path: Path,
 ) -> None:
     """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver.
@@ -108,9 +77,8 @@ def test_ingestion_through_kills(
     archive, lakes = tmp_path / "in", tmp_path / "lakes"
     archive.mkdir()
     address = ["--nsqd-tcp-address", nsqd.tcp_address]
-    small = ["--max-in-flight", "200", "--rotate-text-size", "100KB", "--gzip"]
-    to_file = ["to-file", "-t", TOPIC, "-c", ARCHIVE, *address, *small]
-    to_file += ["--output-dir", str(archive)]
+    to_file = ["to-file", "-t", TOPIC, "-c", ARCHIVE, *address, "--output-dir", str(archive)]
+    to_file += ["--max-in-flight", "200", "--rotate-text-size", "100KB", "--gzip"]
     sources = {SPARK: ["-t", TOPIC, "-c", SPARK, *address], ARCHIVE: [str(archive)]}
     commands = {}
     for name, source in sources.items():
@@ -132,8 +100,7 @@ def test_ingestion_through_kills(
         assert process.poll() is None, process.communicate()
 
     archiver = spawn_nsq(to_file)
-    publishing = Publishing(nsqd, messages)
-    publishing.go_on(messages // 2)
+    first_half = in_background(publish, nsqd, 0, messages // 2)
     of_topic, of_archive = start(SPARK), start(ARCHIVE)
     wait_for_batches(of_topic, SPARK)
     kill(descendants(of_topic.pid, PLANNER)[-1].pid)
@@ -142,7 +109,8 @@ def test_ingestion_through_kills(
     archiver.kill()
     archiver.wait(DEADLINE_S)
     archiver = spawn_nsq(to_file)
-    publishing.join()
+    first_half.result(DEADLINE_S)
+    publish(nsqd, messages // 2, messages)
     wait_for_batches(of_archive, ARCHIVE)
     [jvm] = descendants(of_archive.pid, "SparkSubmit")
     os.kill(jvm.pid, signal.SIGSTOP)
@@ -152,7 +120,7 @@ def test_ingestion_through_kills(
     kill(jvm.pid)
     wait_until(lambda: not is_alive(jvm.pid), what="the end of the JVM", timeout_s=DEADLINE_S)
 
-    drained(nsqd, ARCHIVE)
+    wait_until(lambda: unfinished(nsqd, TOPIC, ARCHIVE) == 0, what="the end", timeout_s=DEADLINE_S)
     archiver.send_signal(signal.SIGTERM)
     archiver.wait(DEADLINE_S)
     ends = [run_spark(*command[1:], "--once") for command in commands.values()]
@@ -163,9 +131,7 @@ def test_ingestion_through_kills(
     assert "another run writes to" in too_early.err
     for name, end in zip(commands, ends, strict=True):
         assert end.status == 0, end.err
-        tables = map(parquet.read_table, (lakes / name).rglob("*.parquet"))
-        bodies = [body for table in tables for body in table["body"].to_pylist()]
-        check(Counter(bodies), messages)
+        check(map(parquet.read_table, (lakes / name).rglob("*.parquet")), messages)
 
 
 def kill_one(driver: subprocess.Popen[bytes], what: str) -> None:
@@ -199,8 +165,7 @@ def test_ingestion_through_many_kills(
         lake = request.getfixturevalue("bucket").url
         env = env | {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
     if source == "topic":
-        for first in range(0, messages, 1000):
-            nsqd.publish(TOPIC, *[b"%07d" % n for n in range(first, first + 1000)])
+        publish(nsqd, 0, messages)
         place = ["-t", TOPIC, "-c", SPARK, "--nsqd-tcp-address", nsqd.tcp_address]
     else:
         archive.mkdir()
@@ -235,5 +200,4 @@ def test_ingestion_through_many_kills(
     assert last.returncode == 0, err.decode()
     out = open_storage(f"{lake}/out")
     files = [each.name for each in out.list() if each.name.endswith(".parquet")]
-    tables = [parquet.read_table(BytesIO(out.read(name))) for name in files]
-    check(Counter(body for table in tables for body in table["body"].to_pylist()), messages)
+    check((parquet.read_table(BytesIO(out.read(name))) for name in files), messages)

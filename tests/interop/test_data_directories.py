@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.raw_client import RawClient
+from plugins.raw_client import subscribed
 from plugins.servers import DataPath, Serve
 
 pytestmark = pytest.mark.real_nsqd
@@ -24,40 +23,30 @@ Kinds = tuple[type[GoNsqd] | type[EmbeddedServer], ...]
 SMALL_FILES = "-max-bytes-per-file=1000"
 
 
-HandOn = Callable[..., Nsqd]
-
-
-@pytest.fixture
-def hand_on(serve: Serve) -> HandOn:
+def hand_on(serve: Serve, server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
     """Stop a server, and let others open its directory one after the other: the last runs."""
-
-    def hand_on(server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
-        for kind in kinds:
-            server.stop()
-            server = serve(kind(server.data_path, *flags))
-        return server
-
-    return hand_on
+    for kind in kinds:
+        server.stop()
+        server = serve(kind(server.data_path, *flags))
+    return server
 
 
 @pytest.mark.parametrize("kinds", ORDERS)
 def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     flags = ("-mem-queue-size=10", SMALL_FILES)
     first = serve(kinds[0](data_path(), *flags))
     bodies = {b"%03d" % number for number in range(100)}
-    with RawClient(first.tcp_address) as client, RawClient(first.tcp_address) as producer:
-        client.subscribe("t", "ch", ready=5)
-        producer.publish("t", *bodies)
+    with subscribed(first.tcp_address, "t", "ch", ready=5) as client:
+        first.publish("t", *bodies)
         held = client.read_messages(5)
         client.send(b"REQ %b 3600000\n" % held[0].id)
-        producer.publish_deferred("t", 3_600_000, b"deferred")
+        first.post("/pub", b"deferred", topic="t", defer=3_600_000)
         client.read_message()  # in the place of the one that was given back
-        last = hand_on(first, kinds[1:], *flags)
+        last = hand_on(serve, first, kinds[1:], *flags)
 
-    with RawClient(last.tcp_address) as client:
-        client.subscribe("t", "ch", ready=200)
+    with subscribed(last.tcp_address, "t", "ch", ready=200) as client:
         received = client.read_messages(101)
 
     assert {message.body for message in received} == bodies | {b"deferred"}
@@ -71,7 +60,7 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
 def test_topics_channels_and_pauses_are_kept(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
+    kinds: Kinds, data_path: DataPath, serve: Serve
 ) -> None:
     first = serve(kinds[0](data_path()))
     first.create_channel("t", "paused")
@@ -82,7 +71,7 @@ def test_topics_channels_and_pauses_are_kept(
     first.post("/topic/pause", topic="bare")
     first.post("/channel/pause", topic="t", channel="paused")
     first.publish("bare", b"waiting in the topic")
-    last = hand_on(first, kinds[1:])
+    last = hand_on(serve, first, kinds[1:])
 
     topics = {topic["topic_name"]: topic for topic in last.stats()["topics"]}
     assert topics.keys() == {"bare", "t"}
@@ -92,13 +81,10 @@ def test_topics_channels_and_pauses_are_kept(
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_partly_read_files_are_read_on(
-    kinds: Kinds, data_path: DataPath, serve: Serve, hand_on: HandOn
-) -> None:
+def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     first = serve(kinds[0](data_path(), "-mem-queue-size=0", SMALL_FILES))
     bodies = [b"%03d" % number for number in range(120)]
-    with RawClient(first.tcp_address) as client:
-        client.subscribe("t", "ch")
+    with subscribed(first.tcp_address, "t", "ch") as client:
         client.publish("t", *bodies)
         client.send(b"RDY 1\n")
         for _ in range(50):
@@ -106,10 +92,9 @@ def test_partly_read_files_are_read_on(
         client.send(b"RDY 0\n")
         client.finish([client.read_message()])
         client.settle()
-        last = hand_on(first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
+        last = hand_on(serve, first, kinds[1:], "-mem-queue-size=0", SMALL_FILES)
 
-    with RawClient(last.tcp_address) as client:
-        client.subscribe("t", "ch", ready=100)
+    with subscribed(last.tcp_address, "t", "ch", ready=100) as client:
         assert [message.body for message in client.read_messages(69)] == bodies[51:]
 
 
@@ -122,10 +107,9 @@ def test_the_files_of_a_drained_queue_have_the_same_content(
     for kind in kinds:
         server = kind(data_path(), "-mem-queue-size=0", "-max-bytes-per-file=200")
         serve(server)
-        with RawClient(server.tcp_address) as client, RawClient(server.tcp_address) as producer:
-            client.subscribe("t", "ch", ready=1)
+        with subscribed(server.tcp_address, "t", "ch", ready=1) as client:
             for number in range(20):
-                producer.publish("t", b"%04d" % number)
+                server.publish("t", b"%04d" % number)
                 client.finish([client.read_message()])
             client.settle()
         server.stop()

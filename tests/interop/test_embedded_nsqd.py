@@ -44,22 +44,15 @@ def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
 ) -> None:
     nsqd = embedded(*certificates.server.nsqd_flags)
     nsqd.create_channel("t", "ch")
-    to_nsq = [go_program("to_nsq"), "-topic=t", f"-nsqd-tcp-address={nsqd.tcp_address}"]
-    run(to_nsq, "\n".join(LINES) + "\n")
-    options = [f"-consumer-opt={option}"]
-    if option.startswith("tls"):
-        options.append(f"-consumer-opt=tls_root_ca_file,{certificates.ca}")
-    place = ["-topic=t", "-channel=ch", f"-output-dir={tmp_path}", "-sync-interval=200ms"]
-    place += ["-max-in-flight=200", f"-nsqd-tcp-address={nsqd.tcp_address}", *options]
-    with subprocess.Popen(
-        [go_program("nsq_to_file"), *place], stderr=subprocess.DEVNULL
-    ) as archiver:
+    place = ["-topic=t", f"-nsqd-tcp-address={nsqd.tcp_address}"]
+    run([go_program("to_nsq"), *place], "\n".join(LINES) + "\n")
+    place += ["-channel=ch", f"-output-dir={tmp_path}", "-sync-interval=200ms"]
+    place += ["-max-in-flight=200", f"-consumer-opt={option}"]
+    place += [f"-consumer-opt=tls_root_ca_file,{certificates.ca}"] * option.startswith("tls")
+    command = [go_program("nsq_to_file"), *place]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
         try:
-            wait_until(
-                lambda: unfinished(nsqd, "t", "ch") == 0,
-                what="everything is archived",
-                timeout_s=TIMEOUT_S,
-            )
+            wait_until(lambda: not unfinished(nsqd, "t", "ch"), what="all archived", timeout_s=30)
         finally:
             archiver.terminate()
             archiver.wait(TIMEOUT_S)
@@ -82,7 +75,7 @@ def test_lookupds_can_be_changed_while_it_runs(embedded: Embedded, nsqlookupd: M
 PYNSQ = """
 import sys, nsq, tornado.ioloop
 address, options = sys.argv[1], eval(sys.argv[2])
-received = []
+loop, received = tornado.ioloop.IOLoop.current(), []
 def handler(message):
     received.append(message.body)
     if message.attempts == 1 and message.body == b"again":
@@ -90,18 +83,17 @@ def handler(message):
     else:
         message.finish()
     if len(received) == 12:
-        tornado.ioloop.IOLoop.current().call_later(0.1, tornado.ioloop.IOLoop.current().stop)
-    return None
+        loop.call_later(0.1, loop.stop)
 def publish():
     if not writer.conns:
-        tornado.ioloop.IOLoop.current().call_later(0.05, publish)
+        loop.call_later(0.05, publish)
         return
     writer.mpub("t", [b"body %d" % number for number in range(10)])
     writer.pub("t", b"again")
 reader = nsq.Reader("t", "ch", message_handler=lambda m: (m.enable_async(), handler(m))[1],
     nsqd_tcp_addresses=[address], max_in_flight=5, **options)
 writer = nsq.Writer([address], **options)
-tornado.ioloop.IOLoop.current().call_later(0.3, publish)
+loop.call_later(0.3, publish)
 nsq.run()
 print(len(received), received.count(b"again"))
 """

@@ -22,16 +22,8 @@ def torn(nsqd: GoNsqd, tmp_path: Path, go_program: GoProgram) -> tuple[Path, lis
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"message %d" % number for number in range(COUNT)])
     place = [f"-topic={TOPIC}", f"-channel={CHANNEL}", f"-nsqd-tcp-address={nsqd.tcp_address}"]
-    program = subprocess.Popen(
-        [
-            go_program("nsq_to_file"),
-            *place,
-            f"-output-dir={tmp_path}",
-            "-gzip",
-            "-sync-interval=1s",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+    place += [f"-output-dir={tmp_path}", "-gzip", "-sync-interval=1s"]
+    program = subprocess.Popen([go_program("nsq_to_file"), *place], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the archive", timeout_s=20)
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
@@ -12,24 +11,6 @@ from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
 from plugins.servers import DataPath, GoProgram, Serve
 from plugins.waiting import patience_s, wait_until
-
-STOP_TIMEOUT_S = patience_s(10.0)
-
-
-@pytest.fixture
-def lookupd(serve: Serve) -> EmbeddedLookupServer:
-    return serve(EmbeddedLookupServer())
-
-
-@pytest.fixture
-def registered(data_path: DataPath, lookupd: EmbeddedLookupServer, serve: Serve) -> EmbeddedServer:
-    """An nsqd with three messages in a topic that nsqlookupd knows."""
-    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    nsqd = serve(EmbeddedServer(data_path(), *flags))
-    nsqd.publish("clicks", b"one", b"two", b"three")
-    wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
-    return nsqd
-
 
 Joined = tuple[Nsqd, Nsqlookupd]
 
@@ -41,11 +22,11 @@ Joined = tuple[Nsqd, Nsqlookupd]
         pytest.param((EmbeddedServer, EmbeddedLookupServer), id="both embedded"),
     ]
 )
-def joined(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Joined:
+def joined(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> Joined:
     nsqd_kind, lookupd_kind = request.param
     lookupd = serve(lookupd_kind())
     flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    nsqd = serve(nsqd_kind(tmp_path, *flags))
+    nsqd = serve(nsqd_kind(data_path(), *flags))
     wait_until(lambda: lookupd.json("/nodes")["producers"], what="nsqd to say who it is")
     return nsqd, lookupd
 
@@ -59,31 +40,25 @@ def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Jo
     assert node["remote_address"].startswith("127.0.0.1:")
     assert (node["topics"], node["tombstones"]) == ([], [])
 
-    def wait_until_announced() -> None:
-        for topic in ("clicks", "empty"):
-            wait_until(
-                lambda topic=topic: lookupd.producers(topic) == [nsqd.tcp_address],  # type: ignore[misc]
-                what=topic,
-            )
-        wait_until(
-            lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
-            what="the channel",
-        )
+    def is_announced() -> bool:
+        channels = lookupd.json("/channels", topic="clicks")["channels"]
+        found = [lookupd.producers("clicks"), lookupd.producers("empty"), channels]
+        return found == [[nsqd.tcp_address], [nsqd.tcp_address], ["archive"]]
 
     nsqd.create_channel("clicks", "archive")
     nsqd.create_topic("empty")
-    wait_until_announced()
+    wait_until(is_announced, what="all to be announced")
     nsqd.stop()
     wait_until(lambda: not lookupd.json("/nodes")["producers"], what="nsqd to be gone")
     assert lookupd.producers("clicks") == []
     nsqd.start()
-    wait_until_announced()
+    wait_until(is_announced, what="all to be announced after a restart of nsqd")
     lookupd.kill()
     lookupd.start()
     # The Go nsqd notices with the next command, and connects again for the one after it.
     nsqd.create_topic("first")
     nsqd.create_topic("second")
-    wait_until_announced()
+    wait_until(is_announced, what="all to be announced after a restart of nsqlookupd")
     for topic in ("clicks", "empty", "first", "second"):
         nsqd.post("/topic/delete", topic=topic)
     wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="all to be taken back")
@@ -106,20 +81,20 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
     assert names == {"archive", "alert"}
 
 
-def output(command: list[str | Path]) -> bytes:
-    done = subprocess.run(command, capture_output=True, timeout=STOP_TIMEOUT_S, check=True)
-    return done.stdout
-
-
 def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(
-    registered: EmbeddedServer, lookupd: EmbeddedLookupServer, serve: Serve, go_program: GoProgram
+    data_path: DataPath, serve: Serve, go_program: GoProgram
 ) -> None:
+    lookupd = serve(EmbeddedLookupServer())
+    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    registered = serve(EmbeddedServer(data_path(), *flags))
     registered.create_channel("clicks", "ch")
+    registered.publish("clicks", b"one", b"two", b"three")
     wait_until(lambda: lookupd.json("/channels", topic="clicks")["channels"], what="the channel")
-    flags = [f"-lookupd-http-address={lookupd.http_address}"]
-    stat = [go_program("nsq_stat"), "-topic=clicks", "-channel=ch", "-count=1", *flags]
-    assert b"3" in output([*stat, "-interval=100ms"]).splitlines()[2].split()
-    admin = serve(Daemon("nsqadmin", flags, listeners={"HTTP": "http_address"}))
+    place = f"-lookupd-http-address={lookupd.http_address}"
+    stat = [go_program("nsq_stat"), "-topic=clicks", "-channel=ch", "-count=1", "-interval=100ms"]
+    shown = subprocess.check_output([*stat, place], timeout=patience_s(10))
+    assert b"3" in shown.splitlines()[2].split()
+    admin = serve(Daemon("nsqadmin", [place], listeners={"HTTP": "http_address"}))
     topic = json.loads(admin.get("/api/topics/clicks"))
     assert (topic["message_count"], topic["channels"][0]["depth"]) == (3, 3)
     admin.post("/api/topics/clicks/ch", b'{"action": "pause"}')

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import threading
@@ -75,6 +73,9 @@ class Consumed:
         http, tcp = self.lookupd.http_address, self.lookupd.tcp_address
         return ["--lookupd-http-address", http, "--lookupd-tcp-address", tcp, *map(str, more)]
 
+    def command(self, *words: object) -> list[str]:
+        return [*map(str, words), "-c", "billing", *self.options()]
+
     @contextmanager
     def temporary_nsqd(self, place: Path) -> Iterator[TemporaryNsqd]:
         lookupd = (self.lookupd.tcp_address,)
@@ -134,9 +135,8 @@ def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     orders.begin("orders", *CHANNELS)
-    archive = archived(tmp_path / "a.gz", 5)
 
-    result = run_nsq(["replay", str(archive), *orders.options("-c", "billing")])
+    result = run_nsq(orders.command("replay", archived(tmp_path / "a.gz", 5)))
 
     assert result.status == 0, result.err
     assert "nsq: 5 messages consumed\n" in result.err
@@ -154,19 +154,13 @@ def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
     # go-nsq finishes a message without a word after five attempts
     ids = ["0d9c5a1b2c3d4001", "0d9c5a1b2c3d4002", "not hexadecimal!"]
     dead = letters(tmp_path / "dead", *zip([*ids, *ids], "abcdef", strict=True))
-    with subprocess.Popen(
-        [
-            go_program("nsq_tail"),
-            "-topic=orders",
-            "-channel=billing",
-            f"-lookupd-http-address={orders.lookupd.http_address}",
-            "-consumer-opt=lookupd_poll_interval,100ms",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as tail:
+    words = ["-topic=orders", "-channel=billing", "-consumer-opt=lookupd_poll_interval,100ms"]
+    place = f"-lookupd-http-address={orders.lookupd.http_address}"
+    command = [go_program("nsq_tail"), *words, place]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=pipe, stderr=nowhere) as tail:
         try:
-            result = run_nsq(["redrive", str(dead), *orders.options("-c", "billing")])
+            result = run_nsq(orders.command("redrive", dead))
         finally:
             tail.terminate()
             printed, _ = tail.communicate()
@@ -182,9 +176,7 @@ def test_published_lines_reach_one_channel_when_they_are_due(
 ) -> None:
     orders.begin("orders", *CHANNELS)
 
-    result = run_nsq(
-        ["pub", "-t", "orders", "a", "b", "--defer", "1s", *orders.options("-c", "billing")]
-    )
+    result = run_nsq(orders.command("pub", "-t", "orders", "a", "b", "--defer", "1s"))
 
     assert result.status == 0, result.err
     assert orders.counts("orders", "billing") == {b"a": 1, b"b": 1}
@@ -195,12 +187,9 @@ def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     """In one, whatever nsqd the settings name: it is for none of them."""
-    where = ["--data-path", tmp_path / "place", "--unsent-file", tmp_path / "u"]
-    options = orders.options("-c", "billing", "--wait", "0.2s", "--max-depth", 1, *where)
-    result = run_nsq(
-        ["pub", "-t", "orders", "a", "b", *options],
-        env={"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:2,127.0.0.1:1"},
-    )
+    words = ["pub", "-t", "orders", "a", "b", "--data-path", tmp_path / "place", "--max-depth", 1]
+    command = orders.command(*words, "--wait", "0.2s", "--unsent-file", tmp_path / "u")
+    result = run_nsq(command, env={"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:2,127.0.0.1:1"})
     assert result.status == 7, result.err
     assert (tmp_path / "u").read_bytes() == b"b\n"
 
@@ -212,8 +201,7 @@ def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
     place = tmp_path / "place"
 
     def run(path: Path, *more: object) -> tuple[int, str]:
-        options = orders.options("-c", "billing", "--data-path", place, *more)
-        result = run_nsq(["replay", str(path), *options])
+        result = run_nsq(orders.command("replay", path, "--data-path", place, *more))
         return result.status, result.err
 
     status, said = run(archive, "--wait", "0.2s", "--max-depth", 3)
@@ -240,16 +228,13 @@ def test_what_cannot_work_is_refused_and_named(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
 
-    def refusal(*options: str) -> tuple[int, str]:
-        result = run_nsq(["replay", str(archive), *options])
-        return result.status, result.err
-
     with socket.create_server(("127.0.0.1", 0)) as silent:
         wrong = f"127.0.0.1:{silent.getsockname()[1]}"
-        status, said = refusal(*orders.options()[:-1], wrong, "-c", "billing")
-    assert (status, "does not show the nsqd that registered at" in said) == (4, True)
-    status, said = refusal(*orders.options("-c", "billing", "--data-path", "full"))
-    assert (status, "has files that are not of a run with --channel" in said) == (2, True)
+        command = orders.command("replay", archive)
+        result = run_nsq([*command[:-1], wrong])
+    assert (result.status, "does not show the nsqd that registered at" in result.err) == (4, True)
+    result = run_nsq([*command, "--data-path", "full"])
+    assert (result.status, "files that are not of a run with --channel" in result.err) == (2, True)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("nsqd-")] == []
 
 
@@ -265,7 +250,7 @@ def test_producers_that_find_it_are_refused(orders: Consumed, tmp_path: Path) ->
             ):
                 with pytest.raises(PublishError, match="takes none"):
                     publish()
-        api.http_address = temporary.http_address
+        api.http_address = temporary._thread.http_address
         for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
             assert api.request("POST", target, b"a")[0] == 403
         assert temporary.states() == []
@@ -314,12 +299,8 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 ) -> None:
     auth = auth_server.address
     auth_server.allow("s3cret", topic="orders")
-    nsqd = go_nsqd(
-        f"-lookupd-tcp-address={lookupd.tcp_address}",
-        f"-auth-http-address={auth}",
-        "-tls-required=tcp-https",
-        *certificates.server.nsqd_flags,
-    )
+    place = (f"-lookupd-tcp-address={lookupd.tcp_address}", f"-auth-http-address={auth}")
+    nsqd = go_nsqd(*place, "-tls-required=tcp-https", *certificates.server.nsqd_flags)
     nsqd.create_channel("orders", "billing")
     wait_until(lambda: lookupd.json("/channels?topic=orders")["channels"], what="it is registered")
     config = tmp_path / "nsqd.cfg"
@@ -327,7 +308,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
         f'auth_http_addresses = ["{auth}"]\ntls_required = true\n'
         f'tls_cert = "{certificates.server.cert}"\ntls_key = "{certificates.server.key}"\n'
     )
-    command = ["replay", str(archived(tmp_path / "a.gz", 5)), "-c", "billing", *consumed.options()]
+    command = consumed.command("replay", archived(tmp_path / "a.gz", 5))
     refused = run_nsq(command)
     assert (refused.status, "asks an auth server" in refused.err) == (2, True), refused.err
 
@@ -341,16 +322,14 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"),
-    [(4_000, 2), pytest.param(200_000, 20, marks=pytest.mark.slow)],
+    ("count", "kills"), [(4_000, 2), pytest.param(200_000, 20, marks=pytest.mark.slow)]
 )
 def test_kills_lose_nothing_and_double_only_what_was_in_flight(
     orders: Consumed, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
 ) -> None:
     orders.begin("orders", *CHANNELS)
-    archive = archived(tmp_path / "a.gz", count)
     seen = orders.of("billing")
-    command = ["replay", str(archive), *orders.options("-c", "billing", "--max-depth", 2000)]
+    command = orders.command("replay", archived(tmp_path / "a.gz", count), "--max-depth", 2000)
     for number in range(1, kills + 1):
         job = spawn_nsq(command)
         wait_until(
@@ -358,7 +337,7 @@ def test_kills_lose_nothing_and_double_only_what_was_in_flight(
             what=f"part {number} came",
             timeout_s=60,
         )
-        os.kill(job.pid, signal.SIGKILL)
+        job.kill()
         job.wait()
     job = spawn_nsq(command)
     _, said = job.communicate(timeout=patience_s(120))
@@ -383,17 +362,14 @@ def source(
 ) -> Nsqd:
     kind = getattr(request, "param", GoNsqd)
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    return serve(
-        kind(data_path(), f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h", register)
-    )
+    timeouts = (f"-msg-timeout={patience_s(2):g}s", "-max-req-timeout=2h")
+    return serve(kind(data_path(), *timeouts, register))
 
 
 def left(source: Nsqd) -> int:
-    return sum(
-        each["depth"] + each["in_flight_count"] + each["deferred_count"]
-        for topic in source.stats()["topics"]
-        for each in topic["channels"]
-    )
+    figures = ("depth", "in_flight_count", "deferred_count")
+    channels = [each for topic in source.stats()["topics"] for each in topic["channels"]]
+    return sum(channel[figure] for channel in channels for figure in figures)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +378,7 @@ def left(source: Nsqd) -> int:
     indirect=["source"],
 )
 def test_each_channel_gets_what_it_had_and_no_other_gets_it(
-    source: Nsqd,
-    consumed: Consumed,
-    spawn_nsq: SpawnNsq,
-    valid_json: ValidJson,
-    count: int,
+    source: Nsqd, consumed: Consumed, spawn_nsq: SpawnNsq, valid_json: ValidJson, count: int
 ) -> None:
     expected: dict[tuple[str, str], list[bytes]] = {}
     with Producer(source.tcp_address) as producer:

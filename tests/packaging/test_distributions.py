@@ -1,7 +1,6 @@
-"""What is published: a wheel and an sdist that have everything, and work where they are installed.
+"""What is published: a wheel and an sdist that have everything, and work where they are installed:
 
-The wheel goes into an empty environment of this Python (``-m slow``: of every other that is here
-and that we say we support), and is used outside the checkout.
+in an empty environment of this Python (``-m slow``: of every other that is here and supported).
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ from nsqtools.server.embedded import EmbeddedNsqd
 CHECKOUT = Path(__file__).parents[2]
 TIMEOUT_S = patience_s(120)
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text("utf-8"))["project"]
-SUPPORTED = sorted(
-    int(match[1])
-    for classifier in PROJECT["classifiers"]
-    if (match := re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", classifier))
-)
+SUPPORTED = sorted(map(int, re.findall(r"Python :: 3\.(\d+)", "\n".join(PROJECT["classifiers"]))))
 
 SMOKE = """
 import importlib, pkgutil, sys
@@ -68,17 +63,11 @@ assert sorted(bodies) == [b"one", b"two"]
 print("fine")
 """
 
-
-RELEASED_AT = 1_790_000_000
-"""SOURCE_DATE_EPOCH: the time of everything that is built."""
-
-MOST_PACKAGES = 22
-"""What the base installation may bring along."""
+RELEASED_AT = 1_790_000_000  # SOURCE_DATE_EPOCH: the time of everything that is built
+MOST_PACKAGES = 22  # that the base installation may bring along
 
 
 class Distributions(NamedTuple):
-    """What was built: from the checkout, and again from the sdist."""
-
     sdist: Path
     wheel: Path
     sdist_of_sdist: Path
@@ -120,14 +109,12 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_index_would_take_them(built: Distributions) -> None:
-    said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
-
-    assert said.count("PASSED") == 4
-
-
-def test_two_builds_are_the_same_byte_for_byte(built: Distributions) -> None:
+def test_two_builds_are_the_same_byte_for_byte_and_the_index_would_take_them(
+    built: Distributions,
+) -> None:
     """In another directory, from files of other times, and with another umask."""
+    said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
+    assert said.count("PASSED") == 4
     with zipfile.ZipFile(built.wheel) as ours, zipfile.ZipFile(built.wheel_of_sdist) as again:
         assert ours.namelist() == again.namelist()
         different = [name for name in ours.namelist() if ours.read(name) != again.read(name)]
@@ -148,18 +135,14 @@ def test_both_have_every_file_that_the_package_needs(built: Distributions) -> No
     with tarfile.open(built.sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(built.wheel) as wheel:
-        in_wheel = {place_in_checkout(name) for name in wheel.namelist()}
+        names = "\n".join(wheel.namelist())
+    # what Spark wants at the top is kept elsewhere
+    in_wheel = set(re.sub("^(?=pyspark_)", "nsqtools/spark/top_level/", names, flags=re.M).split())
 
-    assert files - in_sdist == set()
-    assert files - in_wheel == set()
+    assert (files - in_sdist, files - in_wheel) == (set(), set())
     others = {"CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "tests/conftest.py"}
     assert others <= in_sdist
     assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
-
-
-def place_in_checkout(name: str) -> str:
-    """Where a file of the wheel is kept: what Spark wants at the top has a place of its own."""
-    return f"nsqtools/spark/top_level/{name}" if name.startswith("pyspark_") else name
 
 
 def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Distributions) -> None:
@@ -182,11 +165,8 @@ def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Dis
     assert "[pytest11]\nnsqtools = nsqtools.testing.pytest_plugin\n" in f"{entry_points}\n"
     assert len(manual) > 30
     assert {f"share/{path.as_posix()}" for path in manual} <= shared
-    assert {
-        "share/bash-completion/completions/nsq",
-        "share/zsh/site-functions/_nsq",
-        "share/fish/vendor_completions.d/nsq.fish",
-    } <= shared
+    shells = ("bash-completion/completions/nsq", "zsh/site-functions/_nsq")
+    assert {f"share/{each}" for each in (*shells, "fish/vendor_completions.d/nsq.fish")} <= shared
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -201,15 +181,13 @@ def test_the_version_stands_in_one_place() -> None:
 
 def test_the_changelog_begins_with_this_version() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text("utf-8")
-    headings = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
-    kinds = re.findall(r"^### (.+)$", text, re.M)
+    (version, _), *earlier = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
 
-    assert headings[0][0] == nsqtools.__version__
-    released = [when for _, when in headings if when != "unreleased"]
+    assert version == nsqtools.__version__
+    released = [when for _, when in earlier]
     assert released == sorted(map(str, map(date.fromisoformat, released)), reverse=True)
-    assert headings[0][1] == "unreleased" or len(released) == len(headings)
-    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert "keepachangelog.com" in text
+    kinds = set(re.findall(r"^### (.+)$", text, re.M))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 @cache
@@ -217,17 +195,15 @@ def interpreters() -> dict[int, Path]:
     """A Python of each minor version that runs here, those of pyenv included."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = {sys.version_info.minor: Path(sys.executable)}
-    for minor in range(11, 30):
+    for minor in SUPPORTED:
         candidates = [
             *pyenv.glob(f"versions/3.{minor}.*/bin/python3.{minor}"),
             *(Path(place, f"python3.{minor}") for place in os.get_exec_path()),
         ]
         for candidate in filter(Path.is_file, candidates):
-            ask = [candidate, "-c", "import venv, sys; print(sys.version_info.minor)"]
-            asked = subprocess.run(ask, capture_output=True, text=True, check=False)
-            if asked.stdout == f"{minor}\n":
+            asked = subprocess.run([candidate, "-c", "import venv"], capture_output=True)
+            if asked.returncode == 0:
                 found.setdefault(minor, candidate)
-                break
     return found
 
 
@@ -237,21 +213,14 @@ def test_what_supports_us_is_what_we_say() -> None:
     assert sys.version_info.minor in SUPPORTED
 
 
-NEEDS = [
-    ("server", "nsqd"),
-    ("server", "demo"),
-    ("server", "bench e2e"),
-    ("web", "web"),
-    ("http", "to-http -t t --post http://127.0.0.1:1"),
-]
+NEEDS = {"nsqd": "server", "demo": "server", "bench e2e": "server", "web": "web"}
+NEEDS["to-http -t t --post http://127.0.0.1:1"] = "http"
+OTHERS = {*SUPPORTED} - {sys.version_info.minor}
 
 
 @pytest.mark.parametrize(
     "minor",
-    [
-        pytest.param(minor, marks=[pytest.mark.slow] if minor != sys.version_info.minor else [])
-        for minor in SUPPORTED
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] if n in OTHERS else []) for n in SUPPORTED],
 )
 def test_the_wheel_works_where_nothing_else_is(
     built: Distributions, tmp_path: Path, minor: int
@@ -268,7 +237,7 @@ def test_the_wheel_works_where_nothing_else_is(
     assert run([nsq, "--version"], cwd=work) == f"nsq {nsqtools.__version__}\n"
     listed = subprocess.check_output([*install[:4], "list", "-q", "--python", python], text=True)
     assert len(listed.splitlines()) - 2 <= 1 + MOST_PACKAGES, listed  # a heading, and ours
-    for extra, command in NEEDS:
+    for command, extra in NEEDS.items():
         failed = subprocess.run([nsq, *command.split()], cwd=work, capture_output=True, text=True)
         assert failed.returncode == 1
         assert re.fullmatch(
@@ -290,12 +259,9 @@ def test_the_wheel_works_where_nothing_else_is(
     assert list(work.iterdir()) == []
 
 
-# -- what is installed can be traced ---------------------------------------------------------------
-
-
 CI = CHECKOUT / ".ci"
-LOCKED_EXTRAS = ("top", "server", "web", "jq", "http", "object-store")
-LOCKED_EXTRAS += ("spark", "spark-java", "test")
+LOCKED_EXTRAS = ["top", "server", "web", "jq", "http", "object-store"]
+LOCKED_EXTRAS += ["spark", "spark-java", "test"]
 
 
 @pytest.fixture(scope="module")
@@ -311,26 +277,22 @@ def locked() -> dict[str, str]:
 
 
 def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str]) -> None:
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
 
     for requirement in map(Requirement, wanted):
-        if requirement.name == "nsqtools":  # extras that are made of others
-            continue
-        if requirement.marker is None or requirement.marker.evaluate(default_environment()):
+        is_here = requirement.marker is None or requirement.marker.evaluate(default_environment())
+        if is_here and requirement.name != "nsqtools":  # an extra that is made of others
             version = locked.get(canonicalize_name(requirement.name), "")
             assert version in requirement.specifier, f"{requirement}: run .ci/lock"
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "uv.txt"])
-def test_each_version_has_the_hashes_of_its_files(name: str) -> None:
-    text = (CI / name).read_text().replace("\\\n", " ")
-
-    lines = text.splitlines()
-    assert lines
-    assert all("--hash=sha256:" in line for line in lines)
-    assert "://" not in text  # whichever index serves them
+def test_each_version_has_the_hashes_of_its_files() -> None:
+    for name in ("constraints.txt", "uv.txt"):
+        lines = (CI / name).read_text().replace("\\\n", " ").splitlines()
+        assert len(lines) > 0
+        assert all("--hash=sha256:" in line for line in lines)
+        assert not any("://" in line for line in lines)  # whichever index serves them
 
 
 def test_one_command_prints_what_an_environment_consists_of(locked: dict[str, str]) -> None:
@@ -342,9 +304,7 @@ def test_one_command_prints_what_an_environment_consists_of(locked: dict[str, st
     httpx = components[f"pkg:pypi/httpx@{metadata.version('httpx')}"]
     if locked["httpx"] == metadata.version("httpx"):
         assert len(httpx["hashes"]) == 2  # a wheel and an sdist
-    [ours] = [
-        each for each in document["dependencies"] if each["ref"].startswith("pkg:pypi/nsqtools@")
-    ]
-    assert httpx["bom-ref"] in ours["dependsOn"]
-    refs = {each["ref"] for each in document["dependencies"]}
-    assert all(set(each["dependsOn"]) <= refs for each in document["dependencies"])
+    needs = {each["ref"]: each["dependsOn"] for each in document["dependencies"]}
+    [ours] = [ref for ref in needs if ref.startswith("pkg:pypi/nsqtools@")]
+    assert httpx["bom-ref"] in needs[ours]
+    assert all(needs.keys() >= set(each) for each in needs.values())

@@ -24,11 +24,10 @@ from plugins.servers import need
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Page
 
     from nsqtools.http.http_api import HTTPAccess
 
-BROWSER_FIXTURES = {"browser", "open_page"}
 REFRESH_S = 0.25
 
 
@@ -62,35 +61,30 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())):
+    if "open_page" in getattr(item, "fixturenames", ()):
         need("" if CHROMIUM else "there is no chromium: apt-get install chromium")
         need("" if find_spec("playwright") else "playwright is missing: pip install playwright")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def window() -> Iterator[BrowserContext]:
+    """The window of the tabs that need nothing special: a new one costs as much as a page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
+        browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
             # as root, as in a container of CI, its own sandbox cannot be had
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
             timeout=patience_s(30) * 1000,
         )
-        yield launched
-        launched.close()
-
-
-@pytest.fixture(scope="module")
-def window(browser: Browser) -> Iterator[BrowserContext]:
-    """The window of the tabs that need nothing special: a new one costs as much as a page."""
-    with browser.new_context(reduced_motion="reduce") as context:
-        yield context
+        with browser.new_context(reduced_motion="reduce") as context:
+            yield context
+        browser.close()
 
 
 @pytest.fixture
-def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
+def open_page(window: BrowserContext) -> Iterator[OpenPage]:
     opened: list[Tab] = []
     with ExitStack() as closing:
 
@@ -99,7 +93,8 @@ def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
         ) -> Tab:
             context = window
             if not script:
-                context = browser.new_context(java_script_enabled=False)
+                assert window.browser is not None
+                context = window.browser.new_context(java_script_enabled=False)
                 closing.callback(context.close)
             page = context.new_page()
             closing.callback(page.close)

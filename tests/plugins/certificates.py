@@ -21,7 +21,6 @@ NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
 
 LOOPBACK = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-ELSEWHERE = [x509.DNSName("nsqd.example.org")]
 
 
 class Credentials(NamedTuple):
@@ -37,13 +36,10 @@ class Credentials(NamedTuple):
 
 
 class Certificates(NamedTuple):
-    """All credentials are issued by the authority whose certificate is the file `ca`.
-
-    `other_ca` has issued nothing: whoever trusts only that one must refuse every server.
-    """
+    """What the authority of the file `ca` has issued."""
 
     ca: Path
-    other_ca: Path
+    other_ca: Path  # has issued nothing: who trusts only that one must refuse every server
     server: Credentials  # for localhost and 127.0.0.1
     expired_server: Credentials
     wrong_host_server: Credentials  # for nsqd.example.org
@@ -55,12 +51,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     directory = tmp_path_factory.mktemp("certificates")
     authority = Authority(directory, "ca")
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+    elsewhere = [x509.DNSName("nsqd.example.org")]
     return Certificates(
         ca=authority.cert_path,
         other_ca=Authority(directory, "other_ca").cert_path,
         server=authority.issue("server", server, LOOPBACK),
         expired_server=authority.issue("expired", server, LOOPBACK, until=NOW - DAY),
-        wrong_host_server=authority.issue("wrong_host", server, ELSEWHERE),
+        wrong_host_server=authority.issue("wrong_host", server, elsewhere),
         client=authority.issue("client", client, []),
     )
 

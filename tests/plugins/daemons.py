@@ -172,17 +172,14 @@ class GoNsqd(Daemon, Nsqd):
 
     def publish(self, topic: str, *bodies: bytes) -> None:
         """Publish, and wait for the copies in the channels, which nsqd makes after its answer."""
-        before = self._copied(topic)
+        wanted = {channel: count + len(bodies) for channel, count in self._copied(topic).items()}
         super().publish(topic, *bodies)
-        wait_until(
-            lambda: all(
-                count >= before[channel] + len(bodies)
-                for channel, count in self._copied(topic).items()
-                if channel in before
-            ),
-            what=f"the channels of {topic} to have what was published",
-            timeout_s=20,
-        )
+
+        def have_all() -> bool:
+            found = self._copied(topic)
+            return all(found.get(channel, count) >= count for channel, count in wanted.items())
+
+        wait_until(have_all, what=f"the channels of {topic} to have it", timeout_s=20)
 
     def _copied(self, topic: str) -> dict[str, int]:
         """How many messages each channel ever had; of no channel while the topic is paused."""

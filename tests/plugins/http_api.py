@@ -1,7 +1,6 @@
 """The HTTP APIs of a daemon under test, as far as tests need them to prepare and to look.
 
-`Nsqd` is what every nsqd offers to a test, whichever program it is: the Go one
-(`daemons.GoNsqd`) or the embedded one. Tests that take it run on both. `Nsqlookupd` likewise.
+`Nsqd` and `Nsqlookupd` are what each offers to a test, the Go program and the embedded one.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 A JVM takes most of its start to load and verify some 15,000 classes of Spark. The first worker that
 needs Spark has one JVM write what it loaded to a file (Java's class data sharing), which all others
-map: a session takes half the CPU time. Where that fails, they start as ever. ``tests/run`` has it
-written while types are checked, for the tests with Spark take longest.
-
-The file is kept for later runs in ``~/.cache/nsqtools-tests``, by the Java and the PySpark that it
-is of; a JVM ignores one that does not fit.
+map: a session takes half the CPU time. ``tests/run`` has it written while types are checked. It is
+kept for later runs; a JVM ignores one that does not fit, and where it fails they start as ever.
 
 Trap: what a JVM says about such a file goes to stdout, which Spark's scripts read; hence no log.
 """
@@ -54,9 +51,15 @@ def quick_jvm() -> str:
 
 
 def kept_classes() -> Path:
-    """The file, which the first who asks writes."""
+    """The file for this Java and these jars of PySpark, which the first who asks writes."""
+    import pyspark
+
+    from nsqtools.spark.java import find_java
+
+    java, jars = find_java(os.environ), Path(pyspark.__file__).parent / "jars"
+    of = f"{jars} {jars.stat().st_mtime_ns} {java.program} {java.version}"
+    classes = CACHE / f"classes-{zlib.crc32(of.encode()):08x}.jsa"
     CACHE.mkdir(parents=True, exist_ok=True)
-    classes = CACHE / f"classes-{key():08x}.jsa"
     with (CACHE / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not classes.exists():
@@ -67,28 +70,15 @@ def kept_classes() -> Path:
     return classes
 
 
-def key() -> int:
-    """A number for the jars of PySpark, where they are, and Java."""
-    import pyspark
-
-    from nsqtools.spark.java import find_java
-
-    java = find_java(os.environ)
-    jars = Path(pyspark.__file__).parent / "jars"
-    return zlib.crc32(f"{jars} {jars.stat().st_mtime_ns} {java.program} {java.version}".encode())
-
-
 def write_classes(classes: Path) -> None:
-    """Write the classes that a session of Spark loads; no file where that fails."""
     with TemporaryDirectory(prefix="nsqtools-tests-") as directory:
         draft = Path(directory, "classes.jsa")
-        flags = f"{FLAGS} -XX:ArchiveClassesAtExit={draft}"
-        program = [sys.executable, "-c", PROGRAM, directory, flags]
+        program = [sys.executable, "-c", PROGRAM, directory]
+        program.append(f"{FLAGS} -XX:ArchiveClassesAtExit={draft}")
         silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         subprocess.run(program, **silent, timeout=TIMEOUT_S, check=False)
         if draft.exists():
-            whole = shutil.copyfile(draft, classes.with_suffix(".draft"))
-            whole.replace(classes)
+            shutil.copyfile(draft, classes.with_suffix(".draft")).replace(classes)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,12 @@ class Proxy:
         except* asyncio.CancelledError:
             reset = self._cut_with_reset
         for writer in writers:
-            _end(writer, reset)
+            if reset and not writer.transport.is_closing():
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+                writer.transport.abort()
+            else:
+                writer.close()
         self._connections.discard(connection)
 
     async def _copy(
@@ -170,17 +175,6 @@ class Proxy:
             writer.write_eof()
         else:  # TLS closes both directions together
             writer.close()
-
-
-def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
-    if writer.transport.is_closing():
-        return
-    if reset:
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-        writer.transport.abort()
-    else:
-        writer.close()
 
 
 ProxyTo = Callable[..., Proxy]

@@ -7,12 +7,9 @@
         cut.restore(folder)  # ... and recover, and look
 
 After each call there are several cuts, for what a disk may have done by itself and in which order.
-Nothing that was written after the last sync of a file is there.
-
-- strict: names are as they were when their directory was synced last;
-- removals went first: as strict, and every name that was unlinked since is gone;
-- names went first: names are as they are now, so what was not synced is an empty file;
-- sizes went first, too: in place of what was written later there are zeros.
+Nothing that was written after the last sync of a file is there. Names are as when their directory
+was synced last (strict), or without those that were unlinked since, or as they are now, so what was
+not synced is an empty file; or sizes went first, too: what was written later is zeros.
 
 With ``names_with_files`` a file's sync makes all names durable that were given until then, as in
 the journals of ext4, XFS and btrfs. Go's nsqd relies on it.

@@ -1,7 +1,6 @@
 """A client of protocol V2 with nothing of nsqtools in it but codecs: frames in, bytes out.
 
-with RawClient(nsqd.tcp_address) as client:
-    client.subscribe("topic", "channel", ready=1)
+with subscribed(nsqd.tcp_address, "topic", "channel", ready=1) as client:
     message = client.read_message()
     client.send(b"FIN " + message.id + b"\\n")
 """
@@ -162,3 +161,10 @@ class RawClient:
     def settle(self) -> None:
         """Wait until the server has worked off everything that was sent."""
         assert self.ask(b"PUB settled#ephemeral\n" + sized(b"x")) == b"OK"
+
+
+def subscribed(address: str, topic: str, channel: str, *, ready: int = 0) -> RawClient:
+    """A client that consumes."""
+    client = RawClient(address)
+    client.subscribe(topic, channel, ready=ready)
+    return client

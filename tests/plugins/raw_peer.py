@@ -33,12 +33,6 @@ class RawPeer(RawClient):
     def __init__(self, address: str, *, magic: bytes = b"  V1") -> None:
         super().__init__(address, magic=magic)
 
-    @property
-    def address(self) -> str:
-        """The address under which nsqlookupd knows this peer."""
-        host, port = self.socket.getsockname()
-        return f"{host}:{port}"
-
     def read_response(self) -> bytes:
         """The next response; EOFError when nsqlookupd has closed."""
         return self._take(int.from_bytes(self._take(4), "big"))

@@ -3,9 +3,7 @@
     blocks = parse(name, text)      the fenced blocks, each with the heading above it
     place.run(command)              one command line, in bash, as a reader would type it
 
-A *place* has an nsqd, an nsqlookupd and a directory of its own. `Place.fit` replaces the addresses
-and directories in the text by those. Commands run with the environment of a user who has nothing
-configured.
+A *place* has daemons and a directory of its own, which `Place.fit` puts into the text.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ FOR_A_SHELL = re.compile(r"[|<>&;$#*~]")
 
 
 class Block(NamedTuple):
-    """A fenced block, with its document, the heading above it, and its first line."""
-
     document: str
     heading: str
     language: str
@@ -61,7 +57,6 @@ class Done(NamedTuple):
 
 
 def parse(document: str, text: str) -> list[Block]:
-    """Return the fenced blocks of a Markdown text."""
     blocks = []
     heading, language, lines, begin = "", None, [], 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -117,29 +112,17 @@ class Place:
         for words, run in self.in_process.items():
             if command.text.startswith(f"{words} ") and not FOR_A_SHELL.search(command.text):
                 return run(shlex.split(self.fit(command.text.removeprefix(words))))
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", self.fit(command.text)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=self.directory,
-            env=self.environ,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        where = {"cwd": self.directory, "env": self.environ, "timeout": DEADLINE_S}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "input": b""}
+        line = ["bash", "-o", "pipefail", "-c", self.fit(command.text)]
+        done = subprocess.run(line, check=False, **where, **streams)
         return Done(done.returncode, done.stdout.decode())
 
     def _run_and_interrupt(self, command: Command) -> Done:
         """On a terminal, as such commands are used."""
-        child: pexpect.spawn[str] = pexpect.spawn(
-            "bash",
-            ["-c", f"exec {self.fit(command.text)}"],
-            cwd=str(self.directory),
-            env=self.environ,
-            encoding="utf-8",
-            timeout=DEADLINE_S,
-            dimensions=(40, 120),
-        )
+        where = {"cwd": str(self.directory), "env": self.environ, "timeout": DEADLINE_S}
+        line = ["-c", f"exec {self.fit(command.text)}"]
+        child = pexpect.spawn("bash", line, encoding="utf-8", dimensions=(40, 120), **where)
         try:
             if not command.text.startswith(SILENT):
                 child.expect(r"\S")

@@ -5,13 +5,11 @@ what a change is tried with before all of it runs.
 
 Where pytest-xdist has several workers (``-n 2``):
 
-- Tests go to the worker that is free, one by one, but those of a group all go to the same worker:
-  `group_of`. A second Spark session costs a JVM, a second image a build.
-- A test marked ``alone`` measures time or needs the whole machine: while it runs, no other worker
-  runs anything. Two locked files see to that. Every test takes ``turn``, then ``machine`` (shared;
-  an ``alone`` test exclusively), and gives ``turn`` back at once. An ``alone`` test that waits for
-  the machine keeps the turn, so that others cannot start before it. They all come last: each of
-  them would have the other workers wait for the longest test that runs just then.
+- Tests go to the worker that is free, but those of a group all go to the same one: `group_of`. A
+  second Spark session costs a JVM, a second image a build.
+- A test marked ``alone`` measures time or needs the whole machine. Two locked files see to that:
+  every test takes ``turn``, then ``machine`` (shared; an ``alone`` test exclusively), and gives
+  ``turn`` back at once. They all come last: each would have the others wait.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ QUICK = (
 
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
-OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py", "tests/spark/test_executors_killed.py")
+OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py")
 
 LOCKS = pytest.StashKey[TemporaryDirectory[str]]()
 

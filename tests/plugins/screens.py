@@ -21,6 +21,14 @@ WAIT_S = patience_s(15.0)
 class Waiting:
     """Waits for ``lines``, those of a screen, while something else goes on."""
 
+    def press(self, *keys: str) -> None:
+        """Press keys."""
+
+    def see(self, keys: str | Sequence[str], *texts: str, gone: str = "") -> list[str]:
+        """Press keys, then `wait_for`."""
+        self.press(*([keys] if isinstance(keys, str) else keys))
+        return self.wait_for(*texts, gone=gone)
+
     def wait_for(self, *texts: str, gone: str = "") -> list[str]:
         """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
         return self.wait_until(
@@ -58,9 +66,9 @@ class TerminalScreen(Waiting):
         """The screen as it is, without the blanks at the ends."""
         return [line.rstrip() for line in self._screen.display]
 
-    def press(self, keys: str) -> None:
+    def press(self, *keys: str) -> None:
         """Type something; the program sees it as one read."""
-        self.child.send(keys)
+        self.child.send("".join(keys))
 
     def resize(self, columns: int, lines: int) -> None:
         """Give the window another size, as dragging its corner does."""

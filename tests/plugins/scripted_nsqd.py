@@ -1,14 +1,12 @@
 """An nsqd that does what the test says, byte for byte, and nothing by itself.
 
-    def test_backoff_stops_the_flow_before_the_requeue(scripted_nsqd):
-        consumer = ...  # connects to scripted_nsqd.address
-        conn = scripted_nsqd.accept()
-        conn.subscribe("clicks", "archive", max_rdy_count=10)
-        conn.expect("RDY 1")
-        message_id = conn.message(b"bad")
-        assert conn.expect("RDY 0").read == conn.expect(f"REQ {message_id} 90000").read
+    conn = scripted_nsqd.accept()
+    conn.subscribe("clicks", "archive", max_rdy_count=10)
+    conn.expect("RDY 1")
+    message_id = conn.message(b"bad")
+    assert conn.expect("RDY 0").read == conn.expect(f"REQ {message_id} 90000").read
 
-It is for behaviour that no real nsqd can be made to show; even heartbeats go out on demand only.
+It is for behavior that no real nsqd can be made to show; even heartbeats go out on demand only.
 
 A thread for each connection reads all the time, so that a client never blocks on us, and records
 each command with the number of the ``recv`` that completed it. Equal numbers mean one write, or two
@@ -69,7 +67,6 @@ class Connection:
 
     @property
     def commands(self) -> list[Command]:
-        """All commands so far."""
         with self._received:
             return list(self._commands)
 
@@ -132,11 +129,9 @@ class Connection:
         return message_id
 
     def new_id(self) -> str:
-        """A message id that this connection has not used."""
         return f"{next(self._ids):016x}"
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
         self._socket.sendall(data)
 
     def half_close(self) -> None:

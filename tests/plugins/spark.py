@@ -1,13 +1,13 @@
 """One Spark session for all tests of a run, and what the tests do where there is none.
 
     spark          a session in this process, two cores; shared, so leave it as you found it
-    run_spark      runs ``nsq spark ARGS`` in this process, with that session;
-                   run_spark_on_a_terminal does on a terminal
+    shared_session commands that start Spark get that session
+    run_spark      runs ``nsq spark ARGS`` in this process, with it, to its end
     spark_env      the environment for ``nsq spark`` in a process of its own
     spark_settings the settings of `spark`, whose log an error would name
 
-A test that uses one of the first is skipped where pyspark, pyarrow or Java is missing; with
-``CI=true`` it fails, so that a green run proves what it seems to prove.
+A test that uses one of them is skipped where pyspark, pyarrow or Java is missing; with ``CI=true``
+it fails, so that a green run proves what it seems to prove.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.in_process import Result, run_in_process
+from plugins.in_process import Result
 from plugins.servers import need
-from plugins.waiting import patience_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,21 +31,18 @@ SPARK_FIXTURES = {"spark", "spark_env"}
 
 RunSpark = Callable[..., Result]
 
-CONF = {"spark.sql.shuffle.partitions": "2"}
-
 
 @pytest.fixture(scope="session")
 def spark_settings(tmp_path_factory: pytest.TempPathFactory, quick_jvm: str) -> SparkSettings:
     from nsqtools.spark.spark_settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
-    conf = {**CONF, "spark.driver.extraJavaOptions": quick_jvm}
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": quick_jvm}
     return SparkSettings("local[2,4]", "tests", "1g", conf, log_file)
 
 
 @pytest.fixture(scope="session")
 def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
-    """The session of this run."""
     from nsqtools.spark.session import spark_session
 
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +59,6 @@ def shared_session(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Commands that start Spark get the session `spark`."""
     from nsqtools.spark import session
     from nsqtools.spark.failures import spark_errors
 
@@ -80,7 +75,6 @@ def shared_session(
 def run_spark(
     shared_session: None, capfd: pytest.CaptureFixture[str], own_logging: None
 ) -> RunSpark:
-    """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
     from nsqtools.cli.main import main
 
     def run(*arguments: object) -> Result:
@@ -94,44 +88,29 @@ def run_spark(
 
 
 @pytest.fixture
-def run_spark_on_a_terminal(shared_session: None, nsq_env: dict[str, str]) -> RunSpark:
-    """The same on a terminal; the output has all that appears on it."""
-
-    def run(*arguments: object) -> Result:
-        words = ["spark", *map(str, arguments)]
-        return run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True)
-
-    return run
-
-
-@pytest.fixture
 def spark_env(nsq_env: dict[str, str], quick_jvm: str) -> dict[str, str]:
-    """`nsq_env`, for a quick start; Spark's log is ``tmp_path / "spark.log"`` with --spark-log."""
     kept = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
     return nsq_env | kept | {"JAVA_TOOL_OPTIONS": quick_jvm}
 
 
-def missing_spark() -> str:
-    """One line that says why Spark cannot run here, or ``""``."""
-    from nsqtools.errors import NsqError
-    from nsqtools.spark.java import find_java
-    from nsqtools.spark.session import require_pyspark
-
-    try:
-        require_pyspark()
-        find_java(os.environ)
-    except NsqError as error:
-        return f"{error}. {error.hint}"
-    return ""
+REASON = pytest.StashKey[str]()
+"""Why Spark cannot run here; empty when it can."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
         return
-    if REASON not in item.session.stash:
-        item.session.stash[REASON] = missing_spark()
-    need(item.session.stash[REASON])
+    stash = item.session.stash
+    if REASON not in stash:
+        from nsqtools.errors import NsqError
+        from nsqtools.spark.java import find_java
+        from nsqtools.spark.session import require_pyspark
 
-
-REASON = pytest.StashKey[str]()
+        stash[REASON] = ""
+        try:
+            require_pyspark()
+            find_java(os.environ)
+        except NsqError as error:
+            stash[REASON] = f"{error}. {error.hint}"
+    need(stash[REASON])

@@ -17,7 +17,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -37,6 +37,7 @@ IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools
 EXECUTOR = "CoarseGrainedExecutorBackend"
 SMALL = {
     "spark.executor.memory": "512m",
+    "spark.jars.ivy": str(IVY),
     "spark.sql.shuffle.partitions": "2",
     "spark.shuffle.readHostLocalDisk": "false",  # executors have one host, and different disks
 }
@@ -52,7 +53,7 @@ class SparkCluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
-    """Spark's own way to test a cluster; executors write their logs below SPARK_HOME."""
+    """Spark's own way to test one; executors write their logs below SPARK_HOME."""
     from nsqtools.spark.spark_settings import spark_home
 
     home = tmp_path_factory.mktemp("spark")
@@ -72,7 +73,7 @@ def spark_cluster(
     from nsqtools.spark.java import find_java, java_home
     from nsqtools.spark.spark_settings import spark_home
 
-    directory, is_hidden = tmp_path_factory.mktemp("cluster"), os.geteuid() == 0
+    directory = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
         java = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SPARK_", "AWS_"))}
@@ -86,9 +87,8 @@ def spark_cluster(
             "JAVA_TOOL_OPTIONS": quick_jvm,  # of executors too
             "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
         }
-        hiding = ["unshare", "--mount", "sh", "-c", HIDING, str(directory.parent), str(directory)]
 
-        def start(name: str, *command: str, before: list[str]) -> tuple[Path, int]:
+        def start(name: str, *command: str, before: Sequence[str] = ()) -> tuple[Path, int]:
             log = directory / f"{name}.log"
             process = subprocess.Popen(
                 [*before, spark_home() / "bin" / "spark-class", *command, "--host", "127.0.0.1"],
@@ -102,36 +102,27 @@ def spark_cluster(
             stack.callback(process.kill)
             return log, process.pid
 
-        master, _ = start("master", MASTER, "--port", "0", "--webui-port", "0", before=[])
-        url = _logged(master, r"Starting Spark master at (spark://\S+)")
-        size = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
+        def logged(log: Path, pattern: str) -> str:
+            return wait_until(
+                lambda: re.search(pattern, log.read_text(errors="replace")),
+                what=f"{pattern} in {log}",
+                timeout_s=TIMEOUT_S,
+            )[1]
+
+        master, _ = start("master", MASTER, "--port", "0", "--webui-port", "0")
+        url = logged(master, r"Starting Spark master at (spark://\S+)")
+        size = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir")
+        hiding = ["unshare", "--mount", "sh", "-c", HIDING, str(directory.parent), str(directory)]
+        before = hiding if os.geteuid() == 0 else []
         workers = [
-            start(
-                f"worker-{n}",
-                WORKER,
-                *size,
-                "--work-dir",
-                str(directory / f"work-{n}"),
-                url,
-                before=hiding if is_hidden else [],
-            )
+            start(f"worker-{n}", WORKER, *size, f"{directory}/{n}", url, before=before)
             for n in range(2)
         ]
         for log, _ in workers:
-            _logged(log, r"Successfully registered with master (\S+)")
+            logged(log, r"Successfully registered with master (\S+)")
         names = ("JAVA_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
         pids = tuple(pid for _, pid in workers)
         yield SparkCluster(url, {name: env[name] for name in names}, pids)
-
-
-def _logged(log: Path, pattern: str) -> str:
-    """Wait until a daemon has logged something, and return what it is."""
-    found = wait_until(
-        lambda: re.search(pattern, log.read_text(errors="replace")),
-        what=f"{pattern} in {log}",
-        timeout_s=TIMEOUT_S,
-    )
-    return found[1]
 
 
 PROGRAM = """
@@ -170,20 +161,12 @@ class SparkDriver:
         cluster: SparkCluster,
         env: Mapping[str, str],
         directory: Path,
-        *,
         places: tuple[str, ...] = (),
-        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.log = directory / "spark.log"
         self._cluster = cluster
-        settings = {
-            "master": cluster.url,
-            "app_name": "tests",
-            "driver_memory": "512m",
-            "conf": SMALL | dict(conf or {}),
-            "log_file": str(self.log),
-            "places": places,
-        }
+        small = {"app_name": "tests", "driver_memory": "512m", "conf": SMALL}
+        settings = {**small, "master": cluster.url, "log_file": str(self.log), "places": places}
         path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
         self._complaints = (directory / "driver.err").open("w+")
         self._process = subprocess.Popen(

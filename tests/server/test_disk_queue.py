@@ -122,6 +122,20 @@ def test_without_a_usable_meta_file_all_files_are_read_and_without_another_the_r
     assert (found.depth, found.has_unread) == (0, False)
 
 
+@pytest.mark.parametrize("rest", [b"\0\0\0\x1acut off", b"\xff" * 40], ids=["cut", "garbage"])
+def test_a_damaged_file_costs_what_follows_in_it_and_is_kept(tmp_path: Path, rest: bytes) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(number) for number in range(30)])
+    disk.close()
+    path = tmp_path / "t:ch.diskqueue.000001.dat"
+    path.write_bytes(path.read_bytes()[: 4 * ON_DISK] + rest)
+
+    found = queue(tmp_path)
+    assert found.get(99, ALL) == [record(n) for n in (*range(14), *range(20, 30))]
+    assert (found.depth, found.has_unread) == (0, False)
+    assert path.with_name(f"{path.name}.bad").exists()
+
+
 SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
 
 

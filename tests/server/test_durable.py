@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import RawClient, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -56,9 +56,7 @@ def test_what_was_dropped_does_not_come_back(nsqd: EmbeddedServer, how: str) -> 
     for _ in range(2):
         killed(nsqd)
         assert nsqd.depth("t", "ch") == 9
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=20)
-        assert all(each.body.startswith(b"new") for each in client.read_messages(9))
+    assert all(body.startswith(b"new") for body in consumed(nsqd, "t", 9))
 
 
 def test_messages_wait_for_a_channel_through_kills(nsqd: EmbeddedServer) -> None:
@@ -69,10 +67,8 @@ def test_messages_wait_for_a_channel_through_kills(nsqd: EmbeddedServer) -> None
     assert killed(nsqd).depth("t") == 13
     nsqd.create_channel("t", "ch")
     wait_until(lambda: nsqd.depth("t") == 0, what="the channel has them")
-    with RawClient(killed(nsqd).tcp_address) as client:
-        client.subscribe("t", "ch", ready=20)
-        found = {each.body for each in client.read_messages(13)}
-        assert found == {*bodies, b"deferred"}  # each once: they have left the topic
+    # each once: they have left the topic
+    assert {*consumed(killed(nsqd), "t", 13)} == {*bodies, b"deferred"}
 
 
 def test_ids_do_not_come_again_when_the_clock_was_set_back(
@@ -84,22 +80,19 @@ def test_ids_do_not_come_again_when_the_clock_was_set_back(
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"old")
     killed(nsqd).publish("t", b"new")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
         old, new = client.read_messages(2)
         client.finish([old])
         client.settle()
-    with RawClient(killed(nsqd).tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
+    with subscribed(killed(nsqd).tcp_address, "t", "ch", ready=2) as client:
         assert client.read_message().id == new.id != old.id
 
 
 def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedServer) -> None:
-    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
-        client.subscribe("t", "ch#ephemeral", ready=1)
-        producer.publish("t", b"x")
+    with subscribed(nsqd.tcp_address, "t", "ch#ephemeral", ready=1) as client:
+        nsqd.publish("t", b"x")
         assert client.read_message().body == b"x"
-        producer.publish("e#ephemeral", b"y")
+        nsqd.publish("e#ephemeral", b"y")
     assert sum(topic["depth"] for topic in killed(nsqd).stats()["topics"]) == 0
 
 
@@ -173,8 +166,7 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
     plain.stop()
     recover(nsqd.data_path, "-durable")
     nsqd.start()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=100)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
         found = client.read_messages(52)
     assert [each.body for each in found] == [b"held", *bodies, b"last"]
     assert [each.attempts for each in found] == [2, *[1] * 51]
@@ -184,8 +176,7 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
 
 
 def consumed(nsqd: EmbeddedServer, topic: str, count: int) -> list[bytes]:
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe(topic, "ch", ready=count)
+    with subscribed(nsqd.tcp_address, topic, "ch", ready=count) as client:
         return [each.body for each in client.read_messages(count)]
 
 
@@ -196,8 +187,10 @@ def test_each_message_comes_in_order_whatever_is_in_memory(
     nsqd = serve(EmbeddedServer(tmp_path, "-durable", f"-mem-queue-size={mem_queue_size}"))
     nsqd.create_channel("t", "ch")
     bodies = [b"%d" % number for number in range(3000)]
-    with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
-        client.subscribe("t", "ch", ready=7)
+    with (
+        subscribed(nsqd.tcp_address, "t", "ch", ready=7) as client,
+        RawClient(nsqd.tcp_address) as producer,
+    ):
         found: list[bytes] = []
 
         def consume(count: int) -> None:
@@ -222,8 +215,7 @@ def test_each_message_comes_in_order_whatever_is_in_memory(
 def test_what_is_given_back_goes_behind_what_waits(nsqd: EmbeddedServer) -> None:
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", *[b"%d" % number for number in range(30)])
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
         found = []
         for _ in range(34):
             message = client.read_message()
@@ -257,8 +249,7 @@ def test_a_full_disk_refuses_publishes_and_takes_answers_later(
 ) -> None:
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"1", b"2")
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
         first, second = client.read_messages(2)
         with monkeypatch.context() as patch:
             patch.setattr(Database, "commit", failing(sqlite3.SQLITE_FULL, "full"))
@@ -281,8 +272,7 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
     bodies = [b"%d" % number for number in range(20)]
     nsqd.publish("t", *bodies)
     before = nsqd.data_path.joinpath("nsqd.dat").read_bytes()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
         with monkeypatch.context() as patch:
             patch.setattr(Database, "commit", failing(sqlite3.SQLITE_IOERR, "disk I/O error"))
             assert b"disk I/O error" in refusal(nsqd, b"refused")

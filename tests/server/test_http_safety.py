@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, subscribed
 from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
@@ -75,8 +75,7 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure() -> None:
             answers += talk(nsqd.http_address, publish(b"x", header), put % header + b"warn")
         rebound = publish().replace(b"127.0.0.1", b"rebound.example.com")
         answers += talk(nsqd.http_address, rebound)
-        with RawClient(nsqd.tcp_address) as client:
-            client.subscribe("t", "ch", ready=10)
+        with subscribed(nsqd.tcp_address, "t", "ch", ready=10) as client:
             client.read_message()
             client.settle()
     assert [answer.split(b" ")[1] for answer in answers] == [b"200", *[b"403"] * 5]
@@ -97,8 +96,7 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
 
 
 def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
-    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=100)
+    with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
         data = b"".join(publish(b"%d" % number) for number in range(20))
         with RawClient(nsqd.http_address, magic=b"") as web:
             web.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,8 +127,7 @@ def metric(page: bytes, sample: str) -> float:
 
 
 def test_metrics_show_queues_clients_disk_and_stalls() -> None:
-    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
+    with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
         client.publish("other", b"12345", b"1")
         with RawClient(nsqd.tcp_address) as producer:
             producer.publish("t", b"a", b"b", b"c")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, mpub, sized
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
@@ -27,8 +27,7 @@ def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
 
 def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
     """Consume everything; there must be ``count`` messages and no more."""
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", channel, ready=2500)
+    with subscribed(nsqd.tcp_address, "t", channel, ready=2500) as client:
         found = client.read_messages(count)
         client.finish(found)
         client.settle()
@@ -119,8 +118,7 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
         with suppress(OSError), filling.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "a", ready=2500)
+    with subscribed(nsqd.tcp_address, "t", "a", ready=2500) as client:
         found = client.read_messages(len(confirmed))
         client.finish(found)
         filling.unlink(missing_ok=True)  # as an operator would

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,9 +73,9 @@ def test_ranges_have_each_member_of_the_time_asked_for(
 
     found = [member for each, _ in ranges for member in each.members]
     assert found == [each for each in members if within.may_have(each)]
-    weights = [sum(m.length + m.messages for m in each.members) for each, _ in ranges]
-    assert [weight for _, weight in ranges] == weights
-    assert all(weight <= most or len(each.members) == 1 for each, weight in ranges)
+    for each, weight in ranges:
+        assert weight == sum(member.length + member.messages for member in each.members)
+        assert weight <= most or len(each.members) == 1
 
 
 def messages(begin: int, end: int) -> list[WireMessage]:
@@ -98,11 +98,6 @@ def bodies(path: Path, **settings: Any) -> list[bytes]:
     return [row["body"] for row in rows(ReadSettings((str(path),), **settings))]
 
 
-def rewrite(path: Path, compress: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(compress(gzip.decompress(path.read_bytes())))
-    index_of(path).unlink()
-
-
 def one_frame(text: bytes) -> bytes:
     compressor = members_of(Codec.ZSTD)()
     return compressor.compress(text) + compressor.flush()
@@ -115,11 +110,10 @@ def test_bodies_of_every_kind_come_back_byte_for_byte(tmp_path: Path, name: str)
     assert bodies(tmp_path, partition_bytes=100_000) == BODIES
     if name == "a.zst":
         return
-    whole = path.read_bytes()
+    text = gzip.decompress(path.read_bytes())
+    index_of(path).unlink()
     for compress in (bytes, gzip.compress, one_frame):
-        index_of(path).touch()
-        path.write_bytes(whole)
-        rewrite(path, compress)
+        path.write_bytes(compress(text))
         assert bodies(tmp_path, partition_bytes=100_000) == BODIES, compress
 
 
@@ -130,18 +124,15 @@ def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
     assert bodies(tmp_path) == [b"x"]
 
 
-# -- which files, which part of them --------------------------------------------------------------
-
-
-def test_a_large_file_is_many_partitions_and_small_files_are_one(
+def test_a_large_file_is_many_partitions_and_small_files_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
     size = large.stat().st_size
 
     def planned(**settings: Any) -> list[ReadPartition]:
-        found = plan_batch(ReadSettings((str(tmp_path),), **settings))
-        assert found == plan_batch(ReadSettings((str(tmp_path),), **settings))
+        found, again = (plan_batch(ReadSettings((str(tmp_path),), **settings)) for _ in range(2))
+        assert found == again
         return found
 
     double = {"partition_bytes": size * 2, "min_partitions": 1}
@@ -153,28 +144,21 @@ def test_a_large_file_is_many_partitions_and_small_files_are_one(
     assert (sum(rows), max(rows) <= 200) == (1000, True)
     for number in range(10):
         write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
-
     assert len(planned()) == 1
     assert len(planned(min_partitions=4)) == 6  # 11 files of about one weight, two to each
     cut = [sum(r.end - r.begin for r in p) for p in planned(partition_bytes=size // 10)]
     assert max(cut) <= size // 10
 
-
-def test_many_small_files_are_spread_over_all_that_run_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(300):
-        write_archive(tmp_path / f"{number:03}.log.gz", messages(number, number + 1))
-    settings = ReadSettings((str(tmp_path),))
-
+    large.unlink()
+    index_of(large).unlink()
+    for number in range(10, 300):  # over all that run at a time
+        write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
     monkeypatch.setenv("NSQ_SPARK_SLOTS", "8")
-    wide = plan_batch(settings)
-    monkeypatch.setenv("NSQ_SPARK_SLOTS", "2")
-
-    assert len(wide) >= 8
-    assert len(plan_batch(settings)) == 3  # of 128 files at most
+    assert len(wide := planned()) >= 8
     assert max(len(each) for each in wide) <= 300 // 8
-    assert len(plan_batch(replace(settings, min_partitions=1))) == 3
+    monkeypatch.setenv("NSQ_SPARK_SLOTS", "2")
+    assert len(planned()) == 3  # of 128 files at most
+    assert len(planned(min_partitions=1)) == 3
 
 
 def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> None:
@@ -186,10 +170,9 @@ def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> Non
     (tmp_path / ".repaired.jsonl.index").write_bytes(b"0 %d 2 0 0\n" % len(mixed))
     settings = ReadSettings((str(tmp_path),), topics=frozenset({"a"}))
 
-    paths = {r.shown for partition in plan_batch(settings) for r in partition}
+    paths = {Path(each.shown).name for partition in plan_batch(settings) for each in partition}
 
-    names = ("a-000001.log.gz", "mixed.jsonl", "repaired.jsonl")
-    assert paths == {str(tmp_path / name) for name in names}
+    assert paths == {"a-000001.log.gz", "mixed.jsonl", "repaired.jsonl"}
     assert [row["body"] for row in rows(settings)] == [b"body 0", b"body 1", b"body 6", b"body 6"]
 
 
@@ -202,16 +185,10 @@ def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: P
     writer.write(messages(0, 5))
     settings = ReadSettings((str(output),), work_dir=work)
     (partition,) = plan_batch(settings)
-    final = writer.finish()
+    assert writer.finish().name == "clicks-000001-000001.log.gz"
 
-    found = [
-        body
-        for batch in read_partition(partition, settings, ["body"])
-        for body in batch["body"].to_pylist()
-    ]
-
-    assert final.name == "clicks-000001-000001.log.gz"
-    assert found == [message.body for message in messages(0, 5)]
+    [batch] = read_partition(partition, settings, ["body"])
+    assert batch["body"].to_pylist() == [message.body for message in messages(0, 5)]
 
 
 def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
@@ -219,24 +196,19 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
 ) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 5))
-    path = writer.finish()
-    copy = tmp_path / "copy" / path.name
-    copy.parent.mkdir()
-    copy.write_bytes(path.read_bytes())
-    index_of(copy).write_bytes(index_of(path).read_bytes())
+    writer.finish()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path, copy)
     assert len(bodies(tmp_path)) == 5
 
-    other = Writer(tmp_path / "copy", writer=writer.writer)
-    copy.unlink()
-    index_of(copy).unlink()
+    shutil.rmtree(copy)
+    copy.mkdir()
+    other = Writer(copy, writer=writer.writer)
     other.write(messages(5, 7))
     other.finish()
 
     with pytest.raises(NsqError, match="has the same identity and other data"):
         bodies(tmp_path)
-
-
-# -- bare bodies and files of others --------------------------------------------------------------
 
 
 def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their_index(
@@ -277,37 +249,25 @@ def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
     assert bodies(tmp_path) == []
 
 
-# -- damage ---------------------------------------------------------------------------------------
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
-
-
-@pytest.fixture
-def damaged(tmp_path: Path) -> Path:
-    """Three members, the second of which is changed on disk."""
-    archive = tmp_path / "archive"
-    archive.mkdir()
-    path = write_archive(archive / "a.log.gz", messages(0, 10), messages(10, 20), messages(20, 30))
-    second = int(index_of(path).read_bytes().split(b"\n")[1].split()[0])
-    path.write_bytes(flipped(path.read_bytes(), second + 60))
-    return path
-
-
 def test_damage_fails_with_its_place_and_the_remedy_or_is_passed_over_and_counted_once(
-    damaged: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    members = messages(0, 10), messages(10, 20), messages(20, 30)
+    damaged = write_archive(tmp_path / "archive" / "a.log.gz", *members)
+    begin = int(index_of(damaged).read_bytes().split()[5])  # of the second
+    data = bytearray(damaged.read_bytes())
+    data[begin + 60] ^= 0x55
+    damaged.write_bytes(data)
+
     with pytest.raises(NsqError, match=r"cannot read .*/a\.log\.gz: corrupt at byte \d+") as caught:
         bodies(damaged)
     assert "`nsq archive repair`" in caught.value.hint
 
     reports = tmp_path / "reports"
-    good = [message.body for message in (*messages(0, 10), *messages(20, 30))]
+    good = [message.body for message in (*members[0], *members[2])]
     assert bodies(damaged, damage_path=reports) == good
     assert bodies(damaged, damage_path=reports, min_partitions=3) == good
     (damage,) = read_damage(reports)
-    begin = int(index_of(damaged).read_bytes().split()[5])
     assert (damage.file, damage.pos) == (str(damaged), begin)
     assert damage.problem.startswith("corrupt at byte")
 

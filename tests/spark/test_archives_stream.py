@@ -1,5 +1,4 @@
-"""A stream over an archive that is being written, without Spark: everything once, in any order of
-events."""
+"""A stream over an archive that is being written, without Spark: everything once, in any order."""
 
 from __future__ import annotations
 
@@ -19,19 +18,23 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 from plugins.examples import examples
 
-from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
-from nsqtools.spark.archives.offsets import Offset, decode_offset
-from nsqtools.spark.archives.partition_reader import read_partition
-from nsqtools.spark.archives.partitions import ReadPartition, plan_batch
-from nsqtools.spark.archives.read_settings import (
-    BatchLimits,
-    ReadSettings,
-    StreamSettings,
+from nsqtools.spark.archives.offsets import (
+    Offset,
+    decode_offset,
+    format_spans,
+    has_number,
+    numbers_beyond,
+    parse_spans,
+    unite,
 )
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.partitions import ReadPartition
+from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 
 BASE_NS = 1_700_000_000_000_000_000
 ALL = BatchLimits()
@@ -72,16 +75,12 @@ def drain(
     return found, start
 
 
-# -- any order of events --------------------------------------------------------------------------
-
+KINDS = ("batch", "batch planned twice", "new reader", "available now")
 events = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 2), st.integers(1, 5)),
         st.tuples(st.just("finish"), st.integers(0, 2), st.just(0)),
-        st.tuples(st.just("batch"), st.integers(1, 12), st.just(0)),
-        st.tuples(st.just("batch planned twice"), st.integers(1, 12), st.just(0)),
-        st.tuples(st.just("new reader"), st.just(0), st.just(0)),
-        st.tuples(st.just("available now"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.sampled_from(KINDS), st.integers(1, 12), st.just(0)),
     ),
     max_size=40,
 )
@@ -141,10 +140,6 @@ def test_every_message_is_read_once_whatever_happens_in_between(
         more, offset = drain(stream, offset)
 
         assert sorted(found + more) == written
-        assert bodies(plan_batch(ReadSettings((str(output),), work_dir=work))) is not None
-
-
-# -- where a stream starts ------------------------------------------------------------------------
 
 
 def test_latest_starts_after_what_is_there_even_when_the_first_batch_is_planned_again(
@@ -152,21 +147,18 @@ def test_latest_starts_after_what_is_there_even_when_the_first_batch_is_planned_
 ) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
-    first = stream_of(tmp_path, starting_offsets="latest")
+    first, again = (stream_of(tmp_path, starting_offsets="latest") for _ in range(2))
     start = through_json(first.initial())
     writer.write(messages(10, 15))
     end = through_json(first.latest(start, ALL))
     writer.write(messages(15, 20))
 
-    again = stream_of(tmp_path, starting_offsets="latest")
-    later_start = through_json(again.initial())
-
-    assert bodies(first.plan(start, end)) == list(range(10, 15))
-    assert bodies(again.plan(later_start, end)) == list(range(10, 15))
+    for stream, begin in ((first, start), (again, through_json(again.initial()))):
+        assert bodies(stream.plan(begin, end)) == list(range(10, 15))
     assert drain(again, end)[0] == list(range(15, 20))
 
 
-def test_a_stream_starts_at_a_time_or_at_an_offset(tmp_path: Path) -> None:
+def test_a_stream_starts_at_a_time_or_at_an_offset_and_refuses_another(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
     end = stream_of(tmp_path).latest(Offset(is_start=True), ALL)
@@ -180,17 +172,11 @@ def test_a_stream_starts_at_a_time_or_at_an_offset(tmp_path: Path) -> None:
     ):
         stream = stream_of(tmp_path, **starting)
         assert drain(stream, stream.initial())[0] == list(range(begin, 40))
-
-
-def test_a_start_that_is_none_is_refused_and_an_archive_that_is_none_named(tmp_path: Path) -> None:
     for start in ("soon", '{"version": 7, "writers": {}}'):
         with pytest.raises(ConfigurationError):
             stream_of(tmp_path, starting_offsets=start).initial()
     with pytest.raises(NotFoundError, match=r"there is no .*/none"):
         stream_of(tmp_path / "none").latest(Offset(), ALL)
-
-
-# -- limits ---------------------------------------------------------------------------------------
 
 
 def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path) -> None:
@@ -229,9 +215,6 @@ def test_a_file_that_is_finished_and_wholly_read_leaves_the_offset(tmp_path: Pat
     assert not stream._names  # a stream may see files for years
 
 
-# -- files without a number -----------------------------------------------------------------------
-
-
 def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) -> None:
     write_archive(tmp_path / "old.log.gz", messages(0, 10), messages(10, 20))
     in_progress = write_archive(tmp_path / "now.log.gz", messages(20, 30), is_finished=False)
@@ -255,36 +238,28 @@ def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> N
     end = through_json(stream.latest(start, ALL))
     index_of(path).write_bytes(index)
 
-    planned = bodies(stream_of(tmp_path).plan(start, end))
+    assert bodies(stream_of(tmp_path).plan(start, end)) == list(range(10))
     more, offset = drain(stream_of(tmp_path), end)
     path.unlink()
     index_of(path).unlink()
     writer.write(messages(10, 15), name=path.name)
     writer.finish()
-    of_the_next, _ = drain(stream_of(tmp_path), offset)
 
-    assert (planned, more, of_the_next) == (list(range(10)), [], list(range(10, 15)))
+    assert (more, drain(stream_of(tmp_path), offset)[0]) == ([], list(range(10, 15)))
 
 
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bodies.log"
     path.write_bytes(b"1\n2\n")
     reports = tmp_path.parent / "reports"
-    read = {"raw": True, "damage_path": reports}
-    stream = stream_of(tmp_path, read=read)
+    stream = stream_of(tmp_path, read={"raw": True, "damage_path": reports})
     found, offset = drain(stream, stream.initial())
-    with path.open("ab") as file:
-        file.write(b"3\n")
+    path.write_bytes(b"1\n2\n3\n")
 
-    more, _ = drain(stream, offset)
-
-    assert (found, more) == ([1, 2], [])
+    assert (found, drain(stream, offset)[0]) == ([1, 2], [])
     (damage,) = read_damage(reports)
     assert damage[:2] == (str(path), 4)
     assert "it has 6 bytes, and had 4 when it was read" in damage.problem
-
-
-# -- what is gone ---------------------------------------------------------------------------------
 
 
 def gone(path: Path) -> None:
@@ -292,33 +267,28 @@ def gone(path: Path) -> None:
         each.unlink()
 
 
-def shorter(path: Path) -> None:
-    os.truncate(part_of(path), 10)
-
-
 def another_index(path: Path) -> None:
-    text = index_of(path).read_bytes().splitlines(keepends=True)
-    index_of(path).write_bytes(text[0] + b"0 7 1 0 0\n7 5000 1 0 0\n")
+    first = index_of(path).read_bytes().splitlines(keepends=True)[0]
+    index_of(path).write_bytes(first + b"0 7 1 0 0\n7 5000 1 0 0\n")
 
 
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (gone, r"clicks-000001\.log\.gz is gone: messages of .* are lost"),
-        (shorter, r"clicks-000001\.log\.gz has no member that ends at byte \d+ \(of 10\)"),
-        (another_index, r"clicks-000001\.log\.gz has no member that ends at byte"),
+        (gone, "is gone: messages of .* are lost"),
+        (lambda path: os.truncate(part_of(path), 10), r"has no member that ends at .* \(of 10\)"),
+        (another_index, "has no member that ends at byte"),
     ],
 )
 def test_data_that_is_gone_fails_the_stream_by_name(
     tmp_path: Path, damage: Callable[[Path], None], complaint: str
 ) -> None:
-    writer = Writer(tmp_path)
-    path = writer.write(messages(0, 5), messages(5, 10))
+    path = Writer(tmp_path).write(messages(0, 5), messages(5, 10))
     stream = stream_of(tmp_path)
     _, offset = drain(stream, stream.initial())
     damage(path)
 
-    with pytest.raises(NsqError, match=complaint):
+    with pytest.raises(NsqError, match=rf"clicks-000001\.log\.gz {complaint}"):
         stream.latest(offset, ALL)
 
 
@@ -341,50 +311,35 @@ def test_a_stream_may_go_on_without_what_is_gone(
     assert drain(stream, offset)[0] == []
 
 
-def six_files(tmp_path: Path) -> list[Path]:
-    writer = Writer(tmp_path)
-    files = []
-    for n in range(6):
-        writer.write(messages(5 * n, 5 * n + 5))
+def test_a_file_deleted_before_it_was_read_fails_the_stream_and_a_number_never_seen_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, writer, one_file = [], Writer(tmp_path), BatchLimits(files=1)
+    for n in range(0, 35, 5):
+        writer.write(messages(n, n + 5))
         files.append(writer.finish())
-    return files
 
+    def delete(*numbers: int) -> None:
+        for path in (files[number - 1] for number in numbers):
+            path.unlink()
+            index_of(path).unlink()
 
-def delete(*files: Path) -> None:
-    for path in files:
-        path.unlink()
-        index_of(path).unlink()
-
-
-def test_a_file_deleted_before_it_was_read_fails_the_stream_or_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = six_files(tmp_path)
-    one_file = BatchLimits(files=1)
-    offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), one_file))
-    delete(files[0], files[2], files[3])  # the first one was read
-
-    with pytest.raises(NsqError, match=r"file 3-4 of writer [0-9a-f]{32} was deleted before it"):
-        stream_of(tmp_path).latest(offset, one_file)
-    found, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
-
-    assert (found, end.unread) == ([*range(5, 10), *range(20, 30)], frozenset())
-    [record] = caplog.records
-    assert "file 3-4 of writer" in record.getMessage()
-
-
-def test_a_number_that_was_left_out_is_reported_and_fails_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = six_files(tmp_path)
-    delete(files[2])
-
-    found, _ = drain(stream_of(tmp_path), Offset(is_start=True), BatchLimits(files=1))
-
-    assert found == [*range(10), *range(15, 30)]
+    delete(3)
+    found, _ = drain(stream_of(tmp_path), Offset(is_start=True), one_file)
+    assert found == [*range(10), *range(15, 35)]
     [record] = caplog.records
     assert "file 3 of writer" in record.getMessage()
     assert "deleted before this stream saw it, or never written" in record.getMessage()
+
+    offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), one_file))
+    delete(1, 5, 6)  # the first one was read
+    with pytest.raises(NsqError, match=r"file 5-6 of writer [0-9a-f]{32} was deleted before it"):
+        stream_of(tmp_path).latest(offset, one_file)
+    caplog.clear()
+    found, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
+
+    assert (found, end.unread) == ([*range(5, 10), *range(15, 20), *range(30, 35)], frozenset())
+    assert caplog.text.count("file 5-6 of writer") == 1
 
 
 def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
@@ -414,14 +369,10 @@ def test_the_lag_is_what_follows_the_offset_as_of_the_last_look(tmp_path: Path) 
     lag = stream.lag()
 
     assert lag is not None
-    assert lag["rows_behind"] == 10
-    assert lag["bytes_behind"] > 0
+    assert (lag["rows_behind"], lag["bytes_behind"] > 0) == (10, True)
     assert lag["seconds_behind"] > 86_400  # they were published in 2023
     stream.latest(offset, ALL)
     assert stream.lag() == {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0}
-
-
-# -- choosing -------------------------------------------------------------------------------------
 
 
 def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path) -> None:
@@ -490,3 +441,73 @@ def test_a_batch_waits_for_enough_rows_but_not_for_ever(tmp_path: Path) -> None:
     write_archive(tmp_path / "d.gz", messages(11, 12))
     stream.freeze()
     assert stream.latest(enough, BatchLimits()) != enough
+
+
+WRITER, OTHER = "a" * 32, "b" * 32
+
+numbers = st.sets(st.integers(1, 60))
+heads = st.builds(Head, st.sampled_from([WRITER, OTHER]), st.integers(1, 60))
+
+
+@given(some=numbers, before=numbers)
+def test_spans_hold_exactly_their_numbers(some: set[int], before: set[int]) -> None:
+    spans, earlier = (unite((number, number) for number in each) for each in (some, before))
+
+    assert {number for number in range(62) if has_number(spans, number)} == some
+    assert parse_spans(format_spans(spans)) == spans
+    assert numbers_beyond(spans, earlier) == sorted(some - before)
+
+
+@given(read=st.sets(heads), under_way=st.dictionaries(heads, st.integers(1)), started=st.booleans())
+def test_an_offset_is_read_back_as_it_was(
+    read: set[Head], under_way: dict[Head, int], started: bool
+) -> None:
+    offset = Offset({}, under_way, {"old.log": 7}, is_start=started).with_read(read)
+
+    decoded = decode_offset(json.loads(json.dumps(offset.encode())))
+
+    assert decoded == offset
+    assert json.dumps(decoded.encode()) == json.dumps(offset.encode())
+    assert all(decoded.has_read(head) for head in read)
+    assert set(decoded.under_way) == set(under_way) - read
+
+
+def test_ten_thousand_files_stay_small() -> None:
+    files = {f"host/clicks.2026-11-21_{n:05}.log.gz": 4000 + n * 7919 % 5000 for n in range(10_000)}
+    numbered = Offset().with_read([Head(WRITER, number) for number in range(1, 10_001)])
+    assert numbered.encode() == {
+        "version": 1,
+        "writers": {WRITER: {"read": "1-10000", "under_way": {}}},
+    }
+
+    text = json.dumps(Offset(files=files).encode())
+
+    assert decode_offset(json.loads(text)) == Offset(files=files)
+    assert len(text) < len(json.dumps(files)) / 5
+    assert json.dumps(decode_offset(json.loads(text)).encode()) == text
+
+
+WRITERS = [
+    {},
+    {"read": "9-1", "under_way": {}},
+    {"read": "1-5,4", "under_way": {}},
+    {"read": "", "under_way": {"x": 1}},
+]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        None,
+        {"version": 1},
+        *({"version": 1, "writers": {WRITER: each}} for each in WRITERS),
+        *({"version": 2, "writers": {}, "packed_files": each} for each in ("", "AAA!", "AAAA", 7)),
+    ],
+)
+def test_what_is_no_offset_is_refused(document: Any) -> None:
+    with pytest.raises(ConfigurationError, match="is not an offset of an archive"):
+        decode_offset(document)
+    with pytest.raises(ConfigurationError, match="version 3, this program knows 2"):
+        decode_offset({"version": 3, "writers": {}})

@@ -2,8 +2,8 @@
 
 What local mode hides shows here: tasks run in other processes than the driver, which get only what
 was pickled, find nsqtools by themselves, and share nothing with the driver but a directory, or a
-bucket. With a bucket, and with little memory, they run with ``-m slow``: they need the jars for
-object stores and Delta, 690 MB, or minutes.
+bucket. With a bucket, with little memory, and while executors are killed they run with ``-m slow``:
+they need the jars for object stores and Delta, 690 MB, or minutes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ import json
 import os
 import random
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
+from plugins.in_process import Result
 from plugins.object_store import Bucket
-from plugins.processes import descendants, peak_bytes
-from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
+from plugins.processes import descendants, kill, peak_bytes
+from plugins.spark_cluster import SparkCluster, SparkDriver
+from plugins.waiting import wait_until
 from pyarrow import parquet
 
 from nsqtools.protocol.frames import WireMessage
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, MEMBERS, PER_MEMBER, PADDING = 4, 5, 50, 1000
+KILLED, PER_FILE, AGAIN = 8, 20_000, 100
 KINDS = [b"plain", b"a\nb\0", b"\xff\xfe\x80", "ü".encode(), b'{"a": 1}']
 
 
@@ -42,7 +47,6 @@ def messages(padding: int) -> list[WireMessage]:
 
 
 def write_files(directory: Path, padding: int = 0) -> Path:
-    """An archive of several files with several members each."""
     directory.mkdir()
     found = messages(padding)
     members = [found[n : n + PER_MEMBER] for n in range(0, len(found), PER_MEMBER)]
@@ -72,39 +76,24 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
 
 
-@pytest.fixture
-def archive(bucket: Bucket, tmp_path: Path) -> str:
-    """One in a bucket."""
-    for path in write_files(tmp_path / "archive", PADDING).iterdir():
-        bucket.storage.put_file(f"archive/{path.name}", path)
-    return f"{bucket.url}/archive"
-
-
-@pytest.fixture
-def driver_env(bucket: Bucket, spark_env: dict[str, str]) -> dict[str, str]:
-    """The environment of a driver, which has the keys of the bucket."""
-    return spark_env | {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_bucket_is_all_that_driver_and_executors_share(
     spark_cluster: SparkCluster,
-    driver_env: dict[str, str],
-    archive: str,
+    spark_env: dict[str, str],
     bucket: Bucket,
     nsqd: Nsqd,
     tmp_path: Path,
     format: str,
 ) -> None:
     """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
-    lake = f"{bucket.url}/lake"
+    archive, lake = f"{bucket.url}/archive", f"{bucket.url}/lake"
+    for path in write_files(tmp_path / "archive", PADDING).iterdir():
+        bucket.storage.put_file(f"archive/{path.name}", path)
+    keys = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
     expected = sorted(message.body for message in messages(PADDING))
-    conf = {"spark.jars.ivy": str(IVY)}
 
-    with SparkDriver(
-        spark_cluster, driver_env, tmp_path, places=(archive, lake), conf=conf
-    ) as driver:
+    with SparkDriver(spark_cluster, spark_env | keys, tmp_path, (archive, lake)) as driver:
         compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
         made = driver.run(*compact, "--delete-archives", "--yes")
         assert "4 archives deleted" in made.err
@@ -113,11 +102,8 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
         driver.run("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address)
 
     [total] = json.loads(report.out)["topics"]
-    assert (total["messages"], total["bytes"], total["duplicates"]) == (
-        len(expected),
-        sum(map(len, expected)),
-        0,
-    )
+    assert (total["messages"], total["duplicates"]) == (len(expected), 0)
+    assert total["bytes"] == sum(map(len, expected))
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
 
 
@@ -161,3 +147,86 @@ def test_executors_of_512_mb_compact_an_archive_of_2_gb(
     assert (total["duplicates"], "Lost executor" in driver.log.read_text()) == (0, False)
     print("peaks in MB:", sorted(peak >> 20 for peak in peaks.values()))
     assert max(peaks.values()) < GIB
+
+
+@pytest.fixture(scope="module")
+def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of one day and topic; some messages of each are in the next one, too."""
+    directory = tmp_path_factory.mktemp("archive")
+    padding = random.Random(1).randbytes(1 << 16).hex().encode()
+
+    def message(n: int) -> WireMessage:
+        body = b"%d " % n + padding[n % 4096 :][:500]
+        return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, body)
+
+    for first in range(0, KILLED * PER_FILE, PER_FILE):
+        again = [message(n) for n in range(max(0, first - AGAIN), first)]
+        spans = (range(n, n + 1000) for n in range(first, first + PER_FILE, 1000))
+        members = ([*map(message, span)] for span in spans)
+        write_archive(directory / f"{first:06d}.gz", *filter(None, [again]), *members)
+    return directory
+
+
+def ids_in(output: Path) -> Counter[int]:
+    tables = (parquet.ParquetFile(path).read(["id"]) for path in output.rglob("*.parquet"))
+    return Counter(int(each, 16) for table in tables for each in table["id"].to_pylist())
+
+
+def end_with_kills(driver: SparkDriver, *moments: Callable[[], bool]) -> Result:
+    """Kill one executor at the first moment of a command, and all at the last, so that also what
+    finished tasks had kept for others is gone: Spark starts others, nothing is lost or doubled."""
+    wait_until(lambda: len(driver.executors()) == 2, what="executors", timeout_s=180)
+    for number, moment in enumerate(moments, 1):
+        wait_until(lambda m=moment: driver.has_ended or m(), what="it", timeout_s=180)
+        assert not driver.has_ended, driver.end()
+        for victim in driver.executors()[: 2 if number == len(moments) else 1]:
+            kill(victim)
+    result = driver.end()
+    assert result.status == 0, result.err
+    assert driver.log.read_text().count("Lost executor") >= 2
+    return result
+
+
+@pytest.mark.slow
+def test_compaction_while_executors_are_killed(
+    small_cluster: SparkCluster, spark_env: dict[str, str], large_archive: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
+        driver.begin("compact", large_archive, "-o", output, "--open-days", "--json")
+        result = end_with_kills(
+            driver,
+            lambda: all(descendants(each, "pyspark.daemon") for each in driver.executors()),
+            lambda: any(output.glob("_compaction/staging/*.parquet")),
+        )
+
+    assert ids_in(output) == dict.fromkeys(range(KILLED * PER_FILE), 1)
+    [made] = json.loads(result.out)["partitions"]
+    assert (made["rows"], made["duplicates"]) == (KILLED * PER_FILE, (KILLED - 1) * AGAIN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_ingestion_while_executors_are_killed(
+    small_cluster: SparkCluster,
+    spark_env: dict[str, str],
+    large_archive: Path,
+    tmp_path: Path,
+    format: str,
+) -> None:
+    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+    command = ("ingest", large_archive, "-o", output, "--checkpoint", checkpoint, "--once")
+    command += ("--max-rows-per-trigger", "10000", "--format", format)
+
+    def batches() -> int:
+        return len(list((checkpoint / "commits").glob("[0-9]*")))
+
+    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
+        driver.begin(*command)
+        end_with_kills(driver, lambda: batches() >= 2, lambda: batches() >= 6)
+
+    twice = 1 if format == "delta" else 2
+    expected = dict.fromkeys(range(KILLED * PER_FILE), 1)
+    for first in range(PER_FILE, KILLED * PER_FILE, PER_FILE):
+        expected |= dict.fromkeys(range(first - AGAIN, first), twice)
+    assert ids_in(output) == expected

@@ -22,6 +22,7 @@ from nsqtools.spark.jobs.ingestion import (
 )
 
 SOURCE = "the topic clicks, channel spark"
+NESTED = (("a", "a"), ("a", "a/b"), ("a/b", "a"))
 
 
 @pytest.fixture
@@ -36,35 +37,32 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     return output, checkpoint
 
 
-def refused(source: str, output: Path, checkpoint: Path) -> str:
-    with pytest.raises(ConfigurationError) as caught:
+def refused(source: str, output: Path, checkpoint: Path, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
         mark_directories(source, output, checkpoint)
-    return str(caught.value)
 
 
 def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
     output, checkpoint = places
-    message = refused("the archive /var/nsq", *places)
-    assert f"belongs to {SOURCE}, not to the archive /var/nsq" in message
-    message = refused(SOURCE, output, tmp_path / "new")
-    assert f"was written with the checkpoint {checkpoint}" in message
-    for name in ("of-others", "checkpoint-of-others"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    message = refused(SOURCE, tmp_path / "of-others", tmp_path / "new")
-    assert "holds files that nsq spark ingest did not write" in message
-    message = refused(SOURCE, tmp_path / "new", tmp_path / "checkpoint-of-others")
-    assert "is not a checkpoint of nsq spark ingest" in message
-    for names in (("a", "a"), ("a", "a/b"), ("a/b", "a")):
-        message = refused(SOURCE, *(tmp_path / name for name in names))
-        assert "must not contain each other" in message
-    assert not (tmp_path / "new").exists()
+    new, of_others = tmp_path / "new", tmp_path / "of-others"
+    of_others.mkdir()
+    (of_others / "file").touch()
+    other = "the archive /var/nsq"
+    for source, at, with_checkpoint, complaint in (
+        (other, output, checkpoint, f"belongs to {SOURCE}, not to {other}"),
+        (SOURCE, output, new, f"was written with the checkpoint {checkpoint}"),
+        (SOURCE, of_others, new, "holds files that nsq spark ingest did not write"),
+        (SOURCE, new, of_others, "is not a checkpoint of nsq spark ingest"),
+        *((SOURCE, *pair, "must not contain each other") for pair in NESTED),
+    ):
+        refused(source, tmp_path / at, tmp_path / with_checkpoint, complaint)
+    assert not new.exists()
 
     output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
-    assert f"belongs to {output}" in refused(SOURCE, tmp_path / "moved", checkpoint)
-    assert "is not the output that was written" in refused(SOURCE, *places)
+    refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
+    refused(SOURCE, *places, "is not the output that was written")
     mark_directories(SOURCE, output, tmp_path / "new")  # now it is that of another checkpoint
-    assert "is not the output that was written" in refused(SOURCE, *places)
+    refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
         mark_directories(SOURCE, *places)
@@ -74,9 +72,8 @@ def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
     with (
         held_directories(SOURCE, *places),
         pytest.raises(OutputError, match="another run writes to"),
-        held_directories(SOURCE, *places),
     ):
-        pass
+        held_directories(SOURCE, *places).__enter__()
 
 
 def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
@@ -143,8 +140,8 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
     assert len(list(folder.iterdir())) == 6
     (folder / "part-1.parquet").touch()
     (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
-    with pytest.raises(OutputError, match="cannot read"), held_directories(SOURCE, *places):
-        pass
+    with pytest.raises(OutputError, match="cannot read"):
+        held_directories(SOURCE, *places).__enter__()
     assert (folder / "part-1.parquet").exists()
 
 
@@ -175,18 +172,12 @@ def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
 
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
     """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
-    with (
-        pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"),
-        held_directories(SOURCE, *places, is_delta=True),
-    ):
-        pass
+    with pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"):
+        held_directories(SOURCE, *places, is_delta=True).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
     with held_directories(SOURCE, table, checkpoint, is_delta=True):
         (table / "_delta_log").mkdir()
         (table / "_delta_log" / "0.json").touch()
 
-    with (
-        pytest.raises(ConfigurationError, match="is a Delta table"),
-        held_directories(SOURCE, table, checkpoint),
-    ):
-        pass
+    with pytest.raises(ConfigurationError, match="is a Delta table"):
+        held_directories(SOURCE, table, checkpoint).__enter__()

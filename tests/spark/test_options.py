@@ -22,30 +22,19 @@ from nsqtools.spark.archives.read_settings import (
     archive_settings,
     stream_settings,
 )
-from nsqtools.spark.format_options import (
-    Options,
-    as_options,
-    consumer_connection,
-    hand_on_secrets,
-    producer_connection,
-)
+from nsqtools.spark.format_options import Options, as_options, hand_on_secrets, read_connection
 from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"
-
-
 PAGE = Path(nsqtools.__file__).parents[1] / "man" / "nsq-spark.7.md"
 
 
-def known_options(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What the code asks for, of all uses of both formats."""
-    known: set[str] = set()
-
-    def end(options: Options) -> None:
-        known.update(options._known.values())
-
-    monkeypatch.setattr(Options, "end", end)
+def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not PAGE.exists():
+        pytest.skip("an installed package has no sources of its pages")
+    asked: set[str] = set()  # for, by the code, in all uses of both formats
+    monkeypatch.setattr(Options, "end", lambda options: asked.update(options._known.values()))
     options = Options("nsq-archive", {"path": "/archive"})
     archive_settings(options), stream_settings(options)
     options.flag(PUSHDOWN, default=False)
@@ -54,32 +43,18 @@ def known_options(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     topic_settings({"topic": "clicks", **spool}, {})
     topic_settings({"topicPattern": "c", "lookupdHttpAddress": "l:4161", **spool}, {})
     sink_plan({"topic": "clicks"}, {"body": "binary"}, {})
-    return {name for name in known - CLIENT_OPTIONS.keys() if "_" not in name}
+    known = {name for name in asked - CLIENT_OPTIONS.keys() if "_" not in name}
 
-
-def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not PAGE.exists():
-        pytest.skip("an installed package has no sources of its pages")
     text = PAGE.read_text("utf-8")
     section = text[text.index("## Options") : text.index("### Beside Spark's")]
-    rows = [
-        row.partition("|")[2].partition("|")[0] for row in section.splitlines() if row[:1] == "|"
-    ]
-    named = set(re.findall(r"`([A-Za-z]+)`", "".join(rows)))
-    anywhere = set(re.findall(r"`([A-Za-z]+)`", section))
-
-    known = known_options(monkeypatch)
-
-    assert sorted(known - anywhere) == []
-    assert sorted(named - known - {"body"}) == []
-
-
-# -- where NSQ is ---------------------------------------------------------------------------------
+    rows = "".join(re.findall(r"^\|([^|]*)", section, re.MULTILINE))
+    assert sorted(known - set(re.findall(r"`([A-Za-z]+)`", section))) == []
+    assert sorted(set(re.findall(r"`([A-Za-z]+)`", rows)) - known - {"body"}) == []
 
 
 def consumer(environ: Mapping[str, str] | None = None, **given: str) -> ConnectionSettings:
     options = Options("nsq", {name.lower(): text for name, text in given.items()})
-    settings = consumer_connection(options, environ or {})
+    settings = read_connection(options, environ or {})
     options.end()
     return settings
 
@@ -128,12 +103,9 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_
 
 def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it() -> None:
     tls = {"tls_v1": "true", "tls_root_ca_file": "ca.pem"}
-    settings = ConnectionSettings(
-        ("a:1", "b:2"),
-        ("http://user:s3cret@l:4161",),
-        options=tls | {"auth_secret": "s3cret"},
-        address_map={"n:4150": "127.0.0.1:1"},
-    )
+    secret, moved = tls | {"auth_secret": "s3cret"}, {"n:4150": "127.0.0.1:1"}
+    lookupd = "http://user:s3cret@l:4161"
+    settings = ConnectionSettings(("a:1", "b:2"), (lookupd,), options=secret, address_map=moved)
     environ = {"NSQ_NSQD_HTTP_ADDRESS": "of:another"}
 
     given = as_options(settings)
@@ -142,10 +114,7 @@ def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it(
     assert "s3cret" not in str(given)
     assert consumer(environ, **given) == settings
     with pytest.raises(ConfigurationError, match="must not be in an option"):
-        consumer(environ, lookupdHttpAddress=settings.lookupd_http_addresses[0])
-
-
-# -- an archive -----------------------------------------------------------------------------------
+        consumer(environ, lookupdHttpAddress=lookupd)
 
 
 def read(**given: str) -> ReadSettings:
@@ -159,7 +128,7 @@ def stream(**given: str) -> StreamSettings:
     return stream_settings(Options("nsq-archive", given))
 
 
-def test_all_options_are_read(tmp_path: Path) -> None:
+def test_all_options_are_read() -> None:
     reading = {
         "paths": "/b, file:///c%20d, s3a://b/lake",
         "workdir": "/w",
@@ -193,19 +162,23 @@ def test_all_options_are_read(tmp_path: Path) -> None:
     )
     given = {"topic": "clicks, views,clicks", "channel": "spark", "spoolDir": "/spool"}
     assert topic_settings(given, {}).spool.topics == ("clicks", "views")
-    as_spark_sends = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
-    assert archive_settings(as_spark_sends).paths == ("/a,b", str(Path("relative").absolute()))
+
+
+def test_paths_are_text_or_what_spark_sends_and_may_be_patterns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
+    assert read(paths=json.dumps(["/b,c", "d"])).paths == ("/a", "/b,c", f"{here}/d")
     for pattern in ("[x]/a", "[1]"):
-        assert read(paths=f"{pattern},/b").paths == ("/a", str(Path(pattern).absolute()), "/b")
-        assert read(paths=pattern).paths == ("/a", str(Path(pattern).absolute()))
+        assert read(paths=f"{pattern},/b").paths == ("/a", f"{here}/{pattern}", "/b")
+        assert read(paths=pattern).paths == ("/a", f"{here}/{pattern}")
     for name in ("a1", "a2", "b", "b[1]", "b1"):
         (tmp_path / name).touch()
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]
     for name in ("c*", "b[1]"):  # what is there is no pattern
         assert read(path=str(tmp_path / name)).roots() == [tmp_path / name]
 
-
-# -- a sink ---------------------------------------------------------------------------------------
 
 BODY = {"body": "binary"}
 ARCHIVED = BODY | {
@@ -229,6 +202,9 @@ def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> No
     assert (plan.batch_rows, plan.client_options.max_outstanding) == (500, 8)
     assert sink_plan({}, ARCHIVED, {}).topic is None
 
+    assert sink().batch_bytes == 1 << 19
+    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596  # fits nsqd
+
     plan = sink(retryTimeout="16s", retryUnknown="false", max_outstanding="2", snappy="true")
     assert not plan.options.retry_unknown
     assert [plan.attempt(number).retry_timeout_s for number in range(3)] == [16, 4, 1]
@@ -242,7 +218,6 @@ def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> No
     ("columns", "complaint", "hint"),
     [
         ({}, "column 'body' is missing (columns: none)", "to_json"),
-        ({"topic": "string"}, "column 'body' is missing (columns: topic)", "to_json"),
         ({"body": "int"}, "column 'body' is of type int, not binary or string", "cast"),
         ({"body": "struct<a:int>"}, "is of type struct<a:int>, not binary or string", "to_json"),
         ({**BODY, "defer_ms": "string"}, "'defer_ms' is of type string", "cast"),
@@ -259,15 +234,10 @@ def test_columns_that_cannot_be_published_are_refused(
     assert hint in caught.value.hint
 
 
-def test_the_rate_is_shared_by_the_tasks_that_run_at_once_and_a_batch_fits_nsqd() -> None:
-    environ = {"NSQ_SPARK_SLOTS": "4"}
-    given = {"topic": "clicks", "rate": "100"}
-
-    assert sink_plan(given, BODY, environ).rate == 25
-    assert sink_plan({**given, "slots": "2"}, BODY, environ).rate == 50
-    assert sink_plan({**given, "rate": "0"}, BODY, {}).rate == 0
-    assert sink().batch_bytes == 1 << 19
-    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596
+def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
+    for given, rate in (({"rate": "100"}, 25), ({"rate": "100", "slots": "2"}, 50), ({}, 0)):
+        assert sink_plan(given, ARCHIVED, {"NSQ_SPARK_SLOTS": "4"}).rate == rate
+    assert sink(rate="0").rate == 0
 
 
 def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:
@@ -286,21 +256,8 @@ def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:
         make_folders(sink(deadLetterPath=str(tmp_path / "file")))
 
 
-# -- what is refused ------------------------------------------------------------------------------
-
-
-def producer(**given: str) -> None:
-    options = Options("nsq", {name.lower(): text for name, text in given.items()})
-    producer_connection(options, {})
-    options.end()
-
-
 def topics(**given: str) -> None:
     topic_settings(given, {})
-
-
-def bare_sink(**given: str) -> None:
-    sink_plan(given, BODY, {})
 
 
 TOPIC = {"topic": "clicks", "channel": "spark"}
@@ -318,7 +275,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (consumer, {"authSecretFile": "/nonexistent"}, "/nonexistent .No such file or directory"),
         (consumer, {"auth_secret": "s3cret"}, "a secret must not be an option"),
         (consumer, {"authSecret": "s3cret"}, "a secret must not be an option"),
-        (producer, {"nsqdHttpAddress": "d:1"}, "nsqdhttpaddress"),
+        (sink, {"nsqdHttpAddress": "d:1"}, "nsqdhttpaddress"),
         (topics, {"channel": "spark"}, "needs the option 'topic'"),
         (topics, {"topic": "clicks"}, "needs the option 'channel'"),
         (topics, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
@@ -343,7 +300,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (read, {"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),
         (stream, {"startingoffsets": "latest", "startingtimestamp": "-1h"}, "exclude each other"),
         (stream, {"maxrowspertrigger": "many"}, "is not a whole number"),
-        (bare_sink, {}, "neither a column nor an option 'topic'"),
+        (lambda: sink_plan({}, BODY, {}), {}, "neither a column nor an option 'topic'"),
         (sink, {"topic": "a b"}, "invalid topic name 'a b'"),
         (sink, {"rate": "100"}, "the number of parallel tasks is unknown"),
         (sink, {"rate": "-1", "slots": "2"}, "rate=-1 must be a number >= 0"),

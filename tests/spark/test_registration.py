@@ -1,11 +1,11 @@
-"""The formats are known: by `register`, and without a call through the modules beside the package.
+"""The formats in any session: registered or not, on Spark Connect, and with an older PySpark.
 
-The second is tried on copies of those modules on the path of a process of its own, as the wheel
-places them.
+The last is slow, because it installs one: 450 MB. Managed platforms have such a PySpark.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +15,8 @@ from unittest.mock import MagicMock, PropertyMock
 
 import pytest
 from plugins.archives import write_archive
+from plugins.clients import bodies_in
+from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 import nsqtools
@@ -75,13 +77,6 @@ def test_a_worker_that_runs_this_python_or_cannot_be_tried_is_taken() -> None:
     assert spark.dataSource.register.call_count == 3 * 4
 
 
-def directory_of_modules() -> Path:
-    """Where the modules are: beside the installed package, or in a checkout below it."""
-    beside = Path(nsqtools.__file__).parents[1]
-    below = Path(nsqtools.__file__).parent / "spark" / "top_level"
-    return below if below.exists() else beside
-
-
 PLAIN_PYSPARK = """
 import sys
 from pyspark.sql import SparkSession
@@ -92,20 +87,118 @@ print(len(spark.table("v").columns), len(spark.readStream.format("nsq").load().c
 """
 
 
+def run(*command: object, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    how = {"capture_output": True, "text": True, "timeout": patience_s(120), "check": False}
+    return subprocess.run([*map(str, command)], env=env, **how)
+
+
+def printed(program: str, *arguments: object, env: dict[str, str], tmp_path: Path) -> list[str]:
+    """The lines that a program of the user's prints."""
+    java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
+    own = {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
+    done = run(sys.executable, "-c", program, *arguments, env=env | own)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_path: Path) -> None:
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
-    path = f"{directory_of_modules()}{os.pathsep}{spark_env['PYTHONPATH']}"
+    # the modules are beside the installed package, or in a checkout below it
+    modules = Path(nsqtools.__file__).parent / "spark" / "top_level"
+    path = {"PYTHONPATH": f"{modules}{os.pathsep}{spark_env['PYTHONPATH']}"}
 
-    java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
+    found = printed(PLAIN_PYSPARK, tmp_path, env=spark_env | path, tmp_path=tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_PYSPARK, tmp_path],
-        capture_output=True,
-        text=True,
-        env=spark_env
-        | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)},
-        timeout=patience_s(60),
-        check=False,
+    assert found == ["1", "9 7"]
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+from nsqtools.spark import register
+
+archive, out, nsqd = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+register(spark)
+print(type(spark).__module__)
+archived = spark.read.format("nsq-archive").load(archive)
+print(archived.count(), archived.where("attempts = 2").count())
+stream = spark.readStream.format("nsq-archive").option("maxRowsPerTrigger", 10).load(archive)
+writer = stream.writeStream.option("checkpointLocation", out + ".checkpoint").format("parquet")
+query = writer.trigger(availableNow=True).start(out)
+query.awaitTermination()
+print(spark.read.parquet(out).count(), query.lastProgress["sources"][0]["latestOffset"])
+rows = archived.selectExpr("'again' AS topic", "body").write.format("nsq").mode("append")
+rows.option("nsqdTcpAddress", nsqd).save()
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_batches_streams_and_the_sink_work_on_spark_connect(
+    spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path
+) -> None:
+    """There they run on the server, and the client has no JVM. Needs ``pyspark[connect]``."""
+    pytest.importorskip("grpc_status")
+    messages = [WireMessage(n + 1, 1 + n % 2, b"%016x" % n, b"body %d" % n) for n in range(40)]
+    members = (messages[n : n + 10] for n in range(0, 40, 10))
+    archive = write_archive(tmp_path / "archive" / "clicks.gz", *members).parent
+    out = (tmp_path / "out", nsqd.tcp_address)
+
+    module, counts, streamed = printed(CONNECT, archive, *out, env=spark_env, tmp_path=tmp_path)
+
+    assert module.startswith("pyspark.sql.connect")
+    assert counts == "40 20"
+    assert streamed.startswith("40 ")
+    assert '"rows_behind": 0' in streamed.replace("'", '"').replace('":0', '": 0')
+    assert bodies_in(nsqd, "again", 40) == sorted(message.body for message in messages)
+
+
+BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
+READ = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+reader = spark.read.format("nsq-archive").option("body", "json").option("schema", sys.argv[2])
+print(reader.load(sys.argv[1]).selectExpr("sum(n) n", "count(_error) e").toJSON().first())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.0", "4.1"])
+def test_batches_and_compaction_run_on_an_older_pyspark_and_streams_say_what_they_need(
+    tmp_path: Path, spark_env: dict[str, str], version: str
+) -> None:
+    venv, archive, table = tmp_path / "venv", tmp_path / "archive", tmp_path / "table"
+    uv, python = Path(sys.executable).with_name("uv"), str(venv / "bin/python")
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, venv], check=True)
+    wanted = [f"{Path(__file__).parents[2]}[delta,parquet]", f"pyspark=={version}.*"]
+    subprocess.run([uv, "pip", "install", "-q", "--python", python, *wanted], check=True)
+    environ = spark_env | {"PYSPARK_PYTHON": python, "PATH": f"{venv}/bin:{spark_env['PATH']}"}
+
+    bodies = [b'{"n": %d}' % n for n in range(100)] + [b"no JSON"]
+    some = [WireMessage(BEGIN + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    for name in ("a.gz", "again.gz"):
+        write_archive(archive / name, some[:50], some[50:])
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"properties": {"n": {"type": "integer"}}}')
+
+    read = run(python, "-c", READ, archive, schema, env=environ)
+    nsq = (python, "-m", "nsqtools", "spark")
+    typed = ("--body", "json", "--schema", schema)
+    compacted = run(*nsq, "compact", archive, "-o", table, "--format", "delta", *typed, env=environ)
+    query = "select count(*) m, sum(n) n, count(_error) e from delta"
+    found = run(*nsq, "sql", query, table, "--json", env=environ)
+    report = run(*nsq, "report", table, "--json", env=environ)
+    stream = run(
+        *nsq, "ingest", archive, "-o", tmp_path / "o", "--checkpoint", tmp_path / "c", env=environ
     )
 
-    assert done.stdout.split() == ["1", "9", "7"], done.stderr
+    assert json.loads(read.stdout) == {"n": 2 * 4950, "e": 2}, read.stderr
+    assert compacted.returncode == 0, compacted.stderr
+    assert json.loads(found.stdout) == {"m": 101, "n": 4950, "e": 1}, found.stderr
+    assert json.loads(report.stdout)["topics"][0]["messages"] == 101, report.stderr
+    assert stream.returncode == 1
+    assert f"streams need pyspark 4.2.1 or newer, and this is {version}" in stream.stderr
+    assert "Traceback" not in stream.stderr

@@ -10,8 +10,6 @@ import pytest
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.units import Moment
 from nsqtools.spark.jobs.replay_job import (
-    MAX_PARTITION_BYTES,
-    MIN_PARTITION_BYTES,
     PLAN,
     ReplayJob,
     ReplayPlan,
@@ -65,6 +63,10 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
             load_plan(tmp_path, REQUEST.job())
 
 
+def job(request: ReplayRequest, work: Path, ledger: Path | None = None) -> ReplayJob:
+    return ReplayJob(SparkSettings(), request, {}, ledger, work=work, shares_work=True)
+
+
 def test_files_must_be_what_they_were(tmp_path: Path) -> None:
     archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
     archive.write_bytes(b"12345")
@@ -74,7 +76,7 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
         request = ReplayRequest((archive,), {"": "again"})
         plan = ReplayPlan(request.job(), {str(archive): size}, {}, None, None, 8 << 20)
         (ledger / PLAN).write_bytes(plan.encode())
-        return ReplayJob(SparkSettings(), request, {}, ledger, work=tmp_path, shares_work=True)
+        return job(request, tmp_path, ledger)
 
     replay(5)
     with pytest.raises(ConfigurationError, match="has changed since the ledger was begun"):
@@ -88,7 +90,7 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
     archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
     archive.write_bytes(b"")
     request = ReplayRequest((archive,), {"": "again"})
-    second = ReplayJob(SparkSettings(), request, {}, ledger, work=tmp_path, shares_work=True)
+    second = job(request, tmp_path, ledger)
     second._plan = replace(PLANNED, job=request.job())
     ledger.mkdir()
     first = replace(second._plan, archives={})
@@ -100,24 +102,12 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
 
 
 def test_parquet_is_cut_for_the_slots_within_reason() -> None:
-    assert partition_bytes(0, 2) == MIN_PARTITION_BYTES
-    assert partition_bytes(160 << 20, 2) == 20 << 20
-    assert partition_bytes(1 << 40, 2) == MAX_PARTITION_BYTES
-
-
-def make_replay(path: Path, work: Path, **topics: str) -> ReplayJob:
-    return ReplayJob(
-        SparkSettings(),
-        ReplayRequest((path,), topics),
-        {},
-        work=work,
-        shares_work=True,
-    )
+    assert [partition_bytes(mib << 20, 2) >> 20 for mib in (0, 160, 1 << 20)] == [8, 20, 64]
 
 
 def test_what_cannot_be_replayed_shows_before_there_is_a_session(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
 
     with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
-        make_replay(tmp_path / "a.log", tmp_path)
-    make_replay(tmp_path / "a.log", tmp_path, **{"": "again"})
+        job(ReplayRequest((tmp_path / "a.log",)), tmp_path)
+    job(ReplayRequest((tmp_path / "a.log",), {"": "again"}), tmp_path)

@@ -93,11 +93,8 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     for row in rows:
         if row[0] is not None:
             times[row[0]].append(row[4])
-    expected = []
-    for topic, some in times.items():
-        some.sort()
-        pairs = pairwise(some)
-        expected += [(topic, a, b) for a, b in pairs if b - a > longer_than_s * SECOND]
+    pauses = [(topic, *pair) for topic, some in times.items() for pair in pairwise(sorted(some))]
+    expected = [each for each in pauses if each[2] - each[1] > longer_than_s * SECOND]
     expected.sort(key=lambda gap: gap[1] - gap[2])
     longest = sorted(expected[: reporting.MOST_GAPS], key=lambda gap: (gap[1], gap[0]))
 
@@ -123,9 +120,8 @@ def test_parquet_is_recognized_by_its_content_and_its_topics_are_text(
     a_day = find_inputs([tmp_path / "data" / "topic=2026" / "date=2026-09-21"])
 
     assert (inputs.archives, inputs.parquet) == ((), (tmp_path / "data",))
-    assert sorted((row.topic, row.ts_ns) for row in found) == [
-        ("2026", BEGIN + number * SECOND) for number in (2, 3, 4)
-    ]
+    assert {row.topic for row in found} == {"2026"}
+    assert sorted(row.ts_ns - BEGIN for row in found) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
     assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
 
 
@@ -139,4 +135,3 @@ def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Pat
 def test_a_time_is_cut_to_what_it_needs() -> None:
     assert moment(BEGIN) == "2026-09-21T14:13:20Z"
     assert moment(BEGIN + 1_500_000) == "2026-09-21T14:13:20.001500Z"
-    assert moment(None) is None

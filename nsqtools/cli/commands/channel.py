@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from nsqtools.cluster.queue_rows import QueueRow
 
 CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
-CHANNEL_NODES = (
-    *("node", "depth", "disk", "in_flight", "deferred"),
-    *("requeued", "timed_out", "messages", "clients", "paused"),
-)
+_NODES = "node depth disk in_flight deferred requeued timed_out messages clients paused"
+CHANNEL_NODES = tuple(_NODES.split())
 
 
 def list_(

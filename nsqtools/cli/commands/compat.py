@@ -91,10 +91,8 @@ STAT_HEADER = (
         "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
     )
 )
-STAT_COUNTS = attrgetter(
-    *("depth", "memory", "disk", "in_flight", "deferred"),
-    *("requeued", "timed_out", "messages", "clients"),
-)
+_COUNTS = "depth memory disk in_flight deferred requeued timed_out messages clients"
+STAT_COUNTS = attrgetter(*_COUNTS.split())
 
 
 def stat_line(sample: Sample) -> str:

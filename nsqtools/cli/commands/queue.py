@@ -33,10 +33,8 @@ DataPath = Annotated[
     Path, Argument(metavar="DATA_PATH", help="The --data-path of an nsqd, of Go or nsq nsqd.")
 ]
 
-QUEUES = (
-    *("topic", "channel", "messages", "deferred", "bytes"),
-    *("oldest", "newest", "files", "state", "memory"),
-)
+_QUEUES = "topic channel messages deferred bytes oldest newest files state memory"
+QUEUES = tuple(_QUEUES.split())
 AT_ONCE = 1000
 
 

@@ -154,10 +154,6 @@ class Page(Sheet):
     def compose(self) -> ComposeResult:
         yield from (self._title, self.pane, self._hint)
 
-    def say(self, hint: str) -> None:
-        """Show something in the bottom line."""
-        self._hint.update(escape_line(hint))
-
     def press(self, key: str, character: str | None) -> None:
         page = max(1, self.pane.size.height)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
@@ -202,7 +198,7 @@ class Confirmation(Page):
 
     def _type(self, text: str) -> None:
         self._typed = text
-        self.say(self._asked())
+        self._hint.update(escape_line(self._asked()))
 
 
 class ColumnChooser(Page):

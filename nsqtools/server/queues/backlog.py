@@ -162,9 +162,8 @@ class QueueBacklog:
 
     def takes_all_in_memory(self, count: int) -> bool:
         """Return whether this number of messages would all stay in memory."""
-        disk = self.disk
         fits = len(self._memory) + count <= self.mem_queue_size
-        return disk is None or (fits and not disk.has_unread)
+        return self.disk is None or (fits and not self.disk.has_unread)
 
     def undo(self, put: Undo) -> None:
         """Take back the messages of a `put`, after which nothing else may have happened."""

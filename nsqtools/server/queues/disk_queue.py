@@ -298,7 +298,11 @@ class DiskQueue:
     def _open(self) -> None:
         found = self._files.positions()
         if found is None:
-            self._adopt_files()
+            if numbers := self._files.numbers():
+                self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
+                self._read_file = numbers[0]
+                self._write_file = numbers[-1] + 1
+                self._recount()
             return
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
@@ -313,13 +317,6 @@ class DiskQueue:
             )
             self._write_file += 1
             self._write_position = 0
-            self._recount()
-
-    def _adopt_files(self) -> None:
-        if numbers := self._files.numbers():
-            self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
-            self._read_file = numbers[0]
-            self._write_file = numbers[-1] + 1
             self._recount()
 
     def _recount(self) -> None:

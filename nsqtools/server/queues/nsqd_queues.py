@@ -17,7 +17,7 @@ import gc
 import os
 import time
 from asyncio import AbstractEventLoop, Future, Task, sleep
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Registry:
     def topic_deleted(self, topic: Topic) -> None: ...
     def channel_created(self, channel: Channel) -> None: ...
     def channel_deleted(self, channel: Channel) -> None: ...
+    def set_addresses(self, addresses: Iterable[str]) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class TopicList:

@@ -309,8 +309,7 @@ class Positions(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the content of the meta file."""
-        depth, read_file, read_position, write_file, write_position = self
-        return f"{depth}\n{read_file},{read_position}\n{write_file},{write_position}\n".encode()
+        return "{}\n{},{}\n{},{}\n".format(*self).encode()
 
 
 # -- around damage ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, repeat
 
@@ -309,7 +310,7 @@ class MessageIds:
 
 # -- latency ---------------------------------------------------------------------------------------
 
-_RELATIVE_ACCURACY = 0.01
+_sketch = partial(DDSketch, 0.01)  # relative accuracy
 
 
 class LatencyWindow:
@@ -341,10 +342,6 @@ class LatencyWindow:
         self._turn(time.time_ns())
         sketch.merge(self._previous)
         sketch.merge(self._current)
-
-
-def _sketch() -> DDSketch:
-    return DDSketch(_RELATIVE_ACCURACY)
 
 
 def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:

@@ -141,8 +141,8 @@ def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileCont
     first = next(lines, None)
     if first is None:
         # nothing readable in a file of ours: reading it reports the damage
-        kind = LineKind.messages if problems and archive.members else LineKind.nothing
-        return FileContent(LineKind.bodies if problems and not archive.members else kind, codec)
+        kind = LineKind.messages if archive.members else LineKind.bodies
+        return FileContent(kind if problems else LineKind.nothing, codec)
     if not is_message(first[0]):
         return FileContent(LineKind.bodies, codec)
     try:
@@ -213,9 +213,7 @@ class ListedFile:
 
     def is_current(self) -> bool:
         """Whether the name still is this file's: one in progress moves when it is finished."""
-        if self.is_finished:
-            return True
-        return head_at(self._index) == self.head
+        return self.is_finished or head_at(self._index) == self.head
 
     @property
     def key(self) -> Key:
@@ -299,9 +297,7 @@ class ListedFile:
         return self._content
 
     def _read_content(self, delimiter: bytes) -> FileContent:
-        data = self._beginning
-        if data is None:
-            data = self._read_beginning()
+        data = self._read_beginning() if self._beginning is None else self._beginning
         codec, text = beginning_of(data)
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (why := why_foreign(name, data)):
@@ -517,9 +513,8 @@ class StoredArchive(ListedFile):
         self.recorded = recorded
         self._is_named = is_named
         self._lines: bytes | None = None
-        self._beginning = None
+        self._beginning = self._content = None
         self._version = entry.version
-        self._content = None
         if recorded is not None:
             self.has_index, self.head, self.total = True, recorded.head, recorded.total
             self.first_ts = recorded.total.min_ts
@@ -538,9 +533,6 @@ class StoredArchive(ListedFile):
     @property
     def _stored(self) -> tuple[Storage, str]:
         return self.place.storage, self.place.key
-
-    def is_current(self) -> bool:
-        return True
 
     def members(self) -> list[Member]:
         if self._lines is None:
@@ -591,9 +583,8 @@ class StoredListing:
                     learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
-            if (other := found.setdefault(file.key, file)) is file:
-                continue
-            if other.members() != file.members():
+            other = found.setdefault(file.key, file)
+            if other is not file and other.members() != file.members():
                 problem = f"not read: {other.location} has the same identity and other data"
                 on_damage(ArchiveDamage(file.location, 0, problem))
         return found
@@ -601,11 +592,9 @@ class StoredListing:
     def _folders(self, place: StoredPlace) -> Iterator[tuple[str, dict[str, Entry]]]:
         """Iterate over the folders of topics at a place, and all else as one: names are whole."""
         direct, folders = place.children()
-        if not direct and not folders:
-            try:
-                direct = [place.storage.stat(place.key)._replace(name="")] if place.key else []
-            except FileNotFoundError:
-                pass
+        if place.key and not direct and not folders:
+            with suppress(FileNotFoundError):
+                direct = [place.storage.stat(place.key)._replace(name="")]
         if not direct and not folders:
             raise NotFoundError(f"there is no archive in {place}")
         rest = {entry.name: entry for entry in direct}
@@ -632,15 +621,17 @@ class StoredListing:
                 new.append(name)
         catalog = place / f"{folder}{CATALOG}"
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
-        recorded = _read_catalog(catalog) if has_catalog else {}
-
-        def record_of(name: str) -> Recorded | None:
-            record = recorded.get(name.removeprefix(folder))
-            return record if record and record.version == entries[name].version else None
+        noted = _read_catalog(catalog) if has_catalog else {}
+        recorded = {
+            name: record
+            for name in new
+            if (record := noted.get(name.removeprefix(folder)))
+            and record.version == entries[name].version
+        }
 
         def learn(name: str) -> StoredArchive | None:
             entry, at = entries[name], place / name if name else place
-            record, index = record_of(name), None
+            record, index = recorded.get(name), None
             try:
                 if record is None and aside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
@@ -653,8 +644,8 @@ class StoredListing:
             except FileNotFoundError:
                 return None
 
-        asked = [name for name in new if record_of(name) is None]
-        learned = {name: learn(name) for name in new if record_of(name) is not None}
+        asked = [name for name in new if name not in recorded]
+        learned = {name: learn(name) for name in recorded}
         learned.update(zip(asked, side_by_side(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
         told = [each for name in asked if (each := learned[name]) and each.recorded]
@@ -669,9 +660,8 @@ def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
         document = json.loads(place.storage.read(aside(place.key, MANIFEST)))
         if document["size"] != entry.size:
             return None
-        writer, number = document["writer"], document["number"]
-        head = Head(writer, int(number)) if writer else None
-        times = (document["min_ts"] or 0, document["max_ts"] or 0)
+        writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
+        head = Head(writer, int(document["number"])) if writer else None
         total = Total(0, int(document["messages"]), entry.size, *times)
         return Recorded(entry.version, head, total)
     except (ValueError, KeyError, TypeError):

@@ -16,10 +16,10 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from nsqtools.archive.layout import Head, Member, TimeRange
 from nsqtools.archive.storage import side_by_side
@@ -58,14 +58,6 @@ GONE_TRIES = 4
 GONE_PAUSE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """How far a file went at a moment."""
-
-    end: int
-    is_finished: bool
-
-
 class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
@@ -85,7 +77,7 @@ class ArchiveStream:
         self._tell = damage_reporter(settings)
         self._listing = ArchiveListing(settings)
         self._listed: dict[Key, ListedFile] = {}
-        self._frozen: Mapping[Key, _Extent] | None = None
+        self._frozen: Mapping[Key, Unread] | None = None
         self._names: dict[Head, str] = {}  # of files that were there and are not read
         self._told: set[str] = set()
         self._reached: Offset | None = None
@@ -113,10 +105,9 @@ class ArchiveStream:
         """Return the offset that leaves out what is older than a time; without one, all."""
 
         def find() -> Offset:
-            older = (
-                _before(each, timestamp_ns) for each in self._unread(Offset(), self._files(), None)
-            )
-            return advance([each for each in older if each is not None], Offset(), BatchLimits())
+            unread = self._unread(Offset(), self._files(), None)
+            older = filter(None, (_before(each, timestamp_ns) for each in unread))
+            return advance(older, Offset(), BatchLimits())
 
         return replace(planned_again(find), is_start=True)
 
@@ -145,22 +136,20 @@ class ArchiveStream:
         """Whether too little is there for a batch, and it has not waited long for more."""
         waited_s = self._monotonic() - self._last_batch_s
         is_needless = not self._stream.min_rows or self._frozen is not None
-        if is_needless or waited_s >= self._stream.max_delay_s:
+        if is_needless or waited_s >= self._stream.max_delay_s or (lag := self.lag()) is None:
             return False
-        lag = self.lag()
-        return lag is not None and lag["rows_behind"] < self._stream.min_rows
+        return lag["rows_behind"] < self._stream.min_rows
 
     def freeze(self) -> None:
         """End with what there is now: ``availableNow``."""
 
-        def find() -> dict[Key, _Extent]:
-            unread = self._unread(Offset(), self._files(), None)
-            return {each.key: _Extent(each.end, each.is_finished) for each in unread}
+        def find() -> dict[Key, Unread]:
+            return {each.key: each for each in self._unread(Offset(), self._files(), None)}
 
         self._frozen = planned_again(find)
 
     def _unread(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
     ) -> Iterator[Unread]:
         some = list(self._not_read(start, files, frozen))
         is_wanted = side_by_side(
@@ -179,7 +168,7 @@ class ArchiveStream:
             yield Unread(key, begin, end, is_finished, file.first_ts, members)
 
     def _not_read(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
     ) -> Iterator[tuple[Key, ListedFile]]:
         for key, file in files.items():
             if frozen is not None and key not in frozen:
@@ -195,15 +184,11 @@ class ArchiveStream:
 
     def _was_read(self, file: ListedFile, start: Offset) -> bool:
         before = start.files.get(file.name)
-        if before is None:
-            return False
-        size = file.size()
-        if size != before:
+        if before is not None and (size := file.size()) != before:
             problem = f"it has {size} bytes, and had {before} when it was read"
-            self._tell_once(
-                ArchiveDamage(file.shown, before, f"{problem}: what is new is not read")
-            )
-        return True
+            problem += ": what is new is not read"
+            self._tell_once(ArchiveDamage(file.shown, before, problem))
+        return before is not None
 
     def _tell_once(self, damage: ArchiveDamage) -> None:
         """Report a file's damage once: files are looked at again and again."""
@@ -242,7 +227,7 @@ class ArchiveStream:
         }
 
     def _amounts(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, _Extent] | None
+        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
     ) -> list[tuple[int, int, int]]:
         """Return messages, bytes and the time of the oldest of each file that is not read."""
         unread = self._unread(start, files, frozen)
@@ -415,12 +400,9 @@ def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
     if timestamp_ns is None:
         return unread
     members = unread.members()
-    for at, member in enumerate(members):
-        if not member.max_ts or member.max_ts >= timestamp_ns:
-            older = members[:at]
-            break
-    else:
+    older = list(takewhile(lambda each: each.max_ts and each.max_ts < timestamp_ns, members))
+    if len(older) == len(members):
         return unread
     if not older:
         return None
-    return replace(unread, end=older[-1].end, is_finished=False, members=lambda: older)
+    return unread._replace(end=older[-1].end, is_finished=False, members=lambda: older)

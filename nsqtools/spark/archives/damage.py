@@ -35,14 +35,6 @@ class ArchiveDamage(NamedTuple):
     problem: str
 
 
-def unreadable(file: str, problem: str, remedy: str = REPAIR) -> NsqError:
-    """Return the error for damage that fails a query."""
-    return NsqError(
-        f"cannot read {file}: {problem}",
-        hint=f"{remedy}, or skip and report it with the options onDamage=report and damagePath.",
-    )
-
-
 class DamageReports:
     """Reports damage: into files of a ``folder``, or without one by raising an error.
 
@@ -62,7 +54,9 @@ class DamageReports:
             return
         first = found[0]
         if self._folder is None:
-            raise unreadable(first.file, first.problem, self._remedy)
+            skip = "skip and report it with the options onDamage=report and damagePath"
+            problem = f"cannot read {first.file}: {first.problem}"
+            raise NsqError(problem, hint=f"{self._remedy}, or {skip}.")
         log.warning("%s: %s", first.file, first.problem)
         if len(found) > MOST_LINES:
             more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")

@@ -29,7 +29,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError
@@ -216,8 +216,7 @@ def decode_offset(document: Any) -> Offset:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(NamedTuple):
     """A file of which bytes ``begin`` to ``end`` are unread.
 
     ``first_ts`` is about the time of the first unread message. The members are loaded when it is

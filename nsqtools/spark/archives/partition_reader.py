@@ -239,11 +239,8 @@ class _Reader:
             held: list[TextPiece] = []
             for piece in pieces(file, self._range, self._delimiter, self._note):
                 held.append(piece)
-                is_enough = (
-                    sum(max(each.messages, 0) for each in held) >= BATCH_ROWS
-                    or sum(len(each.text) for each in held) >= BATCH_TEXT
-                )
-                if is_enough:
+                rows = sum(max(each.messages, 0) for each in held)
+                if rows >= BATCH_ROWS or sum(len(each.text) for each in held) >= BATCH_TEXT:
                     yield from self._read(held)
                     held = []
             yield from self._read(held)
@@ -276,11 +273,9 @@ class _Reader:
             )
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
-        elif len(held) > 1:  # one of them is not as expected
+        else:  # one of them is not as expected
             for piece in held:
-                yield from self._read([piece])
-        else:
-            yield from self._exactly(held[0])
+                yield from self._read([piece]) if len(held) > 1 else self._exactly(piece)
         self._tell()
 
     def _exactly(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
-from nsqtools.errors import OutputError
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
@@ -39,8 +37,7 @@ Part = tuple[ListedFile, FileContent, list[Member]]
 """What is to be read of a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned."""
 
     path: str
@@ -153,7 +150,7 @@ def pack(
             partitions.append(tuple(held))
             held, total, before = [], 0.0, None
         if before is not None and is_next and before.end == each.begin and each.lines:
-            held[-1] = replace(before, end=each.end, lines=before.lines + each.lines)
+            held[-1] = before._replace(end=each.end, lines=before.lines + each.lines)
         else:
             held.append(each)
         total += weight
@@ -223,9 +220,9 @@ def planned_again(plan: Callable[[], Planned]) -> Planned:
         with failing("read", ""):
             try:
                 return plan()
-            except FileNotFoundError as exc:
+            except FileNotFoundError:
                 if not tries_left:
-                    raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+                    raise
     raise AssertionError("unreachable")
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow
 
@@ -36,8 +36,7 @@ DEFAULT_MAX_DELAY_S = 900.0
 EARLIEST, LATEST = "earliest", "latest"
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(NamedTuple):
     """What becomes of bodies; ``fields`` is the JSON Schema of those that are JSON."""
 
     kind: BodyKind = BodyKind.binary
@@ -126,10 +125,8 @@ class ReadSettings:
         since_ns, until_ns = self.within.since_ns, self.within.until_ns
         first_ns = {"=": low_ns, ">=": low_ns, ">": high_ns}.get(comparison)
         after_ns = {"=": high_ns, "<=": high_ns, "<": low_ns}.get(comparison)
-        if first_ns is not None:
-            since_ns = first_ns if since_ns is None else max(since_ns, first_ns)
-        if after_ns is not None:
-            until_ns = after_ns if until_ns is None else min(until_ns, after_ns)
+        since_ns = max((ns for ns in (since_ns, first_ns) if ns is not None), default=None)
+        until_ns = min((ns for ns in (until_ns, after_ns) if ns is not None), default=None)
         return replace(self, within=TimeRange(since_ns, until_ns))
 
     def stored(self) -> list[StoredPlace]:
@@ -166,8 +163,7 @@ def _bounds(column: str, value: object) -> tuple[int | None, int | None]:
     return None, None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(NamedTuple):
     """How much a batch takes at most; None for no limit."""
 
     rows: int | None = None
@@ -175,8 +171,7 @@ class BatchLimits:
     files: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
+class StreamSettings(NamedTuple):
     """Where a stream begins, how much a batch takes, and whether lost data fails it."""
 
     starting_offsets: str = EARLIEST
@@ -198,7 +193,7 @@ def archive_settings(options: Options) -> ReadSettings:
             "format 'nsq-archive' needs a path",
             hint='For example: spark.read.format("nsq-archive").load("/var/nsq")',
         )
-    reports = options.choice("onDamage", ("fail", "report"), default="fail") == "report"
+    reports = options.choice("onDamage", ("fail", "report")) == "report"
     damage_path = options.place("damagePath")
     if reports != bool(damage_path):
         raise ConfigurationError(
@@ -212,7 +207,7 @@ def archive_settings(options: Options) -> ReadSettings:
         work_dir=options.location("workDir"),
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
-        raw=options.choice("format", ("auto", "raw"), default="auto") == "raw",
+        raw=options.choice("format", ("auto", "raw")) == "raw",
         delimiter=options.ending("delimiter") or b"\n",
         topic=check_topic(topic) if topic else None,
         damage_path=damage_path,
@@ -240,8 +235,7 @@ def body_settings(options: Options) -> Bodies:
 
     Raises `ConfigurationError` and `OutputError`.
     """
-    kinds = [each.value for each in BodyKind]
-    kind = BodyKind(options.choice("body", kinds, default=BodyKind.binary.value))
+    kind = BodyKind(options.choice("body", ("binary", "string", "json")))
     text = options.text("schema")
     if (kind is BodyKind.json) != (text is not None):
         raise ConfigurationError(
@@ -258,11 +252,9 @@ def stream_settings(options: Options) -> StreamSettings:
     if starting and timestamp_ns is not None:
         raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
     is_stored = any(isinstance(parse_place(path), StoredPlace) for path in _paths(options))
-    return replace(
-        batch_settings(options, STORED_POLL_S if is_stored else DEFAULT_POLL_S),
-        starting_offsets=(starting or EARLIEST).strip(),
-        starting_timestamp_ns=timestamp_ns,
-    )
+    settings = batch_settings(options, STORED_POLL_S if is_stored else DEFAULT_POLL_S)
+    starting = (starting or EARLIEST).strip()
+    return settings._replace(starting_offsets=starting, starting_timestamp_ns=timestamp_ns)
 
 
 def batch_settings(options: Options, poll_s: float) -> StreamSettings:
@@ -271,13 +263,10 @@ def batch_settings(options: Options, poll_s: float) -> StreamSettings:
     if delay_s is not None and rows is None:
         raise ConfigurationError("maxTriggerDelay needs minRowsPerTrigger")
     wanted_s = options.duration_s("pollInterval")
+    most_rows, most_files = map(options.integer, ("maxRowsPerTrigger", "maxFilesPerTrigger"))
     return StreamSettings(
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        limits=BatchLimits(
-            options.integer("maxRowsPerTrigger"),
-            options.size("maxBytesPerTrigger"),
-            options.integer("maxFilesPerTrigger"),
-        ),
+        limits=BatchLimits(most_rows, options.size("maxBytesPerTrigger"), most_files),
         poll_s=poll_s if wanted_s is None else wanted_s,
         min_rows=rows or 0,
         max_delay_s=delay_s or DEFAULT_MAX_DELAY_S,

@@ -36,7 +36,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -123,8 +123,8 @@ def mark_directories(
         of_output = _read_mark(at_output, INGESTED)
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
-            mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
-            mark = replace(mark, body=bodies.kind.value, fields=bodies.fields)
+            made, places = (bodies.kind.value, bodies.fields), (str(output), str(checkpoint))
+            mark = IngestMark(uuid.uuid4().hex, source, *places, *made)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(at_output, INGESTED, mark)
             return bodies
@@ -148,9 +148,9 @@ def mark_directories(
         if not of_checkpoint.body and bodies.kind is not BodyKind.json:
             return BYTES
         _refuse_other_bodies(of_checkpoint, bodies)
-        if bodies.fields != of_checkpoint.fields:
-            grown = replace(of_checkpoint, fields=bodies.fields)
-            at_checkpoint.put(CHECKPOINT_MARK, _encoded(grown))
+        if bodies.fields != of_checkpoint.fields:  # they have grown
+            mark = replace(of_checkpoint, fields=bodies.fields)
+            at_checkpoint.put(CHECKPOINT_MARK, _encoded(mark))
         return bodies
 
 
@@ -173,10 +173,10 @@ def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
 
 
 def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
+    new = "Give a new directory."
     if _is_used(checkpoint):
         raise ConfigurationError(
-            f"{checkpoint.url} is not a checkpoint of nsq spark ingest",
-            hint="Give a new directory.",
+            f"{checkpoint.url} is not a checkpoint of nsq spark ingest", hint=new
         )
     if of_output is not None:
         raise ConfigurationError(
@@ -186,8 +186,7 @@ def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark 
         )
     if _is_used(output):
         raise ConfigurationError(
-            f"{output.url} holds files that nsq spark ingest did not write",
-            hint="Give a new directory.",
+            f"{output.url} holds files that nsq spark ingest did not write", hint=new
         )
 
 
@@ -218,8 +217,8 @@ def _encoded(mark: IngestMark) -> bytes:
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
-def remove_leftovers(output: Location) -> int:
-    """Remove them, and return how many there were. Nothing may be writing there.
+def remove_leftovers(output: Location) -> None:
+    """Remove them. Nothing may be writing there.
 
     Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
     """
@@ -227,15 +226,11 @@ def remove_leftovers(output: Location) -> int:
     with failing("clean up", output):
         names = [entry.name for entry in place.list()]
         known = committed(place, names)
-        if known is None:
-            return 0
-        found = filter(None, map(_DATA.fullmatch, names))
-        left = [match for match in found if match[1] not in known]
-        for match in left:
-            folder = match[0].removesuffix(match[1])
-            place.delete(match[0])
-            place.delete(f"{folder}.{match[1]}.crc")
-        return len(left)
+        for match in filter(None, map(_DATA.fullmatch, names)):
+            if known is not None and match[1] not in known:
+                folder = match[0].removesuffix(match[1])
+                place.delete(match[0])
+                place.delete(f"{folder}.{match[1]}.crc")
 
 
 POLL_S = 0.2
@@ -244,8 +239,7 @@ DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS}
 """Spark's own functions of a timestamp go by the time zone of the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class IngestSource:
+class IngestSource(NamedTuple):
     """What is read: a format with its options, and how it is called in messages."""
 
     name: str
@@ -382,10 +376,9 @@ class QueryFollower:
     def _count(self) -> None:
         """Add the batches that have ended since."""
         for progress in self._query.recentProgress:
-            if progress["batchId"] <= self._last_batch or not _has_run(progress):
-                continue
-            self._last_batch = progress["batchId"]
-            self._add(progress)
+            if progress["batchId"] > self._last_batch and _has_run(progress):
+                self._last_batch = progress["batchId"]
+                self._add(progress)
 
     def _add(self, progress: Any) -> None:
         seen = progress["observedMetrics"][METRICS]
@@ -434,7 +427,8 @@ class DeltaSink:
             return
         kept = batch.persist()  # it is read twice, and must be counted once
         try:
-            if slots := _slots(kept):
+            first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
+            if slots := kept.groupBy(*PARTITIONS).agg(first, last).collect():
                 rows = self._new(kept, slots)
                 placed = rows.repartition(min(len(slots), MOST_TASKS), *PARTITIONS)
                 writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
@@ -444,6 +438,7 @@ class DeltaSink:
             kept.unpersist()
 
     def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
+        """Of the rows in some topics and days, with the range of their times, those to append."""
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
         ranges = {
@@ -472,9 +467,3 @@ class DeltaSink:
             return str(json.loads(place.read("metadata"))["id"])
         except (OSError, ValueError, KeyError) as exc:
             raise OutputError(f"cannot read {place.where('metadata')} ({exc})") from exc
-
-
-def _slots(rows: DataFrame) -> list[Row]:
-    """The topics and days in a batch, with the range of their times."""
-    first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
-    return rows.groupBy(*PARTITIONS).agg(first, last).collect()

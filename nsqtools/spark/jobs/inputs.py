@@ -9,9 +9,9 @@ wrote.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import reduce
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
@@ -29,8 +29,7 @@ from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Which messages, of what is read: topics (none: all) and times; and what damage does.
 
     With a ``damage_path`` it is skipped and reported there, else it is an error.
@@ -106,12 +105,8 @@ def load_columns(
     known = struct_of(bodies.archived_schema())
     read = [each for each in known.fields if each.name in used] or known.fields[-1:]
     rows = reader.schema(StructType(read)).load(list(paths))
-    return rows.select(
-        *(
-            each.name if each in read else F.lit(None).cast(each.dataType).alias(each.name)
-            for each in known.fields
-        )
-    )
+    missing = {each.name: F.lit(None).cast(each.dataType) for each in known if each not in read}
+    return rows.withColumns(missing).select(*known.names)
 
 
 def damage_options(damage_path: Location | None) -> dict[str, str]:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -146,8 +146,7 @@ def size_of(path: str) -> int:
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOutcome:
+class ReplayOutcome(NamedTuple):
     """How a replay ended. ``is_complete`` is whether all tasks ended, ``error`` is why not, or that
     messages were not published; ``in_doubt`` messages may come twice when it is run again with its
     ledger."""
@@ -178,10 +177,8 @@ class ReplayJob:
         shares_work: bool,
     ) -> None:
         self.left_out: list[str] = []  # files in progress
-        self._settings = settings
-        self._request = request
-        self._options = options
-        self._ledger = ledger
+        self._settings, self._request = settings, request
+        self._options, self._ledger = options, ledger
         self._outcome_path = work / "outcome.json"
         shared = work if shares_work else ledger
         self._damage_path = shared / "damage" if shared else None
@@ -249,14 +246,11 @@ class ReplayJob:
         error = None
         try:
             with spark_errors(self._settings):
+                writer = self._rows.write.format("nsq").mode("append")
                 if not self._is_cancelled:
-                    self._rows.write.format("nsq").mode("append").options(
-                        **self._sink_options()
-                    ).save()
+                    writer.options(**self._sink_options()).save()
         except NsqError as exc:
-            error = exc
-        if self._is_cancelled:
-            error = None
+            error = None if self._is_cancelled else exc
         report, is_complete = self._found()
         return ReplayOutcome(report, is_complete, error, self._damages())
 
@@ -276,20 +270,12 @@ class ReplayJob:
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
         paths = [f"{root}/{name}" for root, names in found.items() for name in names]
         parquet = {path: size_of(path) for path in paths}
-        slots = spark.sparkContext.defaultParallelism
-        return ReplayPlan(
-            request.job(),
-            archives,
-            parquet,
-            request.within.since_ns,
-            request.within.until_ns,
-            partition_bytes(sum(parquet.values()), slots),
-        )
+        times = request.within.since_ns, request.within.until_ns
+        wanted = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
+        return ReplayPlan(request.job(), archives, parquet, *times, wanted)
 
     def _listed(self) -> list[ListedFile]:
         """The archive files, as the format ``nsq-archive`` finds and orders them."""
-        if not self._inputs.archives:
-            return []
         listing = ArchiveListing(ReadSettings(tuple(map(str, self._inputs.archives))))
         return list(listing.files(lambda damage: None).values())
 
@@ -344,7 +330,7 @@ def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> Repla
     for entry in entries:
         report.add(entry)
     in_doubt = sum(entry.sent - entry.done for entry in entries)
-    return replace(outcome, report=report, in_doubt=in_doubt)
+    return outcome._replace(report=report, in_doubt=in_doubt)
 
 
 def target(topics: Mapping[str, str]) -> Column:

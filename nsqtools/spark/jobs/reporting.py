@@ -103,8 +103,7 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Document], 
         )
     intervals: list[Document] = []
     topics: list[Document] = []
-    for row in rows:
-        figures = row.asDict()
+    for figures in (row.asDict() for row in rows):
         is_total, begin_ns = figures.pop("is_total"), figures.pop("begin_ns")
         figures |= {each: moment(figures[each]) for each in ("first", "last")}
         if is_total:

@@ -10,11 +10,10 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
@@ -37,8 +36,7 @@ ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 Plain = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedView:
+class NamedView(NamedTuple):
     """A name for queries, and its files."""
 
     name: str
@@ -212,12 +210,9 @@ def zoned(value: Any, kind: DataType) -> Any:
     if isinstance(kind, ArrayType):
         return [zoned(each, kind.elementType) for each in value]
     if isinstance(kind, MapType):
-        return {
-            zoned(key, kind.keyType): zoned(each, kind.valueType) for key, each in value.items()
-        }
+        return {zoned(key, kind.keyType): zoned(value[key], kind.valueType) for key in value}
     if isinstance(kind, StructType):
-        types = [each.dataType for each in kind]
-        return Row(*kind.names)(*map(zoned, value, types))
+        return Row(*kind.names)(*map(zoned, value, [each.dataType for each in kind]))
     return value
 
 

@@ -69,7 +69,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.format_options import SLOTS, Options, producer_connection
+from nsqtools.spark.format_options import LOOKUPD_HTTP, NSQD_TCP, SLOTS, Options, read_connection
 from nsqtools.spark.publishing.row_outcomes import (
     LOCK_WAIT_S,
     MAX_REASONS,
@@ -142,7 +142,7 @@ def sink_plan(
     Raises `ConfigurationError`, before anything is published.
     """
     options = Options("nsq", given)
-    connection = producer_connection(options, environ)
+    connection = read_connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP))
     topic = options.text("topic")
     check_columns(columns, has_topic=topic is not None)
     retry_s = options.duration_s("retryTimeout")
@@ -189,11 +189,10 @@ def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
     known = COLUMNS | ORIGIN
     for name, type in columns.items():
         if name not in known and name not in UNUSED:
-            raise ConfigurationError(
-                f"format 'nsq' does not use the column {name!r}",
-                hint='Select what it has: .select("body", "topic", "defer_ms"), the last two as '
-                "needed.",
+            hint = (
+                'Select what it has: .select("body", "topic", "defer_ms"), the last two as needed.'
             )
+            raise ConfigurationError(f"format 'nsq' does not use the column {name!r}", hint=hint)
         if type not in known.get(name, {type}):
             raise ConfigurationError(
                 f"the column {name!r} is of type {type}, not {' or '.join(sorted(known[name]))}",
@@ -240,15 +239,12 @@ def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
         answers, failures = cluster.known_nodes()
     if failures and not answers:
         raise failures[0].error
-    found = {
-        str(cluster.reachable(known.node.tcp)) for nodes in answers.values() for known in nodes
-    }
-    if not found:
-        raise NotFoundError(
-            f"{', '.join(settings.lookupd_http_addresses)} know no nsqd",
-            hint="Give one by its address: nsqdTcpAddress.",
-        )
-    return tuple(sorted(found))
+    known = {each.node.tcp for nodes in answers.values() for each in nodes}
+    if not known:
+        asked = ", ".join(settings.lookupd_http_addresses)
+        hint = "Give one by its address: nsqdTcpAddress."
+        raise NotFoundError(f"{asked} know no nsqd", hint=hint)
+    return tuple(sorted({str(cluster.reachable(address)) for address in known}))
 
 
 def prepared(plan: SinkPlan) -> SinkPlan:
@@ -378,9 +374,7 @@ class PublishTask:
     """Publishes the rows of ``partition``; ``attempt`` counts from 0. To be `run` once."""
 
     def __init__(self, plan: SinkPlan, partition: int, attempt: int = 0) -> None:
-        self._plan = plan
-        self._partition = partition
-        self._attempt = attempt
+        self._plan, self._partition, self._attempt = plan, partition, attempt
         self._limit = plan.client_options.publish_max_msg_size
         self._batch_bytes = plan.batch_bytes
         self._report = PublishReport()
@@ -408,8 +402,7 @@ class PublishTask:
             stack.callback(self._publisher.close)  # before the ledger is unlocked
             rest = self._prefix.entry.done
             for chunk in chunks:
-                skipped = min(rest, len(chunk.bodies))
-                if skipped:
+                if skipped := min(rest, len(chunk.bodies)):
                     rest = self._skip(chunk, skipped, rest)
                 self._publish_chunk(chunk, skipped)
             if rest:
@@ -441,10 +434,8 @@ class PublishTask:
             self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
             done = None if self._ledger is None else self._report.before
-            self._dead_letters = RowDeadLetters(
-                plan.dead_letters, plan.job, self._partition, done=done
-            )
-            stack.enter_context(self._dead_letters)
+            letters = RowDeadLetters(plan.dead_letters, plan.job, self._partition, done=done)
+            self._dead_letters = stack.enter_context(letters)
 
     def _skip(self, chunk: Chunk, count: int, rest: int) -> int:
         """Skip rows that are done; return how many more there are."""
@@ -487,9 +478,8 @@ class PublishTask:
         if not groups:
             self._prefix.advance()
         for topic, defer_s, places, bodies in groups:
-            self._publisher.publish(
-                topic, bodies, partial(self._ended, span, chunk, places, first_row), defer_s=defer_s
-            )
+            ended = partial(self._ended, span, chunk, places, first_row)
+            self._publisher.publish(topic, bodies, ended, defer_s=defer_s)
 
     def _groups(
         self, chunk: Chunk, start: int, stop: int, span: RowSpan, first_row: int
@@ -547,10 +537,9 @@ class PublishTask:
             if self._publisher.has_given_up or not is_fault_of_row(error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
                 return  # the span stays pending: its rows are not done
-            if outcome is PublishOutcome.UNKNOWN:
-                span.counts.unknown += 1
-            else:
-                span.counts.rejected += 1
+            is_unknown = outcome is PublishOutcome.UNKNOWN
+            span.counts.unknown += is_unknown
+            span.counts.rejected += not is_unknown
             self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
         span.pending -= 1
         self._prefix.advance()

@@ -45,7 +45,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -124,17 +124,12 @@ def total(reports: Iterable[PublishReport]) -> PublishReport:
 
 def summary(report: PublishReport) -> str:
     """The counts in a line; those after the first four only where there are any."""
-    line = (
-        f"{report.confirmed} confirmed, {report.rejected} rejected, {report.unknown} unknown, "
-        f"{report.dead_lettered} dead-lettered"
-    )
-    if report.before:
-        line += f", {report.before} done before"
-    if report.retried:
-        line += f", {report.retried} retried"
-    if report.repeated:
-        line += f", up to {report.repeated} twice"
-    return line
+    line = f"{report.confirmed} confirmed, {report.rejected} rejected, {report.unknown} unknown"
+    line += f", {report.dead_lettered} dead-lettered"
+    before, retried, repeated = report.before, report.retried, report.repeated
+    line += f", {before} done before" if before else ""
+    line += f", {retried} retried" if retried else ""
+    return line + (f", up to {repeated} twice" if repeated else "")
 
 
 def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
@@ -279,10 +274,8 @@ def prepare_ledger(folder: Location, job: str) -> None:
             raise ConfigurationError(
                 f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
             )
-        try:
+        with suppress(FileExistsError):
             place.put_if_absent(JOB, content)
-        except FileExistsError:
-            pass
         found = place.read(JOB)
     if found != content:
         raise ConfigurationError(
@@ -397,8 +390,7 @@ def read_entries(ledger: Location) -> list[LedgerEntry]:
                 entries.append(decode_entry(numbers.read(latest), numbers.place))
         return entries
     for path in sorted(ledger.glob("part-*.jsonl")):
-        whole = path.read_bytes().rpartition(b"\n")[0]
-        if whole:
+        if whole := path.read_bytes().rpartition(b"\n")[0]:
             entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
     return entries
 
@@ -418,7 +410,6 @@ class StoredLedgerPart:
             if self._numbers.number:
                 line = self._numbers.read(self._numbers.number)
                 self.entry = decode_entry(line, self._numbers.place)
-        self._noted_sent = self.entry.sent
         self._write(self.entry)
 
     @property

@@ -8,7 +8,6 @@ it has not handed to them. A cluster may have thousands of queues: one page of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -155,15 +154,14 @@ def page_number(parameters: Mapping[str, str]) -> int:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TablePage(Generic[T]):
+class TablePage(NamedTuple, Generic[T]):
     """One page of a table. ``found`` is how many lines there are on all pages."""
 
     rows: Sequence[T]
     found: int
     page: int
     pages: int
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int]
 
     @property
     def first(self) -> int:

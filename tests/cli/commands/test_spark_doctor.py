@@ -45,26 +45,21 @@ def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
     assert "nsqtools[spark] 9.9.9 there, or set PYSPARK_PYTHON" in result.err
 
 
-def test_what_is_missing_is_said_without_a_session(
+def test_what_is_missing_is_a_finding_and_a_cluster_that_cannot_be_reached(
     run_nsq: RunNsq, nsq_env: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError('no', name='pyspark')\n")
-    path = f"{tmp_path}:{nsq_env['PYTHONPATH']}"
+    path = {"PYTHONPATH": f"{tmp_path}:{nsq_env['PYTHONPATH']}"}
 
-    result = run_nsq(["spark", "doctor", "--json"], env={"PYTHONPATH": path})
+    missing = run_nsq(["spark", "doctor", "--json"], env=path)
+    away = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
 
-    assert result.status == 1
-    found = findings(result)
+    assert (missing.status, away.status) == (1, 1)
+    found = findings(missing)
     assert found["pyspark"]["found"] == "Spark needs the package pyspark"
     assert "nsqtools[spark]" in found["pyspark"]["hint"]
     assert "session" not in found
-
-
-def test_a_cluster_that_cannot_be_reached_is_a_finding(run_nsq: RunNsq) -> None:
-    result = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
-
-    assert result.status == 1
-    assert "cannot connect to 127.0.0.1:1" in findings(result)["session"]["found"]
+    assert "cannot connect to 127.0.0.1:1" in findings(away)["session"]["found"]
 
 
 def test_a_java_of_last_year_lacks_security_updates() -> None:

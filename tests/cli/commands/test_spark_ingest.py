@@ -38,21 +38,13 @@ def messages(first: int, last: int) -> list[WireMessage]:
 
 def ingested(spark: SparkSession, output: Path) -> list[tuple[str, str, str]]:
     """What a reader that honours Spark's log sees: topic, date, id."""
-    rows = spark.read.parquet(str(output)).select("topic", "date", "id").collect()
-    return sorted((row.topic, str(row.date), row.id) for row in rows)
+    rows = spark.read.parquet(str(output)).selectExpr("topic", "string(date)", "id").collect()
+    return sorted(map(tuple, rows))  # type: ignore[arg-type]
 
 
 def expected(first: int, last: int) -> list[tuple[str, str, str]]:
     days = ("2026-09-21", "2026-09-22")
     return sorted(("clicks", days[n >= 587], f"{n:016x}") for n in range(first, last))
-
-
-def written(output: Path) -> int:
-    """How many files the sink's log says are in the output."""
-    files: set[str] = set()
-    for path in (output / "_spark_metadata").glob("[0-9]*"):
-        files |= {json.loads(line)["path"] for line in path.read_text().splitlines()[1:]}
-    return len(files)
 
 
 @pytest.fixture
@@ -88,16 +80,15 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     assert "600 rows ingested in 2 batches" in first.err
     counts = dict(line.split() for line in metrics.read_text().splitlines() if line[0] != "#")
     body_bytes = sum(len(message.body) for message in messages(0, 600))
-    expected_counts = {"rows_total": 600, "batches_total": 2, "body_bytes_total": body_bytes}
-    for name, count in {**expected_counts, "rows_behind": 0, "bytes_behind": 0}.items():
-        assert int(counts[f"nsq_spark_ingest_{name}"]) == count
+    names = ("rows_total", "batches_total", "body_bytes_total", "rows_behind", "bytes_behind")
+    found = [int(counts[f"nsq_spark_ingest_{name}"]) for name in names]
+    assert found == [600, 2, body_bytes, 0, 0]
     assert float(counts["nsq_spark_ingest_rows_per_second"]) > 0
     assert "0 rows ingested in 0 batches" in idle.err
     assert not broken.exists()
     assert "200 rows ingested in 2 batches" in last.err
-    counts = valid_json("spark ingest", last.out)
-    found = [counts[name] for name in ("rows", "batches", "rows_behind", "damages")]
-    assert found == [200, 2, 0, 0]
+    expected_counts = {"rows": 200, "batches": 2, "rows_behind": 0, "damages": 0}
+    assert valid_json("spark ingest", last.out).items() >= expected_counts.items()
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
     [kept, *_] = (tmp_path / "out").rglob("*.parquet")
     (kept.parent / "of-no-batch.parquet").write_bytes(kept.read_bytes())
@@ -110,11 +101,9 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
 @pytest.fixture
 def far_zone(spark: SparkSession) -> Iterator[None]:
     """The session has another day than UTC for a third of the time."""
-    setting = "spark.sql.session.timeZone"
-    before = spark.conf.get(setting) or "UTC"
-    spark.conf.set(setting, "America/Los_Angeles")
+    spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
     yield
-    spark.conf.set(setting, before)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 @pytest.mark.parametrize("job", ["ingest", "compact"])
@@ -143,8 +132,7 @@ def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
 def test_lost_data_ends_the_run_or_is_passed_over(
     run_spark: RunSpark, command: list[object], tmp_path: Path
 ) -> None:
-    writer = Writer(tmp_path / "archive")
-    path = writer.write(messages(0, 10))
+    path = Writer(tmp_path / "archive").write(messages(0, 10))
     run_spark(*command)
     part_of(path).unlink()
     index_of(path).unlink()
@@ -154,11 +142,9 @@ def test_lost_data_ends_the_run_or_is_passed_over(
     passed = run_spark(*command, "--no-fail-on-data-loss")
 
     assert ended.status == 1
-    assert "messages of" in ended.err
     assert "are lost to this stream" in ended.err
     assert "continue without it with --no-fail-on-data-loss" in ended.err
-    assert passed.status == 0, passed.err
-    assert "5 rows ingested" in passed.err
+    assert (passed.status, "5 rows ingested" in passed.err) == (0, True), passed.err
 
 
 def test_an_error_that_is_no_exception_of_java_is_reported(
@@ -166,11 +152,10 @@ def test_an_error_that_is_no_exception_of_java_is_reported(
 ) -> None:
     """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
     write_archive(tmp_path / "archive" / "a.gz", messages(0, 10))
-    command.append("--json")
     setting = "spark.sql.streaming.commitProtocolClass"
     spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
     try:
-        failed = run_spark(*command)
+        failed = run_spark(*command, "--json")
     finally:
         spark.conf.unset(setting)
 
@@ -195,7 +180,12 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
         try:
             wait_until(lambda: nsqd.stats()["topics"][0]["channels"], what="it", timeout_s=60)
             nsqd.publish("clicks", *(b"%d" % number for number in range(500)))
-            wait_until(lambda: written(output), what="rows", timeout_s=60)
+            log = output / "_spark_metadata"  # of the sink, which begins with a version
+            wait_until(
+                lambda: any(path.read_text().count("\n") for path in log.glob("[0-9]*")),
+                what="rows",
+                timeout_s=60,
+            )
         finally:
             if not ended.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -253,9 +243,8 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     found = run_spark("sql", f"{query} order by 1", out, "--json")
     assert [json.loads(line) for line in found.out.splitlines()] == rows
     report = json.loads(run_spark("report", out, "--json").out)
-    assert {each["topic"]: each["messages"] for each in report["topics"]} == dict.fromkeys(
-        topics, 21
-    )
+    found_topics = {each["topic"]: each["messages"] for each in report["topics"]}
+    assert found_topics == dict.fromkeys(topics, 21)
 
 
 def test_a_topic_that_is_not_there_is_not_created(
@@ -264,10 +253,9 @@ def test_a_topic_that_is_not_there_is_not_created(
     nsqd.create_topic("clicks")
     command = ["spark", "ingest", "-t", "click", "-o", str(tmp_path / "out")]
     command += ["--checkpoint", str(tmp_path / "checkpoint")]
+    command += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
 
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
-
-    result = run_nsq([*command, *place])
+    result = run_nsq([*command, f"--nsqd-http-address={nsqd.http_address}"])
 
     assert result.status == 3
     assert "topic click does not exist" in result.err

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugins.archives import write_archive
+from plugins.in_process import run_in_process
 from plugins.spark import RunSpark
+from plugins.waiting import patience_s
 from pyspark.sql.types import StructType
 
 from nsqtools.protocol.frames import WireMessage
@@ -22,25 +24,14 @@ from nsqtools.spark.pyspark_internals import struct_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BEGIN = 1_790_000_000_123_456_789  # 2026-09-21T14:13:20Z
-BODIES = [b"plain", b"a\tb\nc\0", b"\xff\xfe\x80", "ü".encode()]
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    directory = tmp_path / "archive"
-    directory.mkdir()
-    found = [WireMessage(BEGIN + n, 1 + n, b"%016x" % n, body) for n, body in enumerate(BODIES)]
-    write_archive(directory / "clicks.gz", found)
-    return directory
-
 
 def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
-    run_spark_on_a_terminal: RunSpark,
+    shared_session: None, nsq_env: dict[str, str]
 ) -> None:
     query = "SELECT id AS number, 'x' AS name FROM range(300) ORDER BY id"
+    words = ["spark", "sql", query]
 
-    shown = run_spark_on_a_terminal("sql", query).out.decode()
+    shown = run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True).out.decode()
 
     begin, _, rest = shown.partition("number")
     assert "starting Spark (local[*,4])" in begin
@@ -97,14 +88,8 @@ COLUMNS = struct_of(BYTES.archived_schema())
     [
         ("SELECT count(*) FROM archive", set()),
         ("SELECT topic, count(*) FROM archive GROUP BY 1", {"topic"}),
-        (
-            "SELECT id FROM archive WHERE topic = 'a' AND timestamp > '2026-01-01'",
-            {"id", "topic", "timestamp"},
-        ),
-        (
-            "SELECT id FROM archive WHERE attempts = (SELECT max(pos) FROM archive)",
-            {"id", "attempts", "pos"},
-        ),
+        ("SELECT id FROM archive WHERE topic = 'a' AND ts_ns > 17", {"id", "topic", "ts_ns"}),
+        ("SELECT pos FROM archive WHERE pos = (SELECT max(ts_ns) FROM archive)", {"pos", "ts_ns"}),
         ("SELECT id FROM (SELECT id, body FROM archive) ORDER BY 1", {"id"}),
         ("SELECT a.id FROM archive a JOIN archive b USING (nsqd, id)", {"nsqd", "id"}),
         ("WITH x AS (SELECT * FROM archive) SELECT max(length(body)) FROM x", {"body"}),
@@ -132,8 +117,10 @@ def test_a_query_whose_columns_are_unknown_reads_all(spark: SparkSession) -> Non
 
 
 def test_a_statement_is_planned_over_stand_ins_without_being_run(
-    run_spark: RunSpark, spark: SparkSession, archive: Path
+    run_spark: RunSpark, spark: SparkSession, tmp_path: Path
 ) -> None:
+    some = [WireMessage(1, 1, b"%016x" % n, b"x") for n in range(4)]
+    archive = write_archive(tmp_path / "clicks.gz", some)
     statement = "CREATE TABLE made AS SELECT topic, count(*) AS n FROM archive GROUP BY topic"
 
     made = run_spark("sql", statement, archive)

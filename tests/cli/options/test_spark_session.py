@@ -7,37 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from nsqtools.cli.options.spark_options import how_far, parse_conf
-from nsqtools.errors import ConfigurationError
 
 
 def test_settings_of_spark_may_hold_equals_signs() -> None:
     conf = parse_conf(["spark.a=1", "spark.driver.extraJavaOptions=-Dx=y", "spark.b="])
 
     assert conf == {"spark.a": "1", "spark.driver.extraJavaOptions": "-Dx=y", "spark.b": ""}
-
-
-@pytest.mark.parametrize("text", ["spark.a", "a=1", "=1", ""])
-def test_what_is_no_setting_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a setting of Spark"):
-        parse_conf([text])
-
-
-class Tracker:
-    """As much of pyspark's ``StatusTracker`` as is asked; a stage may be over in between."""
-
-    def __init__(self, *stages: tuple[int, int, int]) -> None:
-        self._stages = stages
-
-    def getActiveStageIds(self) -> list[int]:
-        return [*range(len(self._stages)), 99]
-
-    def getStageInfo(self, number: int) -> SimpleNamespace | None:
-        if number == 99:
-            return None
-        names = ("numTasks", "numCompletedTasks", "numFailedTasks")
-        return SimpleNamespace(
-            stageId=number, **dict(zip(names, self._stages[number], strict=True))
-        )
 
 
 @pytest.mark.parametrize(
@@ -49,8 +24,13 @@ class Tracker:
     ],
 )
 def test_the_progress_line_adds_up_what_runs(stages: list[tuple[int, int, int]], text: str) -> None:
-    assert how_far(Tracker(*stages)) == text
-
-
-def test_a_session_that_ends_meanwhile_shows_nothing() -> None:
-    assert how_far(object()) == ""
+    """A stage may be over before it is asked about."""
+    infos = [
+        SimpleNamespace(stageId=n, numTasks=tasks, numCompletedTasks=done, numFailedTasks=failed)
+        for n, (tasks, done, failed) in enumerate(stages)
+    ]
+    tracker = SimpleNamespace(
+        getActiveStageIds=lambda: range(len(infos) + 1), getStageInfo=[*infos, None].__getitem__
+    )
+    assert how_far(tracker) == text
+    assert how_far(object()) == ""  # the session has ended meanwhile

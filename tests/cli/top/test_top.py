@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.cli import RunNsq
@@ -60,8 +61,7 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
 
 def test_a_topic_and_a_channel_are_looked_into_and_left(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd)
-    top.press("enter")
-    lines = top.wait_for("topics > clicks", "arch", "live")
+    lines = top.see("enter", "topics > clicks", "arch", "live")
     assert lines[4].split()[:4] == ["arch", "3", "0", "0"]
 
     with Consumer("clicks", "live", nsqd_tcp_addresses=[nsqd.tcp_address]):
@@ -71,25 +71,19 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(open_top: Open, nsqd: Ns
         [consumer] = nsqd.stats("clicks")["topics"][0]["channels"][1]["clients"]
         top.wait_for(consumer["remote_address"])
 
-    top.press("escape")
-    top.wait_for("topics > clicks", gone="> live")
-    top.press("escape")
-    assert top.wait_for("views")[2].startswith("topics  ")
+    top.see("escape", "topics > clicks", gone="> live")
+    assert top.see("escape", "views")[2].startswith("topics  ")
 
 
 def test_all_nsqd_and_all_consumers_have_views(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd)
-    top.press("tab")
-    lines = top.wait_for(nsqd.http_address)
+    lines = top.see("tab", nsqd.http_address)
     assert lines[2].startswith("nsqd")
     [node] = [line.split() for line in lines if line.startswith(nsqd.http_address)]
     assert node[1:3] == ["OK", "6"]
-    top.press("tab")
-    top.wait_for("client_id▼", "no consumers")
-    top.press("shift+tab", "shift+tab", "n")
-    top.wait_for("topics > clicks > [nsqd]", nsqd.http_address)
-    top.press("enter")
-    top.wait_for(f"nsqd > {nsqd.http_address} > clicks", "arch")
+    top.see("tab", "client_id▼", "no consumers")
+    top.see(["shift+tab", "shift+tab", "n"], "topics > clicks > [nsqd]", nsqd.http_address)
+    top.see("enter", f"nsqd > {nsqd.http_address} > clicks", "arch")
 
 
 @pytest.mark.parametrize("ahead", ["/de", "?deq", "cde\r"])
@@ -108,15 +102,12 @@ def test_what_is_pasted_is_text_and_never_keys(open_top: Open, nsqd: Nsqd) -> No
     top.press("/")
     top.paste("vie")
     top.wait_for("filter: vie_")
-    top.press("escape", "p")
-    top.wait_for("y go on")
+    top.see(["escape", "p"], "y go on")
     top.paste("y")
-    top.press("escape", "d")
-    top.wait_for("type clicks")
+    top.see(["escape", "d"], "type clicks")
     top.paste("clicks")
     top.wait_for("do nothing: clicks_")
-    top.press("enter")
-    top.wait_for("delete topic clicks: done", "views (paused)")
+    top.see("enter", "delete topic clicks: done", "views (paused)")
 
 
 def test_columns_order_and_filter_are_chosen_at_the_start_and_by_keys(
@@ -128,8 +119,7 @@ def test_columns_order_and_filter_are_chosen_at_the_start_and_by_keys(
     assert "filter: waiting>0" in lines[2]
     assert not any(line.startswith("views") for line in lines)
 
-    top.press("c")
-    lines = top.wait_for("[x] depth", "[ ] disk")
+    lines = top.see("c", "[x] depth", "[ ] disk")
     assert (lines[0], lines[-1]) == ("columns", "↑↓ select  space show or hide  Enter done")
     top.press("space", "down", "j", "space", "enter")
     assert top.wait_for("disk", gone="[x]")[3].split() == ["topic", "waiting▼", "disk"]
@@ -151,33 +141,26 @@ def test_the_mouse_selects_opens_and_sorts(open_top: Open, nsqd: Nsqd) -> None:
     top.wait_until(lambda _: top.app.view.selected == "clicks", what="the wheel selects")
     top.wheel(-1)
     top.wait_until(lambda _: top.app.view.selected == "views", what="the wheel selects")
-    top.press("m")
-    top.wait_for("the mouse is of the terminal")
+    top.see("m", "the mouse is of the terminal")
 
 
 def test_frozen_means_frozen(open_top: Open, sample_of: Callable[..., Any], nsqd: Nsqd) -> None:
     top = open_top(nsqd)
-    top.press("space")
-    frozen = top.wait_for("[frozen]")
+    frozen = top.see("space", "[frozen]")
     nsqd.create_topic("orders")
     top.app.view.show(sample_of({"a:1": {"orders": 1}}))
     top.press("down", "up")
     assert top.lines == frozen
-    top.press("space")
-    top.wait_for("orders", gone="[frozen]")
+    top.see("space", "orders", gone="[frozen]")
     nsqd.kill()
     top.wait_for("1 silent", "! 1 critical", f"gone {nsqd.http_address}: since")
-    top.press("exclamation_mark")
-    top.wait_for("critical gone: Start it again")
+    top.see("exclamation_mark", "critical gone: Start it again")
 
 
 def test_an_error_of_ours_ends_it_and_is_raised(open_top: Open, nsqd: Nsqd) -> None:
-    def fail() -> None:
-        raise bug
-
     bug = RuntimeError("a bug")
     top = open_top(nsqd)
-    top.app.view.go_down = fail
+    top.app.view.go_down = Mock(side_effect=bug)
     top.type("\r")
     top.wait_until(lambda _: top.app.return_value is bug, what="it has ended")
     top.app.exit(None)
@@ -189,54 +172,39 @@ def test_an_error_of_ours_ends_it_and_is_raised(open_top: Open, nsqd: Nsqd) -> N
 def test_keys_change_nothing_unless_they_may(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, allows_changes=False)
     for key in "puedtv":
-        top.press(key)
-        top.wait_for("read-only: start nsq top with --allow-changes")
-        top.press("j")
-        top.wait_for("? help", gone="read-only")
+        top.see(key, "read-only: start nsq top with --allow-changes")
+        top.see("j", "? help", gone="read-only")
 
 
 def test_a_channel_is_paused_unpaused_emptied_and_deleted(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, width=100)
-    top.press("enter")
-    top.wait_for("arch")
+    top.see("enter", "arch")
 
-    top.press("p")
-    top.wait_for("pause channel", f"clicks/arch on nsqd {nsqd.http_address}", "y go on")
-    top.press("y")
-    top.wait_for("pause channel clicks/arch: done on 1 nsqd", "arch (paused)")
+    top.see("p", "pause channel", f"clicks/arch on nsqd {nsqd.http_address}", "y go on")
+    top.see("y", "pause channel clicks/arch: done on 1 nsqd", "arch (paused)")
     assert nsqd.channel_stats("clicks", "arch")["paused"]
-    top.press("u")
-    top.wait_for("y go on")
-    top.press("y")
-    top.wait_for("unpause channel clicks/arch: done", gone="(paused)")
+    top.see("u", "y go on")
+    top.see("y", "unpause channel clicks/arch: done", gone="(paused)")
 
-    top.press("e")
-    lines = top.wait_for("3 messages are lost")
+    lines = top.see("e", "3 messages are lost")
     assert lines[-1] == "type arch and Enter to go on, Esc to do nothing: _"
-    top.press("y", "enter", "backspace", *"arcj", "backspace", "enter")
-    top.wait_for(": arc_")
+    top.see(["y", "enter", "backspace", *"arcj", "backspace", "enter"], ": arc_")
     assert nsqd.depth("clicks", "arch") == 3
-    top.press("h", "enter")
-    top.wait_for("empty channel clicks/arch: done on 1 nsqd")
+    top.see(["h", "enter"], "empty channel clicks/arch: done on 1 nsqd")
     assert nsqd.depth("clicks", "arch") == 0
 
-    top.press("d")
-    top.wait_for("type arch and Enter")
-    top.press(*"arch", "escape")
-    top.wait_for("topics > clicks", gone="type arch")
+    top.see("d", "type arch and Enter")
+    top.see([*"arch", "escape"], "topics > clicks", gone="type arch")
     assert channels(nsqd) == ["arch", "live"]
-    top.press("d")
-    top.wait_for("type arch and Enter")
-    top.press(*"arch", "enter")
-    top.wait_for("delete channel clicks/arch: done on 1 nsqd", gone="arch  ")
+    top.see("d", "type arch and Enter")
+    top.see([*"arch", "enter"], "delete channel clicks/arch: done on 1 nsqd", gone="arch  ")
     assert channels(nsqd) == ["live"]
 
 
 def test_what_is_not_agreed_to_is_not_done(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd)
     for keys in (["escape"], ["n"], ["enter"], ["q"], ["left", "escape"]):
-        top.press("p")
-        top.wait_for("y go on")
+        top.see("p", "y go on")
         top.press(*keys)
         top.wait_for("? help", gone="y go on")
         top.press("y")
@@ -247,16 +215,13 @@ def test_a_plan_that_comes_after_another_key_is_not_shown(open_top: Open, nsqd: 
     top = open_top(nsqd)
     top.type("dj")  # in one read: the plan comes later
     top.wait_for("views")
-    top.press("n")
-    top.wait_for("topics > views > [nsqd]", gone="type clicks")
+    top.see("n", "topics > views > [nsqd]", gone="type clicks")
 
 
 def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, width=100)
     with Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]):
         wait_until(lambda: nsqd.channel_stats("clicks", "arch")["clients"], what="it is there")
-        top.press("d")
-        top.wait_for("connected, may create it again", "type clicks and Enter")
+        top.see("d", "connected, may create it again", "type clicks and Enter")
     nsqd.post("/topic/delete", topic="clicks")
-    top.press(*"clicks", "enter")
-    top.wait_for("delete topic clicks failed: ", "TOPIC_NOT_FOUND")
+    top.see([*"clicks", "enter"], "delete topic clicks failed: ", "TOPIC_NOT_FOUND")

@@ -78,9 +78,9 @@ def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
 
 def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
     known = rates(ingress=5, finish=3)
-    sums = sums_of([row("a", rates=known), row("a", "one", rates=known), row("a", "two")])
+    sums = sums_of([*(row("a", name, rates=known) for name in ("", "one", "two")), row("a", "new")])
 
-    assert (sums.topics, sums.channels, sums.ingress, sums.copies, sums.finish) == (1, 2, 5, 5, 3)
+    assert (sums.topics, sums.channels, sums.ingress, sums.copies, sums.finish) == (1, 3, 5, 10, 6)
     assert sums_of([row("a")]).ingress is None
 
 

@@ -1,4 +1,4 @@
-"""A live topic through its spool, without Spark: what is spooled, read, removed, and taken over."""
+"""A live topic through its spool: what is spooled, read, removed and taken over; then in Spark."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from plugins.archives import parts
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -18,15 +19,13 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.topic_stream import (
-    SpoolSettings,
-    TopicSettings,
-    TopicStream,
-    topic_settings,
-)
+from nsqtools.spark.topic_stream import SpoolSettings, TopicSettings, TopicStream, topic_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 TOPIC, CHANNEL = "clicks", "spark"
-WAIT_S = patience_s(20.0)
 UNLIMITED = BatchLimits()
 
 NewStream = Callable[..., TopicStream]
@@ -62,13 +61,9 @@ def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
 
 
 def bodies(stream: TopicStream, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
-    settings = ReadSettings(("/",))
-    return [
-        body
-        for partition in stream.plan(start, end)
-        for batch in read_partition(partition, settings, ["body"])
-        for body in batch["body"].to_pylist()
-    ]
+    planned, settings = stream.plan(start, end), ReadSettings(("/",))
+    batches = [batch for each in planned for batch in read_partition(each, settings, ["body"])]
+    return [body for batch in batches for body in batch["body"].to_pylist()]
 
 
 def following(
@@ -78,7 +73,7 @@ def following(
     return wait_until(
         lambda: end if (end := stream.latest(start, limits)) != start else None,
         what="messages",
-        timeout_s=WAIT_S,
+        timeout_s=20,
     )
 
 
@@ -113,12 +108,10 @@ def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
     second.stop()
     third = new_stream()
     end = following(third, offset)  # the finished files
-    nothing = bodies(third, offset, end)
+    assert bodies(third, offset, end) == []
     third.commit(end)
 
-    assert sorted(found) == numbered(0, 500)
-    assert sorted(more) == numbered(500, 900)
-    assert nothing == []
+    assert (sorted(found), sorted(more)) == (numbered(0, 500), numbered(500, 900))
     (directory,) = settings.folder.iterdir()
     assert [path.name for path in directory.iterdir() if "jsonl" in path.name] == []
 
@@ -144,8 +137,11 @@ def test_a_checkpoint_belongs_to_its_topics_and_channel(
     _, offset = upto(first, first.initial(), 50)
     first.stop()
 
+    stream = new_stream(replace(settings, **other))
     with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
-        new_stream(replace(settings, **other)).latest(offset, UNLIMITED)
+        stream.latest(offset, UNLIMITED)
+    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
+        stream.latest({"version": 1, "writers": {}}, UNLIMITED)
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -178,10 +174,10 @@ def test_a_spool_that_is_gone_is_said(
     stream = new_stream(fail_on_data_loss=fails)
     if fails:
         with pytest.raises(NsqError, match=f"the spool .*{start['run']} is gone"):
-            stream.latest(offset, BatchLimits())
+            stream.latest(offset, UNLIMITED)
     else:
         nsqd.publish(TOPIC, b"new")
-        end = stream.latest(offset, BatchLimits())
+        end = stream.latest(offset, UNLIMITED)
         found = bodies(stream, offset, end)
         assert found + upto(stream, end, 1 - len(found))[0] == [b"new"]
 
@@ -191,16 +187,16 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
 ) -> None:
     stream = new_stream(replace(settings, max_rows=100))
     start = stream.initial()
-    stream.latest(start, BatchLimits())
+    stream.latest(start, UNLIMITED)
     nsqd.publish(TOPIC, *numbered(50, 200))
 
     def ready() -> list[int]:
         return [c["ready_count"] for c in nsqd.channel_stats(TOPIC, CHANNEL)["clients"]]
 
-    wait_until(lambda: ready() == [0], what="RDY 0", timeout_s=WAIT_S)
+    wait_until(lambda: ready() == [0], what="RDY 0", timeout_s=20)
     nsqd.publish(TOPIC, *numbered(200, 300))
     found, start = upto(stream, start, 200)
-    wait_until(lambda: ready() != [0], what="RDY again", timeout_s=WAIT_S)
+    wait_until(lambda: ready() != [0], what="RDY again", timeout_s=20)
     more, _ = upto(stream, start, 300 - len(found))
 
     assert sorted(found + more) == numbered(0, 300)
@@ -212,25 +208,17 @@ def test_two_queries_cannot_have_one_spool(
     monkeypatch.setattr("nsqtools.spark.topic_stream.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
-    first.latest(start, BatchLimits())
+    first.latest(start, UNLIMITED)
 
     with pytest.raises(OutputError, match="another process writes the spool"):
-        second.latest(start, BatchLimits())
-
-
-def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
-    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
-        new_stream().latest({"version": 1, "writers": {}}, BatchLimits())
-
-
-GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
+        second.latest(start, UNLIMITED)
 
 
 def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     from nsqtools.spark.nsq_format import NsqFormat
 
     monkeypatch.setenv("NSQ_AUTH_SECRET", "sesame")
-    source = NsqFormat(GIVEN)
+    source = NsqFormat({"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"})
     reader = source.streamReader(source.schema())
     reader.initialOffset()
 
@@ -262,3 +250,65 @@ def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_patte
     assert nsqd.depth("views", CHANNEL) == 1500
     with pytest.raises(ConfigurationError, match="exclude each other"):
         topic_settings(given | {"topic": "views"}, {})
+
+
+BODIES = [b"plain", b"\xff\x00\x80", "\u2028 caf\u00e9 \n\0".encode(), b"x" * (1 << 20)]
+
+
+@pytest.fixture
+def spark_options(nsqd: Nsqd, tmp_path: Path) -> dict[str, str]:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    place = {"nsqdTcpAddress": nsqd.tcp_address, "spoolDir": str(tmp_path / "spool")}
+    return {"topic": TOPIC, "channel": CHANNEL, **place}
+
+
+def started(
+    frame: DataFrame, checkpoint: Path, found: list[bytes], **trigger: Any
+) -> StreamingQuery:
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
+    writer = writer.trigger(**(trigger or {"processingTime": "0 seconds"}))
+    return writer.foreachBatch(
+        lambda batch, number: found.extend(bytes(row.body) for row in batch.collect())
+    ).start()
+
+
+def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_came_since(
+    spark: SparkSession, nsqd: Nsqd, spark_options: dict[str, str], tmp_path: Path
+) -> None:
+    from nsqtools.spark.jobs.ingestion import _lag
+
+    found: list[bytes] = []
+    spark_options["idleTimeout"] = f"{patience_s(0.5):g}s"
+    frame = spark.readStream.format("nsq").options(**spark_options).load()
+    query = started(frame, tmp_path / "checkpoint", found)
+    try:
+        for number, body in enumerate(BODIES, 1):
+            nsqd.publish(TOPIC, body)
+            wait_until(lambda n=number: len(found) == n, what="a message", timeout_s=60)
+        query.processAllAvailable()  # the last batch is committed: it does not come again
+    finally:
+        query.stop()
+
+    assert found == BODIES
+    (spool,) = (tmp_path / "spool").iterdir()
+    wait_until(lambda: not parts(spool), what="the files to be finished", timeout_s=60)
+    wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"] == [], what="it to be gone")
+
+    nsqd.publish(TOPIC, *[b"%d" % number for number in range(500)])
+    later: list[bytes] = []
+    query = started(frame, tmp_path / "checkpoint", later, availableNow=True)
+    assert query.awaitTermination(int(patience_s(60)))
+    assert sorted(map(int, later)) == list(range(500))
+    latest = _lag(query.recentProgress[-1]["sources"][0]["latestOffset"])
+    assert (latest["source"], latest["rows_behind"]) == ("topic clicks, channel spark", 0)
+
+
+def test_what_ends_the_consumer_is_the_query_s_error(
+    spark: SparkSession, spark_options: dict[str, str], tmp_path: Path
+) -> None:
+    spark_options["nsqdTcpAddress"] = "127.0.0.1:1"
+    frame = spark.readStream.format("nsq").options(**spark_options)
+    query = started(frame.load(), tmp_path / "checkpoint", [])
+
+    with pytest.raises(Exception, match=r"ConnectionFailed: cannot connect to 127\.0\.0\.1:1"):
+        query.awaitTermination(int(patience_s(60)))

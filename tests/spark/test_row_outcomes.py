@@ -1,0 +1,313 @@
+"""The outcome of rows: counts, dead letters in a directory and in a bucket, and the ledger."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from plugins.object_store import Bucket
+from plugins.power_cut import PowerCut
+from plugins.waiting import patience_s
+
+from nsqtools.archive.location import Location, StoredPlace, parse_place
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.records.envelope import Envelope, decode
+from nsqtools.spark.publishing import row_outcomes
+from nsqtools.spark.publishing.row_outcomes import (
+    AHEAD_ROWS,
+    LedgerEntry,
+    LedgerPart,
+    PublishReport,
+    RowDeadLetters,
+    StoredLedgerPart,
+    part_path,
+    prepare_ledger,
+    read_entries,
+    require_all,
+    summary,
+    total,
+)
+
+
+def test_the_counts_of_tasks_add_up_and_a_line_says_what_there_is_to_say() -> None:
+    one = PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4)
+    other = PublishReport({"b": 4}, unknown=1, repeated=5, before=6, seconds=1, reasons=["r2"] * 4)
+
+    report = total([one, other])
+
+    reasons = ["r1", "r1", "r1", "r1", "r2"]
+    assert report == PublishReport({"a": 1, "b": 6}, 1, 1, 0, 3, 5, 6, 2.0, reasons)
+    line = "7 confirmed, 1 rejected, 1 unknown, 0 dead-lettered"
+    assert summary(report) == f"{line}, 6 done before, 3 retried, up to 5 twice"
+    assert summary(PublishReport({"a": 3})) == "3 confirmed, 0 rejected, 0 unknown, 0 dead-lettered"
+
+
+def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
+    require_all(PublishReport({"a": 3}, rejected=2, dead_lettered=2))
+    refused = PublishReport({"a": 3}, rejected=2, dead_lettered=1, reasons=["row 7: too large"])
+    with pytest.raises(NsqError, match=r"1 rows were refused .*: row 7: too large"):
+        require_all(refused)
+    with pytest.raises(NsqError, match=r"1 rows have an unknown fate .* by an earlier run"):
+        require_all(PublishReport(unknown=1))
+
+
+def message(body: bytes) -> Envelope:
+    return Envelope("clicks", "n:4150", b"0123456789abcdef", 17, 2, body)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    if request.param == "directory":
+        return tmp_path / "dead"
+    return parse_place(f"{request.getfixturevalue('bucket').url}/dead")
+
+
+def write(folder: Location, *rows: int, done: int | None = None, fails: bool = False) -> None:
+    """What a task leaves that ends, or ``fails``, after these rows."""
+    with suppress(RuntimeError), RowDeadLetters(folder, "job", 3, done=done) as letters:
+        for row in rows:
+            letters.write(row, message(b"%d" % row), "too large")
+            letters.sync()
+        if fails:
+            raise RuntimeError
+
+
+def lines_in(folder: Location) -> list[bytes]:
+    storage = open_storage(str(folder))
+    names = sorted(entry.name for entry in storage.list())
+    return [line for name in names for line in storage.read(name).splitlines()]
+
+
+def rows_in(folder: Location) -> list[int]:
+    return sorted(json.loads(line)["row"] for line in lines_in(folder))
+
+
+def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path) -> None:
+    bodies = [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""]
+    with RowDeadLetters(tmp_path, "job", 0, done=None) as letters:
+        for body in bodies:
+            letters.write(17, message(body), 'it "is" so')
+        letters.sync()
+
+    lines = lines_in(tmp_path)
+    assert [decode(line) for line in lines] == [message(body) for body in bodies]
+    assert [json.loads(line)["reason"] for line in lines] == ['it "is" so'] * len(bodies)
+
+
+def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -> None:
+    write(folder)
+    assert lines_in(folder) == []
+
+    write(folder, 1, 2)
+    write(folder, 1)
+    assert rows_in(folder) == [1]
+
+    write(folder, 4, 5, fails=True)
+    assert rows_in(folder) == [1]
+
+
+def test_an_attempt_beside_another_takes_nothing_from_it(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
+    with RowDeadLetters(folder, "job", 3, done=None) as letters:
+        letters.write(1, message(b"1"), "too large")
+        write(folder, 1, fails=True)
+        letters.write(2, message(b"2"), "too large")
+    assert rows_in(folder) == [1, 2]
+
+
+def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:
+    write(folder, 1, 5, 9, done=0, fails=True)
+    write(folder, 8, done=6)
+    assert rows_in(folder) == [1, 5, 8]
+
+    write(folder, done=10)  # run again when all was done
+    assert rows_in(folder) == [1, 5, 8]
+
+
+def test_many_rows_are_several_files(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 500)
+    write(folder, *range(10))
+
+    names = [entry.name for entry in open_storage(str(folder)).list()]
+    assert (rows_in(folder), 1 < len(names) < 10) == (list(range(10)), True)
+
+
+@pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
+def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> None:
+    """A line that a kill has cut is of a row that is not done."""
+    write(tmp_path, 1, 2, done=0, fails=True)
+    [made] = tmp_path.iterdir()
+    (tmp_path / name).write_bytes(made.read_bytes()[:-9])
+    made.unlink()
+
+    write(tmp_path, 4, done=3)
+
+    assert rows_in(tmp_path) == [1, 4]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(OutputError, match=r"cannot write .*/file"):
+        write(tmp_path / "file", 1)
+
+
+def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
+    """A partition's file after these entries were noted."""
+    with LedgerPart(folder, partition) as part:
+        for entry in entries:
+            part.entry = entry
+            part.note()
+    return part_path(folder, partition)
+
+
+def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
+    with LedgerPart(folder, partition) as part:
+        return part.entry
+
+
+def test_the_last_whole_line_holds(tmp_path: Path) -> None:
+    entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
+    path = noted(tmp_path, LedgerEntry(sent=500), entry)
+    assert last_entry(tmp_path) == entry
+    assert read_entries(tmp_path) == [entry]
+
+    whole = path.read_bytes()
+    for cut in range(1, 40, 6):  # by a kill
+        path.write_bytes(whole[:-cut])
+        assert last_entry(tmp_path) == LedgerEntry(sent=500)
+        noted(tmp_path, LedgerEntry(done=3, sent=4))
+        assert last_entry(tmp_path) == LedgerEntry(done=3, sent=4)
+    for content in (b"", b'{"done": 1', b"\0\0\0"):
+        path.write_bytes(content)
+        assert last_entry(tmp_path) == LedgerEntry()
+
+
+@pytest.mark.parametrize(
+    "line", [b"hello\n", b"[]\n", b'{"done": -1}\n', b'{"colour": 1}\n', b'{"done": "x"}\n']
+)
+def test_what_is_no_ledger_is_refused(tmp_path: Path, line: bytes) -> None:
+    part_path(tmp_path, 0).write_bytes(line)
+
+    with pytest.raises(ConfigurationError, match=r"part-00000.jsonl is not the ledger of a job"):
+        last_entry(tmp_path)
+    with pytest.raises(ConfigurationError, match="is not the ledger of a job"):
+        read_entries(tmp_path)
+
+
+def test_a_second_attempt_waits_for_one_that_is_ending_and_fails_beside_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    first = LedgerPart(tmp_path, 3)
+    with pytest.raises(NsqError, match="partition 3 is being published by another task"):
+        LedgerPart(tmp_path, 3, wait_s=0.1)
+    with LedgerPart(tmp_path, 4):
+        pass
+    first.entry.done = 5
+    first.note()
+    threading.Timer(0.2, first.__exit__).start()
+
+    with LedgerPart(tmp_path, 3, wait_s=patience_s(10)) as second:
+        assert second.entry == LedgerEntry(done=5)
+
+
+def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
+    tmp_path: Path,
+) -> None:
+    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
+    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
+    noted(tmp_path, LedgerEntry(done=1))
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigurationError, match="new/ledger is the ledger of another job"):
+        prepare_ledger(tmp_path / "new" / "ledger", "job 2")
+    with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
+        prepare_ledger(tmp_path, "job")
+    with pytest.raises(OutputError, match=r"cannot write the ledger .*/file .*"):
+        prepare_ledger(tmp_path / "file", "job")
+    with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
+        LedgerPart(tmp_path / "nowhere", 0)
+
+
+def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
+    tmp_path: Path,
+) -> None:
+    ledger, dead = tmp_path / "ledger", tmp_path / "dead"
+    row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
+    with PowerCut(tmp_path) as record:
+        prepare_ledger(ledger, "job")
+        with LedgerPart(ledger, 0) as part, RowDeadLetters(dead, "job", 0, done=0) as letters:
+            for number in range(4):
+                letters.write(number, row, "refused")
+                letters.sync()
+                part.entry = LedgerEntry(done=number + 1, dead_lettered=number + 1)
+                part.note()
+                part.sync()
+                record.note(number)
+
+    cuts = list(record.cuts())
+    assert len(cuts[-1][0]) == 4
+    for promised, cut in cuts:
+        cut.restore(tmp_path)
+        entries = read_entries(ledger)
+        done = entries[0].done if entries else 0
+        assert done >= len(promised)
+        files = [*dead.glob("*"), *dead.glob(".*")]
+        assert len({line for path in files for line in path.read_bytes().splitlines()}) >= done
+        if cut.files.get("ledger/job.json"):
+            prepare_ledger(ledger, "job")
+
+
+@pytest.fixture
+def place(bucket: Bucket) -> StoredPlace:
+    found = parse_place(f"{bucket.url}/progress")
+    assert isinstance(found, StoredPlace)
+    return found
+
+
+def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> None:
+    with StoredLedgerPart(place, 3) as part:
+        assert part.entry == LedgerEntry()
+        part.entry.sent = 500
+        part.note()
+        part.entry.done, part.entry.sent = 500, 1000
+        part.note()  # nothing new: it was noted that more may have been sent
+
+    assert read_entries(place) == [LedgerEntry(sent=500 + AHEAD_ROWS)]
+    with StoredLedgerPart(place, 3) as part:
+        part.entry.done, part.entry.topics = 700, {"clicks": 700}
+        part.finish()
+    found = [LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})]
+    assert read_entries(place) == found
+
+
+def test_few_objects_are_written_and_one_stays(bucket: Bucket, place: StoredPlace) -> None:
+    with StoredLedgerPart(place, 0) as part:
+        for sent in range(500, 3 * AHEAD_ROWS, 500):
+            part.entry.sent = sent
+            part.note()
+
+    [name] = bucket.names()
+    assert int(name.rpartition("/")[2].removesuffix(".json")) <= 4
+
+
+def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: StoredPlace) -> None:
+    first = StoredLedgerPart(place, 0)
+    first.entry.sent = 500
+    first.note()
+    with StoredLedgerPart(place, 0) as second:
+        for done in (1, 2, 3):  # the first one's next number was deleted by now
+            second.entry.done = done
+            second.finish()
+
+        with pytest.raises(NsqError, match="partition 0 is being published by another task"):
+            first.finish()
+
+    assert read_entries(place)[0].done == 3
