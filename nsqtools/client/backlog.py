@@ -298,8 +298,7 @@ class Delivery:
         self._attempts = Attempts(giving_up.max_attempts, keeps=giving_up.keeps)
         self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
         self._apart_since: float | None = None
-        self.in_flight_limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
-        self._max_bytes = options.max_in_flight_bytes or math.inf
+        self.in_flight_limit = InFlightLimit(options)
         self._sources: dict[Answers, None] = {}
         self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
         self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
@@ -334,7 +333,8 @@ class Delivery:
         """Count the bytes in flight: not for each message, whose answers do not tell its size."""
         sizes = [len(m.body) for source in self._sources for m in list(source.in_flight.values())]
         size, count = sum(sizes), len(sizes)
-        self._weigh_at = max(self._max_bytes / 16, self._max_bytes / 2 - size)
+        most = self.in_flight_limit.maximum_bytes
+        self._weigh_at = max(most / 16, most / 2 - size)
         if not count:
             size, count = self._arrived_bytes, self._arrived_count
         self._arrived_bytes = self._arrived_count = 0
