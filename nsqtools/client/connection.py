@@ -114,13 +114,14 @@ class Connection:
         self._pending: list[bytes] = []
         self._committed = b""
         self._offset = 0
-        self._loop: LoopMember | None = None
+        self._is_attached = False
         self._watches_writes = False
         self._is_shut_down = False
         self._is_inflating = False  # a call is due that expands more of what was read
 
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
+        self._is_attached = True
         self._loop = loop
         self._user = user
         self._buffer = loop.buffer
@@ -163,7 +164,6 @@ class Connection:
             self._user.on_response(data)
 
     def _read(self) -> tuple[list[Any], list[tuple[int, bytes]]]:
-        assert self._loop is not None
         codec = self._codec
         try:
             has_more = codec is not None and codec.has_more
@@ -187,13 +187,13 @@ class Connection:
 
     def write(self, command: bytes) -> None:
         """Queue a command; it is sent at the end of the loop's turn."""
-        if not self._pending and self._loop is not None:
+        if not self._pending:
             self._loop.flush_soon(self)
         self._pending.append(command)
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it. The loop calls this."""
-        if not self.is_open or self._is_shut_down or self._loop is None:
+        if not self.is_open or self._is_shut_down:
             return
         try:
             is_done = self._send()
@@ -207,7 +207,6 @@ class Connection:
 
     def _send(self) -> bool:
         """Send; return whether everything is sent."""
-        assert self._loop is not None
         pending = self._pending
         if len(pending) == 1 and not self._committed and self._codec is None:
             data = pending.pop()  # as usual with many connections
@@ -261,13 +260,11 @@ class Connection:
         Being accepted does not: an nsqd that accepts and dies at once must not reset the delays
         between tries.
         """
-        if self.has_received or self._loop is None:
-            return self.has_received
-        return self._loop.now() - self._opened_at > PROVEN_AFTER_S
+        return self.has_received or self._loop.now() - self._opened_at > PROVEN_AFTER_S
 
     def check_liveness(self) -> None:
         """Give the connection up when nsqd is silent or takes no bytes for too long."""
-        if not self.is_open or self._loop is None:
+        if not self.is_open:
             return
         now, options = self._loop.now(), self._options
         limit_s = silence_limit_s(options)
@@ -287,7 +284,7 @@ class Connection:
         """Close the socket without a report. May be called again."""
         if self.is_open:
             self.is_open = False
-            if self._loop is not None:
+            if self._is_attached:
                 self._loop.unregister(self)
             self._stream.close()
 
@@ -363,19 +360,16 @@ def http_access(
 
 
 def open_connection(
-    address: Address,
-    options: ClientOptions,
-    tls: ssl.SSLContext | None,
-    subscribe: bytes | None = None,
-    *,
-    is_announced: bool = False,
+    address: Address, options: ClientOptions, subscribe: bytes = b"", *, is_announced: bool = False
 ) -> Connection:
     """Connect, negotiate and, for a consumer, subscribe.
 
-    ``is_announced``: nsqlookupd named the address, the user did not.
+    ``is_announced``: nsqlookupd named the address, the user did not. Certificates and secret are
+    those that their files hold now.
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
     address; the socket is closed then.
     """
+    tls = client_tls(options).get() if options.tls_v1 else None
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     try:
         deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
@@ -454,23 +448,21 @@ class _Handshake:
         self._codec: StreamCodec | None = None
         limit = options.max_msg_size
         self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
-        self._max_inflated = options.max_inflated_read
 
-    def run(self, tls: ssl.SSLContext | None, subscribe: bytes | None) -> Connection:
+    def run(self, tls: ssl.SSLContext | None, subscribe: bytes) -> Connection:
         self._send(commands.MAGIC_V2 + commands.identify(identify_body(self._options)))
         reply = decode_identify_reply(self._answer())
-        self._upgrade_to_tls(tls, reply)
+        if tls is not None:
+            self._upgrade_to_tls(tls, reply)
         self._start_compression(reply)
         if reply.auth_required:
             self._authenticate()
-        if subscribe is not None:
+        if subscribe:
             self._send(subscribe)
             self._expect_ok("SUB")
         return Connection(self._stream, reply, self._codec, self._frames, self._options)
 
-    def _upgrade_to_tls(self, tls: ssl.SSLContext | None, reply: IdentifyReply) -> None:
-        if tls is None:
-            return
+    def _upgrade_to_tls(self, tls: ssl.SSLContext, reply: IdentifyReply) -> None:
         if not reply.tls_v1:
             raise TLSError(
                 f"{self._stream.address} does not offer TLS",
@@ -491,7 +483,8 @@ class _Handshake:
             self._codec = DeflateCodec(reply.deflate_level)
         else:
             return
-        self._frames.feed(self._codec.decompress(self._frames.take_surplus(), self._max_inflated))
+        surplus, limit = self._frames.take_surplus(), self._options.max_inflated_read
+        self._frames.feed(self._codec.decompress(surplus, limit))
         self._expect_ok("the start of compression")
 
     def _authenticate(self) -> None:
@@ -531,7 +524,7 @@ class _Handshake:
     def _receive(self) -> bytes:
         codec = self._codec
         data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
-        return codec.decompress(data, self._max_inflated) if codec else data
+        return codec.decompress(data, self._options.max_inflated_read) if codec else data
 
     def _expect_ok(self, after: str) -> None:
         answer = self._answer()

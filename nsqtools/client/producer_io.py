@@ -38,11 +38,12 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, open_in_background, warn_of_left_out
-from nsqtools.client.connection import Connection
+from nsqtools.client.connecting import RetryDelays, connect_in_background, warn_of_left_out
+from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -145,9 +146,10 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            open_in_background(
-                self.address, self._options, None, self._opened, is_announced=self.is_announced
+            connect = partial(
+                open_connection, self.address, self._options, is_announced=self.is_announced
             )
+            connect_in_background(self.address, self._options, connect, self._opened)
 
     @property
     def has_failed(self) -> bool:
