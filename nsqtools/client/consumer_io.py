@@ -37,6 +37,7 @@ from nsqtools.client.connecting import Dialer
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp
+from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
@@ -317,8 +318,9 @@ class Stopping:
 class ConsumerIO:
     """Owns all connections of one consumer: to each nsqd that has one of the ``topics``.
 
-    A connection serves one topic, so each topic has a `Dialer` of its own, and what finds its nsqd
-    where that is looked up. RDY, backoff and a stop are those of all connections together.
+    A connection serves one topic, so each topic has a `Dialer` of its own, and one of the
+    ``discoveries`` where its nsqd are looked up. RDY, backoff and a stop are those of all
+    connections together.
 
     Messages go to the ``backlog``; ``giving_up`` gets those that were tried too often, on a
     handler's thread. These are called on the I/O thread and must not block: ``on_stopped`` when
@@ -327,7 +329,8 @@ class ConsumerIO:
 
     def __init__(
         self,
-        topics: Mapping[str, Discovery | None],
+        topics: Sequence[str],
+        discoveries: Mapping[str, Discovery],
         channel: str,
         addresses: Sequence[Address],
         options: ClientOptions,
@@ -350,13 +353,10 @@ class ConsumerIO:
         self._collected_at = 0.0
         self._is_gathering = False
         self.options = options
+        limit = InFlightLimit(options)
+        self.rdy: ReadyControl[Subscription] = ReadyControl(limit.current, options)
         self.delivery = Delivery(
-            self.loop,
-            backlog,
-            options,
-            giving_up,
-            self._limit_changed,
-            in_flight=lambda: self.rdy.in_flight,
+            self.loop, backlog, giving_up, limit, self.rdy, self._limit_changed
         )
         self.waiting = self.delivery.waiting
         # Quick FINs of all subscriptions gather until then, or the last of what is ``waiting``
@@ -367,8 +367,8 @@ class ConsumerIO:
         self.stats = self.delivery.stats
         self._on_stopped = on_stopped
         self._on_error = on_error
-        self._discoveries = {name: each for name, each in topics.items() if each is not None}
-        self._expected = set(self._discoveries)  # topics whose first lookup has not ended
+        self._discoveries = discoveries  # by topic
+        self._expected = set(discoveries)  # topics whose first lookup has not ended
         self._is_quiet = False
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
@@ -385,7 +385,6 @@ class ConsumerIO:
             )
             for topic in topics
         }
-        self.rdy: ReadyControl[Subscription] = ReadyControl(self.delivery.limit, options)
         self.backoff = Backoff(options)
 
     def start(self, *, quietly: bool = False) -> None:
