@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from nsqtools.errors import ProtocolError
@@ -117,8 +116,7 @@ DEFAULT_MAX_RDY_COUNT = 2500
 DEFAULT_MSG_TIMEOUT_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyReply:
+class IdentifyReply(NamedTuple):
     """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
 
     Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` are "asked for and granted":
@@ -141,8 +139,7 @@ class IdentifyReply:
 
     def encode(self) -> bytes:
         """Return the JSON of the reply, keys in nsqd's order."""
-        reply = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(reply, separators=(",", ":")).encode()
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
 
 def decode_identify_reply(data: bytes) -> IdentifyReply:
@@ -156,15 +153,15 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
     if not isinstance(reply, dict):
         raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")
     known: dict[str, Any] = {}
-    for field in fields(IdentifyReply):
-        value = reply.get(field.name)
+    for name, default in IdentifyReply._field_defaults.items():
+        value = reply.get(name)
         if value is None:
             continue
-        kind = type(field.default)
+        kind = type(default)
         if type(value) is not kind or (kind is int and value not in INT64):
-            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={str(value)[:60]!r}")
+            raise ProtocolError(f"the answer to IDENTIFY has {name}={str(value)[:60]!r}")
         is_plain = not isinstance(value, str) or value.isprintable()  # it goes into logs
-        known[field.name] = value if is_plain else ascii(value)[1:-1]
+        known[name] = value if is_plain else ascii(value)[1:-1]
     decoded = IdentifyReply(**known)
     if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")

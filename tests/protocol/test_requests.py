@@ -19,11 +19,11 @@ ID = b"0123456789abcdef"
 
 
 def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
-    assert requests.read_line(b"x" * 16383 + b"\n", 0)[1] == 16384
+    assert requests.read_request(b"x" * 16383 + b"\n", 0).position == 16384
     with pytest.raises(requests.LineTooLong):
-        requests.read_line(b"x" * 16384, 0)
+        requests.read_request(b"x" * 16384, 0)
     with pytest.raises(requests.Incomplete) as more:
-        requests.read_line(b"..NO", 2)
+        requests.read_request(b"..NO", 2)
     assert (more.value.position, more.value.wanted, more.value.error) == (2, 3, None)
 
 
