@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from nsqtools.client.connection import Connection, longest_try_s, open_connection
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -232,10 +233,8 @@ class Dialer:
                 self.look(address)
             return open_connection(address, self._options, subscribe, is_announced=is_announced)
 
-        def done(result: Result) -> None:
-            self._loop.call_soon(lambda: use(address, result))
-
-        connect_in_background(address, self._options, connect, done)
+        done = partial(use, address)
+        connect_in_background(self._loop, address, self._options, connect, done)
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
@@ -392,14 +391,13 @@ os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 def connect_in_background(
+    loop: LoopMember,
     address: Address,
     options: ClientOptions,
     connect: Callable[[], Connection],
     done: Callable[[Result], None],
 ) -> None:
-    """Connect to an address on another thread, which calls ``done`` with the outcome.
-
-    Where no thread can be started ``done`` is called at once.
+    """Connect to an address on another thread; ``done`` gets the outcome on the I/O thread.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
@@ -419,10 +417,11 @@ def connect_in_background(
         except Exception as exc:  # a defect must not leave the address connecting for ever
             log.exception("connecting to %s failed", address)
             result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
-        done(result)
+        loop.call_soon(lambda: done(result))
         return isinstance(result, Connection)
 
     try:
         run_in_background(address, work, options.connect_threads)
     except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
-        done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
+        failed = ConnectionFailed(f"cannot connect to {address} ({exc})")
+        loop.call_soon(lambda: done(failed))
