@@ -360,16 +360,14 @@ class Background:
         return None
 
     def _may_run(self, peer: Hashable) -> bool:
-        has_answered = self._has_answered.get(peer)
-        if has_answered is False and self._doubtful() >= max(1, self._max_threads // 2):
-            return False
+        known = self._has_answered
+        if known.get(peer) is False:
+            doubtful = sum(n for each, n in self._running.items() if known.get(each) is False)
+            if doubtful >= max(1, self._max_threads // 2):
+                return False
         # one that answered may be gone by now: it does not get all of them
         most_proven = max(1, self._max_threads - 2)
-        return self._running[peer] < (most_proven if has_answered else MAX_UNPROVEN)
-
-    def _doubtful(self) -> int:
-        known = self._has_answered
-        return sum(count for peer, count in self._running.items() if known.get(peer) is False)
+        return self._running[peer] < (most_proven if known.get(peer) else MAX_UNPROVEN)
 
     def _note(self, peer: Hashable, has_answered: bool) -> None:
         with self._changed:

@@ -112,10 +112,6 @@ def mpub_size(lengths: Sequence[int]) -> int:
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)
 
 
-DEFAULT_MAX_RDY_COUNT = 2500
-DEFAULT_MSG_TIMEOUT_MS = 60_000
-
-
 class IdentifyReply(NamedTuple):
     """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
 
@@ -123,10 +119,10 @@ class IdentifyReply(NamedTuple):
     a client that did not ask sees false even where nsqd has the feature.
     """
 
-    max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
+    max_rdy_count: int = 2500
     version: str = ""
     max_msg_timeout: int = 0
-    msg_timeout: int = DEFAULT_MSG_TIMEOUT_MS
+    msg_timeout: int = 60_000
     tls_v1: bool = False
     deflate: bool = False
     deflate_level: int = 6

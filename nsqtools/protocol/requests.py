@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from nsqtools.errors import ProtocolError
@@ -248,8 +247,7 @@ MAGIC_V1 = b"  V1"
 PING = b"PING\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerInfo:
+class PeerInfo(NamedTuple):
     """Who a daemon says it is; the fields of the JSON in Go's order."""
 
     broadcast_address: str = ""
@@ -260,7 +258,7 @@ class PeerInfo:
 
     def encode(self) -> bytes:
         """Return the JSON: the body of IDENTIFY, and nsqlookupd's answer to it."""
-        return go_json(asdict(self))
+        return go_json(self._asdict())
 
 
 def decode_peer_info(data: bytes) -> PeerInfo:
