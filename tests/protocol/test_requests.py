@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -119,7 +118,7 @@ def test_registrations_come_back(topic: str, channel: str) -> None:
         (b"{}", NOTHING),
         (b"null", NOTHING),
         (b'{"version": null, "http_port": null, "new": [1]}', NOTHING),
-        (b'{"http_port": 1, "hostname": "h"}', replace(NOTHING, http_port=1, hostname="h")),
+        (b'{"http_port": 1, "hostname": "h"}', NOTHING._replace(http_port=1, hostname="h")),
         *((data, None) for data in (b"", b"[]", b"{", b'{"tcp_port": "1"}')),
         *((data, None) for data in (b'{"http_port": true}', b'{"version": 1}', b"\xff")),
     ],
