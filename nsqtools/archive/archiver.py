@@ -114,7 +114,7 @@ class Archiver:
         self._turns = Turns()
         self._folder_locks = settings.directories.locks()
         self._ended: dict[str, ArchiveTotals] = {}
-        self._unwritten: list[NsqError] = []
+        self._unwritten: NsqError | None = None
         self._changed = threading.Event()
         self._is_stopping = False
         self._is_paused = False
@@ -213,7 +213,7 @@ class Archiver:
             raise
         self._end_all(drain=end is not End.COUNT)
         if self._unwritten:
-            raise self._unwritten[0]
+            raise self._unwritten
         if self._deleted and end is End.STOPPED and not self._is_stopping:
             raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
         if end is End.IDLE:
@@ -407,8 +407,7 @@ class Archiver:
         """Let go of topics that lost their connections and that no nsqd has."""
 
         def is_cut_off(topic: str) -> bool:
-            archiver = self._archivers.get(topic)
-            return archiver is not None and not archiver.consumer.connections
+            return topic in self._archivers and not self._archivers[topic].consumer.connections
 
         for topic in self._deletions.confirmed(is_cut_off):
             waits = topic in self._topics and not self._exits_when_deleted
@@ -442,8 +441,7 @@ class Archiver:
             while not archiver.join(TICK_S):
                 self._on_tick()
             self._forget(archiver.topic)
-            if archiver.last_error is not None:
-                self._unwritten.append(archiver.last_error)
+            self._unwritten = self._unwritten or archiver.last_error
         self._turns.end()
         self._folder_locks.close()
         self._on_tick()

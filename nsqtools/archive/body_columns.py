@@ -31,8 +31,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
-_PLACES = ("file", "pos", "date", "hour")
-RESERVED = frozenset({*KEYS_OF, *_PLACES})
+RESERVED = frozenset({*KEYS_OF, "file", "pos", "date", "hour"})
 """Columns of a message, and those that say where it is."""
 MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta

@@ -30,7 +30,7 @@ from nsqtools.archive.layout import PART, Member, folder_of, is_hidden, partitio
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, rows_of
-from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
+from nsqtools.archive.storage import Entry, LocalStorage, failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
@@ -137,11 +137,10 @@ class Source:
     """A file with messages of one topic; None for one of bare bodies, which have no times either.
 
     ``key`` identifies its content: the head of an archive, which stays when the file moves, else
-    where it is. ``archive`` is None for Parquet. ``damage`` is what could not be read of it.
+    where it is. ``damage`` is what could not be read of it.
     """
 
-    storage: Storage
-    name: str
+    file: ArchiveFile
     key: str
     size: int
     topic: str | None
@@ -152,7 +151,6 @@ class Source:
     is_timed: bool = True
     is_shared: bool = False
     """Whether its file has messages of other topics, too, for which there is another source."""
-    archive: ArchiveFile | None = None
     begin: str = ""
     """What tells an archive from another with the same key: its begin, of two machines of one
     image; without a head its content, of a file that took the place of another."""
@@ -160,7 +158,11 @@ class Source:
 
     @property
     def shown(self) -> str:
-        return self.storage.where(self.name)
+        return self.file.shown
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.file.table is not None
 
     @property
     def messages(self) -> int:
@@ -226,17 +228,8 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         if head is None and not scan.damage:
             with failing("read", archive.shown):
                 begin = archive.storage.digest(archive.name, scan.size)
-        source = Source(
-            archive.storage,
-            archive.name,
-            key,
-            scan.size,
-            None,
-            spans,
-            archive=replace(archive, members=scan.members),
-            begin=begin,
-            damage=scan.damage,
-        )
+        archive = replace(archive, members=scan.members)
+        source = Source(archive, key, scan.size, None, spans, begin=begin, damage=scan.damage)
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
         if wrong:
             problem = f"it has messages of invalid topics: {wrong[0][:64]!r}"
@@ -279,7 +272,7 @@ def _sources_in(archive: ArchiveFile) -> list[Source]:
     assert table is not None
     topic = table.partition.get("topic")
     others = tuple((name, at) for name, at in table.partition.items() if name not in PARTITIONS)
-    source = Source(archive.storage, archive.name, shown, table.bytes, topic, (), others)
+    source = Source(archive, shown, table.bytes, topic, (), others)
     try:
         with failing("read", shown):
             found = rows_of(archive)

@@ -24,7 +24,6 @@ import hashlib
 import json
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -116,7 +115,7 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
     ``job`` has all but the slices.
     """
     if job.slot.day is None:
-        known = {source.name for source in job.present}
+        known = {source.file.name for source in job.present}
         each_alone = (replace(job, slices=(Slice(0, 0, (each,)),), present=()) for each in sources)
         return [each for each in each_alone if each.name not in known]
     begin = begin_ns(job.slot.day)
@@ -245,7 +244,7 @@ class Compaction:
         """Refuse a place that holds something else."""
         refuse_other_form(self.storage, "--format", is_delta=is_delta)
         entries, folders = self.storage.children("")
-        names = [*(entry.name for entry in entries), *(each.rpartition("/")[2] for each in folders)]
+        names = [*(entry.name for entry in entries), *folders]
         shown = [name for name in names if not name.startswith(".")]
         if shown and NOTES not in shown and not is_table(self.storage):
             raise ConfigurationError(
@@ -313,7 +312,7 @@ class Compaction:
         schemas = [table.schema() for table in tables]
         if self.settings.fields is not None:
             schemas.append(BodyColumns(fields_of(self.settings.fields)).schema())
-        read = [each for partition in work for each in partition.sources if each.archive is None]
+        read = [each for partition in work for each in partition.sources if each.is_parquet]
         if not self._inputs.parquet and not self._inputs.archives:
             read = []
         if self.table is None:
@@ -400,13 +399,11 @@ class Compaction:
             in_folders = self.table.partition_columns
             own = [each for each in self.others if each.name not in in_folders]
             need_columns(self.table, pyarrow.schema(own))
-        of_job = [(partition, job) for partition in self.work for job in partition.jobs]
-        left = Counter(id(partition) for partition, _ in of_job)
-        for number, done in run_jobs([job for _, job in of_job]):
-            partition = of_job[number][0]
+        of_job = [partition for partition in self.work for _ in partition.jobs]
+        for number, done in run_jobs(self.jobs):
+            partition = of_job[number]
             partition.done.append(done)
-            left[id(partition)] -= 1
-            if not left[id(partition)]:
+            if len(partition.done) == len(partition.jobs):
                 self._finish(partition)
         for partition in self.work:
             if not partition.jobs:
@@ -417,7 +414,7 @@ class Compaction:
         self._place.check()
         files = partition.files
         at = partition.slot.values
-        removes = [TableFile(each.name, each.size, partition=at) for each in partition.sources]
+        removes = [TableFile(each.file.name, each.size, partition=at) for each in partition.sources]
         if self.is_within and sum(done.read for done in partition.done) != sum(
             source.messages for source in partition.sources
         ):
@@ -469,7 +466,7 @@ class Compaction:
         kept: dict[str, str] = {}
         by_key: dict[str, list[Source]] = {}
         for source in self.sources:
-            if source.archive is not None:
+            if not source.is_parquet:
                 by_key.setdefault(source.key, []).append(source)
         for some in by_key.values():
             first = some[0]
@@ -478,7 +475,7 @@ class Compaction:
                 continue
             notes |= {slot: self._note(slot) for slot in slots if slot not in notes}
             reasons = [first.damage]
-            if first.archive is not None and first.archive.head is None and first.topic is None:
+            if first.file.head is None and first.topic is None:
                 reasons.append("it has neither messages nor an index, so it may not be an archive")
             why_not = (self._why_not(first, slot, notes[slot]) for slot in slots)
             if reason := next(filter(None, chain(reasons, why_not)), ""):
@@ -505,10 +502,10 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
     before = note.get("begins", {}).get(source.key) or source.begin
     if size is None or before == source.begin:
         return size
-    if source.damage or (source.archive is not None and source.archive.head is not None):
+    if source.damage or source.file.head is not None:
         return None
     with failing("read", source.shown):
-        return size if source.storage.digest(source.name, size) == before else None
+        return size if source.file.storage.digest(source.file.name, size) == before else None
 
 
 def delete_archive(source: Source) -> bool:
@@ -516,11 +513,11 @@ def delete_archive(source: Source) -> bool:
 
     Raises as `failure_of` says.
     """
-    archive, storage, name = source.archive, source.storage, source.name
+    storage, name, listed = source.file.storage, source.file.name, source.file.entry
     with failing("delete", source.shown):
         try:
             entry = storage.stat(name)
-            if archive is None or archive.entry is None or entry.version != archive.entry.version:
+            if source.is_parquet or listed is None or entry.version != listed.version:
                 return False
             for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
                 storage.delete(each)

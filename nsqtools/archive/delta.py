@@ -71,7 +71,7 @@ def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
         if not is_delta:
             raise ConfigurationError(f"{storage.url} is a Delta table", hint=f"Add {option} delta.")
         return
-    folders = [each.rpartition("/")[2] for each in storage.children("")[1]]
+    folders = storage.children("")[1]
     if is_delta and any(each == SINK_LOG or each.startswith("topic=") for each in folders):
         raise ConfigurationError(
             f"{storage.url} holds Parquet that is not a Delta table",

@@ -230,21 +230,20 @@ def _with_index(
     is_in_progress = is_hidden(path.name, PART)
     known = None if is_in_progress else entry
     index = str(index_of(owner_of(path) if is_in_progress else path))
-    if (data := read_index(storage, index, is_listed=index in names)) is None:
-        name = "" if is_named else entry.name
-        if not is_in_progress:
-            beginning = _beginning(storage, entry)
-            if beginning == PARQUET_MAGIC:
-                table = _parquet(storage, entry, names)
-                return ArchiveFile(storage, entry.name, None, entry=known, table=table)
-            if why := why_foreign(name, beginning):
-                raise ConfigurationError(
-                    f"cannot read {storage.where(entry.name)} as an archive ({why})",
-                    hint="Parquet and Delta tables are read by nsq spark sql, report and replay; "
-                    "an archive whose name begins with _ is read when the file itself is given.",
-                )
-        return ArchiveFile(storage, entry.name, None, entry=known)
-    return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
+    if (data := read_index(storage, index, is_listed=index in names)) is not None:
+        return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
+    table = None
+    if not is_in_progress:
+        beginning = _beginning(storage, entry)
+        if beginning == PARQUET_MAGIC:
+            table = _parquet(storage, entry, names)
+        elif why := why_foreign("" if is_named else entry.name, beginning):
+            raise ConfigurationError(
+                f"cannot read {storage.where(entry.name)} as an archive ({why})",
+                hint="Parquet and Delta tables are read by nsq spark sql, report and replay; "
+                "an archive whose name begins with _ is read when the file itself is given.",
+            )
+    return ArchiveFile(storage, entry.name, None, entry=known, table=table)
 
 
 def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:

@@ -271,33 +271,31 @@ class Landings(Uploads):
         except Exception as exc:  # as below
             log.warning("cannot finish what an earlier run began to land (%s)", exc)
         while True:
-            first = self._next()
-            others = self._others()
-            batch = dict([first, *others])
+            first, *others = batch = self._batch()
             try:
-                landed = self._ask(list(batch))
+                landed = self._ask(batch)
             except Exception as exc:  # a defect, too: the thread goes on
                 with self._changed:
                     self._waiting.extendleft(reversed(others))
-                self._failed(*first, exc)
+                self._failed(first, exc)
                 continue
             self.totals.misfits += landed.misfits
             for place in [self._plan.storage.where(file.path) for file in landed.files]:
                 log.info("landed %s", place)
                 self._on_landed(place)
-            for path, size in batch.items():
+            for path in batch:
                 if reason := landed.refused.get(path):
                     log.error("%s does not land: %s; it stays where it is", path, reason)
-                    self._ended(path, size, conflicts=1)
+                    self._ended(path, conflicts=1)
                 else:
-                    self._ended(path, size, files=1, uploaded=size)
+                    self._ended(path, files=1, uploaded=self._sizes[path])
 
-    def _others(self) -> list[tuple[Path, int]]:
-        """Take more files that wait: one commit is for all of them."""
-        taken: list[tuple[Path, int]] = []
+    def _batch(self) -> list[Path]:
+        """Take a file that waits, and more of them: one commit is for all."""
+        taken = [self._next()]
         with self._changed:
-            while self._waiting and len(taken) < LOGS_AT_ONCE - 1:
-                if sum(size for _, size in taken) + self._waiting[0][1] > BYTES_AT_ONCE:
+            while self._waiting and len(taken) < LOGS_AT_ONCE:
+                if sum(self._sizes[each] for each in (*taken, self._waiting[0])) > BYTES_AT_ONCE:
                     break
                 taken.append(self._waiting.popleft())
         return taken

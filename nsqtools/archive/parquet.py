@@ -295,9 +295,8 @@ def _column_of_times(file: Any) -> int | None:
 
     None if there is no such column.
     """
-    if TIME not in file.schema_arrow.names:
-        return None
-    return int([column.path for column in file.schema].index(TIME))
+    paths = [column.path for column in file.schema]
+    return paths.index(TIME) if TIME in paths else None
 
 
 def _values_in(file: Any, name: str) -> Iterator[Any]:

@@ -291,7 +291,6 @@ def is_message(line: bytes) -> bool:
     return bool(_BEGINNING.match(line)) or _is_whole(line)
 
 
-DAMAGED = ".damaged"
 TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
 
 
@@ -390,7 +389,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
 def _keep(path: Path) -> None:
     """Give a damaged file a name beside it that no other has. Raises ``OSError``."""
     for number in itertools.count():
-        name = with_rev(f".{path.name}", number) + DAMAGED
+        name = f"{with_rev(f'.{path.name}', number)}.damaged"
         with suppress(FileExistsError):
             place(path, path.with_name(name))
             return

@@ -110,23 +110,20 @@ class Done:
 
 def run_job(job: Job) -> Done:
     """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
-    storage = open_storage(job.output)
-    with failing("compact into", job.output), draft_for(storage) as draft:
-        return _make(job, storage, draft)
-
-
-def _make(job: Job, storage: Storage, draft: Path) -> Done:
-    reading = _Reading(job)
-    schema = reading.schema
+    storage, reading = open_storage(job.output), _Reading(job)
     duplicates = misfits = 0
-    with ParquetWriter(draft, schema) as writer:
+    with (
+        failing("compact into", job.output),
+        draft_for(storage) as draft,
+        ParquetWriter(draft, reading.schema) as writer,
+    ):
         for part in job.slices:
             if job.slot.day is None:
                 for batch in reading.batches(part):
                     misfits += _misfits(batch)
                     writer.add(batch)
                 continue
-            rows = pyarrow.Table.from_batches(reading.batches(part), schema)
+            rows = pyarrow.Table.from_batches(reading.batches(part), reading.schema)
             kept = without(deduplicated(rows), reading.identities(part))
             duplicates += rows.num_rows - kept.num_rows
             misfits += _misfits(kept)
@@ -136,8 +133,8 @@ def _make(job: Job, storage: Storage, draft: Path) -> Done:
         if reading.rows == duplicates:
             return Done(job.slot, None, reading.rows, duplicates, damages)
         file = replace(writer.close(), path=job.name, partition=job.slot.values)
-    publish(draft, storage, job.name)
-    return Done(job.slot, file, reading.rows, duplicates, damages, misfits)
+        publish(draft, storage, job.name)
+        return Done(job.slot, file, reading.rows, duplicates, damages, misfits)
 
 
 def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
@@ -187,9 +184,9 @@ class _Reading:
         bare = self._job.slot.day is None
         within = EVER if bare else TimeRange(part.since_ns, part.until_ns)
         for source in part.sources:
-            if source.archive is None:
+            if source.is_parquet:
                 try:
-                    with source.storage.open(source.name) as file:
+                    with source.file.storage.open(source.file.name) as file:
                         for batch in read(file, within=within):
                             yield self._taken(self._of_topic(batch, source))
                 except (CorruptError, ArrowException) as exc:  # a number may be too large
@@ -197,7 +194,7 @@ class _Reading:
                 continue
             counted: list[int] = []
             for batch in read_batches(
-                source.archive,
+                source.file,
                 lambda _, problem, source=source: self._on_damage(source, problem),  # type: ignore[misc]
                 kind=self._job.settings.body,
                 delimiter=self._job.settings.delimiter,
@@ -207,7 +204,7 @@ class _Reading:
                 chosen = self._of_topic(batch, source)
                 typed = self._columns.add(chosen) if self._columns else chosen
                 yield self._taken(typed)
-            members = [m for m in source.archive.members or () if within.may_have(m)]
+            members = [m for m in source.file.members or () if within.may_have(m)]
             expected = sum(member.messages for member in members)
             if not source.damage and not bare and sum(counted) != expected:
                 problem = f"it has {sum(counted)} messages, and {expected} in its index"
@@ -218,7 +215,7 @@ class _Reading:
         return fitted(batch, self.schema, self._job.settings.body)
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-        if not source.is_shared and (source.archive is None or source.topic is None):
+        if not source.is_shared and (source.is_parquet or source.topic is None):
             return batch
         topics = batch["topic"].cast(pyarrow.string())  # from large ones, and from dictionaries
         mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
@@ -240,7 +237,7 @@ class _Reading:
         for source in self._job.present:
             if source.between(part.since_ns, part.until_ns):
                 try:
-                    with source.storage.open(source.name) as file:
+                    with source.file.storage.open(source.file.name) as file:
                         found += read(file, KEY, within)
                 except CorruptError as exc:
                     raise OutputError(
@@ -314,7 +311,7 @@ def columns_in(source: Source) -> pyarrow.Schema:
     """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
     with failing("read", source.shown):
         try:
-            with source.storage.open(source.name) as file, parquet.ParquetFile(file) as opened:
+            with source.file.open() as file, parquet.ParquetFile(file) as opened:
                 return opened.schema_arrow.remove_metadata()
         except ArrowException as exc:
             raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
@@ -343,7 +340,7 @@ def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
 def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
     remedy = "Repair it with nsq archive repair"
-    if source.archive is None:
+    if source.is_parquet:
         remedy = "Restore it, or make it again from its archive"
     return NsqError(
         f"cannot read {source.shown}: {problem}",

@@ -40,7 +40,7 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import Storage, failing, hash_of
+from nsqtools.archive.storage import failing, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
@@ -269,9 +269,7 @@ class Table:
     def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
         self.catalog = DeltaCatalog(plan.url, plan.options) if plan.is_delta else None
-        self.storage: Storage = (
-            self.catalog.storage if self.catalog else open_storage(plan.url, plan.options)
-        )
+        self.storage = open_storage(plan.url, plan.options)
 
     def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
         """Return fields of bodies with the types that the table has, and the table's own."""

@@ -40,6 +40,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -361,8 +362,8 @@ class Uploads:
         self._plan = plan
         self._most = max_local_bytes
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Path, int]] = deque()
-        self._known: set[Path] = set()
+        self._waiting: deque[Path] = deque()
+        self._sizes: dict[Path, int] = {}  # also of those under way
         self._failing_since: float | None = None
         self._retry_s = FIRST_RETRY_S
         self._retry_at = 0.0
@@ -379,9 +380,9 @@ class Uploads:
         except OSError:  # removed by another program
             return
         with self._changed:
-            if path not in self._known:
-                self._known.add(path)
-                self._waiting.append((path, size))
+            if path not in self._sizes:
+                self._sizes[path] = size
+                self._waiting.append(path)
                 self.totals.waiting_files += 1
                 self.totals.waiting_bytes += size
                 self._changed.notify()
@@ -427,7 +428,7 @@ class Uploads:
         Once ``is_hurried`` the rest has few seconds. ``show`` is called now and then.
         """
         self.start()
-        hurried_at: float | None = None
+        ends_at = math.inf
         with self._changed:
             if self._failing_since is not None:  # it has one more chance, at once
                 self._failing_since, self._retry_s = time.monotonic(), FIRST_RETRY_S
@@ -435,11 +436,10 @@ class Uploads:
                 self._changed.notify_all()
         while self.totals.waiting_files:
             now = time.monotonic()
-            if hurried_at is None and is_hurried():
-                hurried_at = now
-            if hurried_at is not None and now - hurried_at > HURRIED_S:
-                break
-            if self._failing_since is not None and now - self._failing_since > LONGEST_FAILURE_S:
+            if is_hurried():
+                ends_at = min(ends_at, now + HURRIED_S)
+            failing_since = now if self._failing_since is None else self._failing_since
+            if now > ends_at or now - failing_since > LONGEST_FAILURE_S:
                 break
             show()
             with self._changed:
@@ -474,23 +474,23 @@ class Uploads:
 
     def _run(self) -> None:
         while True:
-            path, size = self._next()
+            path = self._next()
             try:
                 uploaded = upload(path, self._plan)
             except NotUploadable as exc:
                 log.error("%s is not uploaded: %s: %s", path, exc.filename, exc.strerror)
-                self._ended(path, size, conflicts=1)
+                self._ended(path, conflicts=1)
             except (OSError, NsqError) as exc:
-                self._failed(path, size, exc)
+                self._failed(path, exc)
             except Exception:  # a name that is not UTF-8, or a defect: the thread goes on
                 log.exception("%r is not uploaded", str(path))
-                self._ended(path, size, conflicts=1)
+                self._ended(path, conflicts=1)
             else:
                 if uploaded:
                     log.info("uploaded %s", path)
-                self._ended(path, size, files=1 if uploaded else 0, uploaded=uploaded)
+                self._ended(path, files=1 if uploaded else 0, uploaded=uploaded)
 
-    def _next(self) -> tuple[Path, int]:
+    def _next(self) -> Path:
         with self._changed:
             while True:
                 pause_s = self._retry_at - time.monotonic()
@@ -500,26 +500,23 @@ class Uploads:
                     return self._waiting.popleft()
                 self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
 
-    def _ended(
-        self, path: Path, size: int, *, files: int = 0, uploaded: int = 0, conflicts: int = 0
-    ) -> None:
+    def _ended(self, path: Path, *, files: int = 0, uploaded: int = 0, conflicts: int = 0) -> None:
         with self._changed:
-            self._known.discard(path)
             self.totals.files += files
             self.totals.bytes += uploaded
             self.totals.conflicts += conflicts
             self.totals.waiting_files -= 1
-            self.totals.waiting_bytes -= size
+            self.totals.waiting_bytes -= self._sizes.pop(path)
             if uploaded:
                 if self._failing_since is not None:
                     log.warning("uploading works again")
                 self._failing_since, self._retry_s, self._retry_at = None, FIRST_RETRY_S, 0.0
             self._changed.notify_all()
 
-    def _failed(self, path: Path, size: int, exc: Exception) -> None:
+    def _failed(self, path: Path, exc: Exception) -> None:
         now = time.monotonic()
         with self._changed:
-            self._waiting.appendleft((path, size))
+            self._waiting.appendleft(path)
             self.totals.failures += 1
             is_new = str(exc) != str(self.last_error) or self._failing_since is None
             self.last_error = exc
