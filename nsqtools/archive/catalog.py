@@ -311,14 +311,12 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
         names = found.setdefault(root, [])
         if in_table is not None:
             names += [each.name for each in in_table]
-            continue
-        if inside.endswith(".parquet"):
+        elif inside.endswith(".parquet"):
             names += [inside] if wanted(partition_of(inside)) else []
-            continue
-        storage = open_storage(str(root))
-        with failing("read", place):
-            entries = parquet_entries(storage, list(storage.list()))
-            files = [each.name for each in entries if wanted(partition_of(each.name))]
-        folder = f"{inside}/" if inside else ""
-        names += [name for name in files if name.startswith(folder)]
+        else:
+            storage, folder = open_storage(str(root)), f"{inside}/" if inside else ""
+            with failing("read", place):
+                entries = parquet_entries(storage, list(storage.list()))
+            there = (each.name for each in entries if each.name.startswith(folder))
+            names += [name for name in there if wanted(partition_of(name))]
     return {root: list(dict.fromkeys(names)) for root, names in found.items()}

@@ -323,13 +323,10 @@ def read_batches(
         else:
             columns = fast_columns(text, text.count(b"\n"), schema.names, kind)
         if columns is None:
-            lines = split_lines(text, b"\n")
-            columns, _, problems = exact_columns(lines, kind)
+            columns, _, problems = exact_columns(split_lines(text, b"\n"), kind)
             for at, problem in problems:
                 on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {at + 1})")
-            number += len(lines)
-        else:
-            number += len(columns["body"])
+        number += text.count(b"\n")
         on_rows(len(columns["body"]))
         batch = pyarrow.RecordBatch.from_pydict(columns, schema)
         mask = wanted_rows(columns, within, {})

@@ -31,6 +31,7 @@ from nsqtools.archive.layout import (
     MANIFEST,
     PART,
     Head,
+    Index,
     Member,
     TimeRange,
     aside,
@@ -74,10 +75,9 @@ class ArchiveFile:
     """Of Parquet: what a log or a manifest says of it."""
 
     @classmethod
-    def at(
-        cls, path: Path, members: list[Member] | None = None, head: Head | None = None
-    ) -> ArchiveFile:
+    def at(cls, path: Path, index: Index | None = None) -> ArchiveFile:
         """Return the file at a local path."""
+        head, members = index or (None, None)
         return cls(LocalStorage(path.parent), path.name, members, head)
 
     @property

@@ -80,7 +80,6 @@ class Lander:
 
     def __init__(self, plan: TablePlan, directory: Path) -> None:
         self.table = Table(plan)
-        self._plan = plan
         self._directory = directory
         self._drafts = directory / DRAFTS
         self._app = f"nsqtools-{uuid4().hex}"
@@ -97,14 +96,14 @@ class Lander:
             return self._land(paths)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
-        self._plan.check()  # the place may have become that of another job
+        self.table.plan.check()  # the place may have become that of another job
         state = self._state()
         landed = self._finish(state)
         self._clear()
         waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
-        known = fields_of(state["fields"] or self._plan.fields or {"properties": {}})
+        known = fields_of(state["fields"] or self.table.plan.fields or {"properties": {}})
         while True:
-            writer = TableWriter(self._plan, self._drafts, self.table.known_fields(known))
+            writer = TableWriter(self.table.plan, self._drafts, self.table.known_fields(known))
             drafts, logs, refused = self._write(writer, waiting)
             if not drafts or self.table.make_ready(writer.schema):
                 break
@@ -131,8 +130,8 @@ class Lander:
                 index = load_index(index_of(path))
                 if index is None:
                     raise NotUploadable(errno.ENOENT, "it has no index", str(path))
-                archive = ArchiveFile.at(path, index.members, index.head)
-                drafts += writer.write(archive, stem_of(archive, self._plan.host))
+                archive = ArchiveFile.at(path, index)
+                drafts += writer.write(archive, stem_of(archive, self.table.plan.host))
                 logs.append(str(path))
             except NotUploadable as exc:
                 refused[path] = str(exc.strerror)

@@ -41,11 +41,7 @@ _ANY = {"id", "body", "body_bytes"}
 """Columns whose values are in no order: their least and most leave no row group out."""
 
 
-def write(
-    batches: Iterable[pyarrow.RecordBatch],
-    path: Path,
-    schema: pyarrow.Schema,
-) -> TableFile:
+def write(batches: Iterable[pyarrow.RecordBatch], path: Path, schema: pyarrow.Schema) -> TableFile:
     """Write a file, durably, and compare it. Raises as `ParquetWriter.close`."""
     with ParquetWriter(path, schema) as writer:
         for batch in batches:
@@ -211,9 +207,7 @@ def _text_of(array: pyarrow.Array) -> memoryview:
 
 
 def read(
-    source: Path | BinaryIO,
-    columns: Sequence[str] | None = None,
-    within: TimeRange = EVER,
+    source: Path | BinaryIO, columns: Sequence[str] | None = None, within: TimeRange = EVER
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over the rows of a file, a batch at a time; row groups of other times are left out.
 
@@ -222,12 +216,12 @@ def read(
     """
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-            names, column = _names_in(file), _column_of_times(file)
+            names = _names_in(file)
             wanted = names if columns is None else [name for name in columns if name in names]
             asked = wanted
             if within != EVER and TIME in names and TIME not in wanted:
                 asked = [*wanted, TIME]
-            groups = [n for n in range(file.num_row_groups) if _may_have(file, n, column, within)]
+            groups = [n for n, each in enumerate(_statistics(file)) if _may_have(each, within)]
             for batch in file.iter_batches(
                 BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
             ):
@@ -290,13 +284,13 @@ _TYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _column_of_times(file: Any) -> int | None:
-    """Return the number of the column of times among those of Parquet, where a struct is several.
-
-    None if there is no such column.
-    """
-    paths = [column.path for column in file.schema]
-    return paths.index(TIME) if TIME in paths else None
+def _statistics(file: Any) -> list[Any]:
+    """Return those of the times of each row group; None without any, as without such a column."""
+    paths = [column.path for column in file.schema]  # a struct is several
+    if TIME not in paths:
+        return [None] * file.num_row_groups
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    return [group.column(paths.index(TIME)).statistics for group in groups]
 
 
 def _values_in(file: Any, name: str) -> Iterator[Any]:
@@ -306,10 +300,9 @@ def _values_in(file: Any, name: str) -> Iterator[Any]:
 
 def _times_of(file: Any) -> tuple[int | None, int | None, int]:
     """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
-    if (column := _column_of_times(file)) is None:
+    if TIME not in file.schema_arrow.names:
         return None, None, file.metadata.num_rows
-    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-    found = [group.column(column).statistics for group in groups]
+    found = _statistics(file)
     if all(each is not None and each.has_min_max and each.has_null_count for each in found):
         least, most = (each.min for each in found), (each.max for each in found)
         return min(least, default=None), max(most, default=None), sum(s.null_count for s in found)
@@ -331,10 +324,7 @@ def time_span(times: Any) -> list[int | None]:
     return list(compute.min_max(times).as_py().values())
 
 
-def _may_have(file: Any, number: int, column: int | None, within: TimeRange) -> bool:
-    if within == EVER or column is None:
-        return True
-    bounds = file.metadata.row_group(number).column(column).statistics
-    if bounds is None or not bounds.has_min_max or bounds.null_count:
+def _may_have(bounds: Any, within: TimeRange) -> bool:
+    if within == EVER or bounds is None or not bounds.has_min_max or bounds.null_count:
         return True
     return within.meets(bounds.min, bounds.max)

@@ -299,24 +299,23 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
 
     Raises the errors of a store that cannot be reached or refuses.
     """
-    shown, is_damaged = archive.shown, False
+    shown, messages = archive.shown, 0
+    problems: list[str] = []
 
     def note(_: str, problem: str) -> None:
-        nonlocal is_damaged
-        is_damaged = True
+        problems.append(problem)
         on_damage(shown, problem)
 
-    messages = 0
     try:
         for _ in read_messages(archive, note):
             messages += 1
-        if not is_damaged and not archive.is_in_progress and archive.members is not None:
+        if not problems and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
             end = archive.members[-1].end if archive.members else 0
             if end != size:
                 note(shown, f"its index ends at byte {end} of {size}")
         if archive.table is not None:
-            if not is_damaged and archive.messages not in (None, messages):
+            if not problems and archive.messages not in (None, messages):
                 note(shown, f"it has {messages} messages, and {archive.messages} in its table")
         elif archive.is_remote:
             for problem in _differences_from_manifest(archive):

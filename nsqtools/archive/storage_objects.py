@@ -408,9 +408,9 @@ def s3_settings(
         region=find("region", "AWS_REGION", "AWS_DEFAULT_REGION") or DEFAULT_REGION,
         ca_file=find("ca_bundle", "AWS_CA_BUNDLE"),
     )
-    for source in (_keys_of(options), _keys_of(environ), _keys_of(profile)):
-        if source[0] and source[1]:
-            return replace(settings, key_id=source[0], secret=source[1], token=source[2])
+    for key_id, secret, token in map(_keys_of, (options, environ, profile)):
+        if key_id and secret:
+            return replace(settings, key_id=key_id, secret=secret, token=token)
     if profile:
         return replace(settings, credential_provider=_boto3_provider(environ))
     return settings

@@ -144,8 +144,7 @@ class TableWriter:
     def _write(self, archive: ArchiveFile, stem: str, topic: str | None) -> list[Draft] | None:
         """Make the files; None when the bodies have columns that were not known before."""
         schema = self.schema
-        left = [name for name in schema.names if name not in self.plan.partitions]
-        in_file = pyarrow.schema([schema.field(name) for name in left])
+        in_file = pyarrow.schema([each for each in schema if each.name not in self.plan.partitions])
         writers: dict[tuple[str | None, ...], ParquetWriter] = {}
         drafts: list[Draft] = []
         problems: list[str] = []
@@ -170,7 +169,7 @@ class TableWriter:
                         path = self._drafts / f"{stem}-{len(writers)}.parquet"
                         writer = stack.enter_context(ParquetWriter(path, in_file))
                         writers[key] = writer
-                    writer.add(part.select(left))
+                    writer.add(part.select(in_file.names))
                 while sum(each.held_bytes for each in writers.values()) > ROW_GROUP_BYTES:
                     # no more than a row group is held in memory, of all partitions together
                     max(writers.values(), key=attrgetter("held_bytes")).end_row_group()

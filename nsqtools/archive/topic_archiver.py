@@ -21,6 +21,7 @@ import collections
 import heapq
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -46,22 +47,20 @@ class Quota:
     """How many messages may still be taken, by all topics together; None is without limit."""
 
     def __init__(self, count: int | None) -> None:
-        self._left = count
+        self._left = sys.maxsize if count is None else count
         self._lock = threading.Lock()
 
     def take(self, count: int) -> int:
         """Return how many of ``count`` messages may be taken."""
         with self._lock:
-            if self._left is not None:
-                count = min(count, self._left)
-                self._left -= count
+            count = min(count, self._left)
+            self._left -= count
             return count
 
     def give_back(self, count: int) -> None:
         """Note that ``count`` messages were not written."""
         with self._lock:
-            if self._left is not None:
-                self._left += count
+            self._left += count
 
 
 class TopicArchiver:

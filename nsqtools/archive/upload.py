@@ -70,13 +70,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.opening import (
-    NotOursError,
-    NotRegularError,
-    closing_fd,
-    lock_file,
-    open_own,
-)
+from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
@@ -246,7 +240,7 @@ def identity_of(archive: ArchiveFile, host: str) -> str:
 
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
     """Return the name of a file's object. Raises ``OSError``."""
-    archive = ArchiveFile.at(path, index.members, index.head)
+    archive = ArchiveFile.at(path, index)
     token = f".{identity_of(archive, plan.host)}"
     name = before_extension(path.relative_to(plan.directory).as_posix(), token)
     if not plan.by_topic_and_date:
