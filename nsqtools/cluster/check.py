@@ -111,7 +111,7 @@ def take_verdict(
     before = memory or Memory()
     if bounds.max_age_s is not None:
         counts = _counts(before, sample, bounds.max_age_s)
-        if sample.time_ns / 1e9 - counts[0][0] < bounds.max_age_s:
+        if sample.time_s - counts[0][0] < bounds.max_age_s:
             not_judged.append("how old messages are: no run that left --state is as long ago")
         else:
             found += _old(counts[0], sample)
@@ -142,7 +142,7 @@ def _counts(
     memory: Memory, sample: Sample, max_age_s: float
 ) -> Sequence[tuple[float, Mapping[str, int]]]:
     """Return the counts of this run after those before, from the last one that is old enough on."""
-    now_s = sample.time_ns / 1e9
+    now_s = sample.time_s
     started = {report.address: report.stats.start_time for report in sample.reports}
     has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
     # nsqd counts from 0 again, and a clock was set back
@@ -225,7 +225,7 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
             yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
         elif started.get(address, start_time) > start_time:
             yield Problem(Kind.RESTARTED, f"at {moment(started[address])}", node=address)
-    now_s = sample.time_ns / 1e9
+    now_s = sample.time_s
     for problem in found:
         since_s = memory.problems.get(problem.key, now_s)
         if problem.what is Kind.PAUSED and now_s - since_s >= PAUSED_LONG_S:
@@ -248,7 +248,7 @@ def _not_judged(
 
 
 def _next(before: Memory, sample: Sample, found: Iterable[Problem]) -> Memory:
-    now_s = sample.time_ns / 1e9
+    now_s = sample.time_s
     started = {report.address: report.stats.start_time for report in sample.reports}
     problems = {each.key: before.problems.get(each.key, now_s) for each in found}
     return Memory({**before.nsqds, **started}, problems, now_s, before.counts)
@@ -274,7 +274,7 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
     lookups, _ = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
     for address, answer in lookups.items():
         yield f"nsqlookupd/{_file_name(address)}/nodes.json", without_secrets(answer)
-    yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_ns / 1e9))
+    yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_s))
 
 
 def without_secrets(document: Any) -> Any:

@@ -162,7 +162,7 @@ class Earlier(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    time_ns: int
+    time_s: float
     totals: Sequence[QueueRow]
     nsqds: frozenset[str]
 
@@ -179,18 +179,18 @@ class Past:
     def add(self, sample: Sample) -> None:
         """Keep a sample, if the one before it is not as new."""
         kept = self._kept
-        while kept and kept[-1].time_ns >= sample.time_ns:  # the clock was set back
+        while kept and kept[-1].time_s >= sample.time_s:  # the clock was set back
             kept.pop()
-        while kept and sample.time_ns - kept[0].time_ns > PAST_S * 1e9:
+        while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
-        if not kept or sample.time_ns - kept[-1].time_ns >= PAST_STEP_S * 1e9:
-            kept.append(_Kept(sample.time_ns, sample.totals, _counted(sample)))
+        if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
+            kept.append(_Kept(sample.time_s, sample.totals, _counted(sample)))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet."""
         for kept in self._kept:
-            if kept.time_ns < sample.time_ns and kept.nsqds == _counted(sample):
-                return Earlier(kept.totals, (sample.time_ns - kept.time_ns) / 1e9)
+            if kept.time_s < sample.time_s and kept.nsqds == _counted(sample):
+                return Earlier(kept.totals, sample.time_s - kept.time_s)
         return None
 
 

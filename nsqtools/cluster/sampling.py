@@ -98,11 +98,12 @@ class NodeState(NamedTuple):
 class Sample(NamedTuple):
     """One sample. ``rows`` are those of each nsqd that counts, ``totals`` of all these together.
 
-    ``reports`` are their statistics. ``failures`` are the nsqd that do not count and why, and the
-    nsqlookupd that did not answer. ``nodes`` has every nsqd that was ever asked and is remembered.
+    ``time_s`` is seconds since 1970, ``reports`` are their statistics. ``failures`` are the nsqd
+    that do not count and why, and the nsqlookupd that did not answer. ``nodes`` has every nsqd that
+    was ever asked and is remembered.
     """
 
-    time_ns: int
+    time_s: float
     rows: list[QueueRow]
     totals: list[QueueRow]
     reports: tuple[NodeReport, ...]
@@ -479,7 +480,7 @@ class Sampler:
             raise
 
     def _put_together(self, question: Question) -> Sample:
-        now_s, time_ns = time.monotonic(), time.time_ns()
+        now_s, time_s = time.monotonic(), time.time()
         reports, states = [], []
         lookupds = self._cluster.lookupds
         with self._changed:
@@ -515,4 +516,4 @@ class Sampler:
                 )
         rows = [row for state in states for row in state.rows]
         sums = self._sums.totals(rows)
-        return Sample(time_ns, rows, sums, tuple(reports), tuple(failures), tuple(states))
+        return Sample(time_s, rows, sums, tuple(reports), tuple(failures), tuple(states))

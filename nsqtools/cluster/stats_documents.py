@@ -36,7 +36,7 @@ def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
     """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
     failed = [{"node": each.address, "error": str(each.error)} for each in sample.failures]
     return {
-        "time": utc_text(sample.time_ns / 1e9),
+        "time": utc_text(sample.time_s),
         "queues": [_queue(row) for row in rows],
         "nodes": [_node(report) for report in sample.reports],
         "failed": failed,

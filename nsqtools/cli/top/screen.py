@@ -87,7 +87,7 @@ def summary(sample: Sample | None, width: int) -> str:
         return "nsq top"
     sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
-    clock = datetime.fromtimestamp(sample.time_ns / 1e9).strftime("%H:%M:%S")
+    clock = datetime.fromtimestamp(sample.time_s).strftime("%H:%M:%S")
     parts = (
         f"nsq top {clock}",
         f"{len(sample.nodes)} nsqd" + (f", {silent} silent" if silent else ""),

@@ -53,7 +53,7 @@ class Snapshot:
     @property
     def sampled_s(self) -> float | None:
         """When it was taken, None for `NO_SAMPLE`."""
-        return self.sample.time_ns / 1e9 or None
+        return self.sample.time_s or None
 
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
@@ -86,6 +86,7 @@ LEAST_GROWTH = 0.05
 """Messages a second: less is shown as nothing."""
 
 SORTS = {
+    "name": "Topic / channel",
     "depth": "Depth",
     "in_flight": "In flight",
     "deferred": "Deferred",
@@ -134,7 +135,7 @@ def read_query(parameters: Mapping[str, str]) -> QueueQuery:
     """Read the query of an address; what makes no sense is as if it were not there."""
     sort = parameters.get("sort", "")
     shown = parameters.get("show", "")
-    sort = sort if sort in SORTS or sort == "name" else "depth"
+    sort = sort if sort in SORTS else "depth"
     order = parameters.get("order", "asc" if sort == "name" else "desc")
     return QueueQuery(
         text=parameters.get("q", "")[:200].strip(),
