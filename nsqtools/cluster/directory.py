@@ -151,11 +151,15 @@ class Cluster:
 
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
         """
+        return self.look_up()[1:]
+
+    def look_up(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
+        """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
         answers, failures = self.known_nodes()
         found, impostors = self.nsqds_among(
             known.node for nodes in answers.values() for known in nodes
         )
-        return found, [*failures, *impostors]
+        return answers, found, [*failures, *impostors]
 
     def nsqds_among(self, nodes: Iterable[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""

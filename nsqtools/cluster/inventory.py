@@ -170,9 +170,7 @@ def list_nodes(
     ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
     first failure when none answers at all.
     """
-    known, failures = cluster.known_nodes()
-    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
-    failures += impostors
+    known, nsqds, failures = cluster.look_up()
     nsqds = {**(remembered or {}), **nsqds}
     if failures and not nsqds:
         raise failures[0].error

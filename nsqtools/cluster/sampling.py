@@ -110,6 +110,11 @@ class Sample(NamedTuple):
     failures: tuple[DaemonFailure, ...]
     nodes: tuple[NodeState, ...] = ()
 
+    @property
+    def started(self) -> dict[str, int]:
+        """When each nsqd started, in seconds since 1970, by address."""
+        return {report.address: report.stats.start_time for report in self.reports}
+
 
 class SampleFilter(NamedTuple):
     """What to sample: names or patterns of topics and channels, none for all.
@@ -171,10 +176,6 @@ class _Node:
     def is_due(self, now_s: float) -> bool:
         """Whether an nsqd that is announced, or answers, is to be asked."""
         return not isinstance(self.error, OverBudget) or now_s - self.tried_s >= OVER_BUDGET_S
-
-    @property
-    def seen_s(self) -> float:
-        return self.since_s if self.answered_s is None else self.answered_s
 
 
 class Sampler:
@@ -509,7 +510,7 @@ class Sampler:
                         stats.version if stats else "",
                         stats.health if stats else "",
                         node.heap,
-                        now_s - node.seen_s if is_silent else 0.0,
+                        now_s - (node.answered_s or node.since_s) if is_silent else 0.0,
                         f"{left}{error}" if error else "",
                         node.answered_at_s,
                     )

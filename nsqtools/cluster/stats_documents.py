@@ -241,17 +241,17 @@ def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
     return sorted(ordered, key=size)
 
 
-# name, type, help, what, whether of topics too
-QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[QueueRow], float], bool], ...] = (
-    ("depth", "gauge", "Messages in the queue.", lambda row: row.depth, True),
-    ("backend_depth", "gauge", "Messages of the queue on disk.", lambda row: row.disk, True),
-    ("messages_total", "counter", "Messages received.", lambda row: row.messages, True),
-    ("paused", "gauge", "1 when paused.", lambda row: int(row.paused), True),
-    ("in_flight", "gauge", "Messages in flight.", lambda row: row.in_flight, False),
-    ("deferred", "gauge", "Messages deferred.", lambda row: row.deferred, False),
-    ("requeues_total", "counter", "Messages requeued.", lambda row: row.requeued, False),
-    ("timeouts_total", "counter", "Messages timed out.", lambda row: row.timed_out, False),
-    ("clients", "gauge", "Connected consumers.", lambda row: row.clients, False),
+# name, type, help, what of a row, whether of topics too
+QUEUE_METRICS = (
+    ("depth", "gauge", "Messages in the queue.", "depth", True),
+    ("backend_depth", "gauge", "Messages of the queue on disk.", "disk", True),
+    ("messages_total", "counter", "Messages received.", "messages", True),
+    ("paused", "gauge", "1 when paused.", "paused", True),
+    ("in_flight", "gauge", "Messages in flight.", "in_flight", False),
+    ("deferred", "gauge", "Messages deferred.", "deferred", False),
+    ("requeues_total", "counter", "Messages requeued.", "requeued", False),
+    ("timeouts_total", "counter", "Messages timed out.", "timed_out", False),
+    ("clients", "gauge", "Connected consumers.", "clients", False),
 )
 
 
@@ -271,8 +271,13 @@ def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> list[Metri
     for kind in ("topic", "channel"):
         rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
         metrics += [
-            Metric(f"nsq_{kind}_{name}", type_, help_, [(_labels(row), read(row)) for row in rows])
-            for name, type_, help_, read, is_of_topics in QUEUE_METRICS
+            Metric(
+                f"nsq_{kind}_{name}",
+                type_,
+                help_,
+                [(_labels(row), int(getattr(row, what))) for row in rows],
+            )
+            for name, type_, help_, what, is_of_topics in QUEUE_METRICS
             if is_of_topics or kind == "channel"
         ]
     latencies = [
@@ -284,7 +289,7 @@ def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> list[Metri
         name, help_ = "nsq_e2e_latency_seconds", "Time from publishing to finishing."
         metrics.append(Metric(name, "gauge", help_, latencies))
     info = [({"node": each.address, "version": each.stats.version}, 1) for each in sample.reports]
-    started = [({"node": each.address}, each.stats.start_time) for each in sample.reports]
+    started = [({"node": address}, start_s) for address, start_s in sample.started.items()]
     sizes = [
         ({"topic": topic.topic_name, "node": report.address}, topic.message_bytes)
         for report in sample.reports

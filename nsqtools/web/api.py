@@ -115,18 +115,17 @@ def gather(
 
     With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
     """
-    known, failures = cluster.known_nodes()
+    known, nsqds, failures = cluster.look_up()
     entries: dict[str, dict[str, KnownNode]] = {}
     for lookupd, nodes in known.items():
         for entry in nodes:
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
-    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
         return client.info(), read_stats(client.stats(topic, channel, clients=clients))
 
     answers, failed = cluster.ask(nsqds, ask)
-    failures = [*failures, *impostors, *failed]
+    failures += failed
     found = []
     for address, (info, stats) in answers.items():
         name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
