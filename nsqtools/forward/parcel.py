@@ -82,8 +82,7 @@ class Parcel:
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""
-        messages = Batch(self.messages.source, self.messages[start:stop])
-        return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
+        return self.chosen(range(start, stop))
 
     def chosen(self, places: Sequence[int]) -> Parcel:
         """Return the messages at some places as a parcel of their own."""
