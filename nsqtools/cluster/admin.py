@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure
 from nsqtools.cluster.inventory import (
     Inventory,
     channel_of,
@@ -325,10 +325,8 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
 ADDRESSES = "nsqlookupd_tcp_addresses"
 CHANGEABLE = ("log_level", ADDRESSES)
 
-Answers = tuple[dict[str, Any], list[DaemonFailure]]
 
-
-def get_option(cluster: Cluster, name: str) -> Answers:
+def get_option(cluster: Cluster, name: str) -> Answers[Any]:
     """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
     option = _option(name)
     return _ask(
@@ -339,7 +337,7 @@ def get_option(cluster: Cluster, name: str) -> Answers:
     )
 
 
-def set_option(cluster: Cluster, name: str, value: str) -> Answers:
+def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     """Change an option of every nsqd; the answers are the new values.
 
     Addresses are separated by commas. Raises `ConfigurationError` for what nsqd refuses.
@@ -362,7 +360,7 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers:
 
 def _ask(
     cluster: Cluster, question: Callable[[NsqdHTTPClient], Any], refusal: str, hint: str
-) -> Answers:
+) -> Answers[Any]:
     def ask(nsqd: NsqdHTTPClient) -> Any:
         try:
             return question(nsqd)

@@ -122,7 +122,9 @@ def take_verdict(
         others = (each for each in found if (each.what, each.topic, each.channel) not in told)
         found = [*lacking, *others]
     found += _since(before, sample, found)
-    after = _next(before, sample, found)
+    problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
+    nsqds = {**before.nsqds, **sample.started}
+    after = Memory(nsqds, problems, sample.time_s, before.counts)
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), after)
 
 
@@ -241,11 +243,6 @@ def _not_judged(
         yield "whether consumers find each nsqd: no nsqlookupd was asked, or none answered"
     if memory is None:
         yield "which nsqd left or restarted, and what is paused for long: --state was not given"
-
-
-def _next(before: Memory, sample: Sample, found: Iterable[Problem]) -> Memory:
-    problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
-    return Memory({**before.nsqds, **sample.started}, problems, sample.time_s, before.counts)
 
 
 # -- a bundle for a colleague ---------------------------------------------------------------------

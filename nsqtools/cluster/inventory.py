@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -89,7 +89,7 @@ def with_channels(cluster: Cluster, inventory: Inventory, topics: Iterable[str])
 
 def registered_channels(
     cluster: Cluster, lookupds: Iterable[str], topics: Iterable[str]
-) -> tuple[dict[str, Registered], list[DaemonFailure]]:
+) -> Answers[Registered]:
     """The channels that each nsqlookupd knows of some topics, where it knows any; and who failed.
 
     It has to be asked about each topic, and the time of one question is not enough for thousands.

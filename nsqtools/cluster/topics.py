@@ -168,7 +168,11 @@ def check_subscription(
             return f"cannot check whether topic {topic} exists{why}; subscribing creates it"
         if create:
             return ""
-        raise NotFoundError(f"topic {topic} does not exist", hint=_suggestion(report))
+        meant = _meant(topic, report.known_topics)
+        raise NotFoundError(
+            f"topic {topic} does not exist",
+            hint=f"{meant} Use --create to subscribe all the same.".lstrip(),
+        )
     if is_ephemeral(channel) and report.backlog and not force:
         where = " on an nsqd" if report.channels else ""  # others have some, or know of them
         raise ConfigurationError(
@@ -182,11 +186,6 @@ def check_subscription(
             "what this run does not read of them is lost"
         )
     return ""
-
-
-def _suggestion(report: TopicReport) -> str:
-    meant = _meant(report.topic, report.known_topics)
-    return f"{meant} Use --create to subscribe all the same.".lstrip()
 
 
 def _meant(name: str, names: Iterable[str]) -> str:

@@ -189,19 +189,17 @@ class RequestBuilder:
                 headers.append(name + value)
         if not endpoint.has_secrets:
             headers = [each for each in headers if not each.lower().startswith(_SECRET)]
+        target = endpoint.target
+        if endpoint.template is not None:
+            sent = endpoint.template(messages.topic, messages.nsqd, [parcel.first_as_sent()])
+            target = _encoded(sent)
         return HttpRequest(
-            endpoint.base + self._target(endpoint, parcel),
+            endpoint.base + target,
             headers,
             None if self._content_type is None else body,
             endpoint.name,
             endpoint.allows_private,
         )
-
-    def _target(self, endpoint: Endpoint, parcel: Parcel) -> str:
-        if endpoint.template is None:
-            return endpoint.target
-        where = parcel.messages.topic, parcel.messages.nsqd
-        return _encoded(endpoint.template(*where, [parcel.first_as_sent()]))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:

@@ -208,9 +208,7 @@ class HttpSink:
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         self._report: Report
-        pool.on_tick = self._tick
-        pool.after_turn = self._report_ended
-        pool.start()
+        pool.start(self._tick, self._report_ended)
 
     # -- the forwarder's thread -----------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
-from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.records.prometheus import encode_metrics, metric_of
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
@@ -186,31 +186,28 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
             (each.severity.word, each.kind, each.topic, each.channel, each.node)
             for each in snapshot.problems
         )
-        problems = Metric(
+        problems = metric_of(
             "nsq_problem",
-            "gauge",
             "What is wrong, in the words of the console and nsq check.",
             [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
         )
         lookupds = list(site.context.cluster.lookupds)
         return sample, Packed(encode_metrics([*sample_metrics(sample, lookupds), problems]))
 
-    def gauge(name: str, help_: str, value: str) -> Metric:
-        return Metric(name, "gauge", help_, [({}, value)])
-
     async def metrics(request: Request) -> Response:
         sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
-        took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
+        took, interval = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
-            gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
-            gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
+            ("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took),
+            ("nsq_sample_interval_seconds", "Time between two samples.", interval),
         ]
         pieces = []
         if sample is not None:
-            age_s = f"{max(0.0, time.time() - sample.time_s):.3f}"
-            own.append(gauge("nsq_sample_age_seconds", "How old these numbers are.", age_s))
+            age = f"{max(0.0, time.time() - sample.time_s):.3f}"
+            own.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
             pieces.append((await run_in_threadpool(recent.get, "", of_sample))[1])
-        return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
+        made = encode_metrics(metric_of(name, help_, [({}, value)]) for name, help_, value in own)
+        return packed_response(request, [*pieces, Packed(made)], CONTENT_TYPE)
 
     return metrics
 

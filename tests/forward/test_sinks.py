@@ -76,7 +76,9 @@ class Pool:
 
     failure = None
 
-    def start(self) -> None: ...
+    def start(self, on_tick: Any, after_turn: Any) -> None:
+        self.after_turn = after_turn
+
     def stop(self) -> None: ...
     def call_soon(self, call: Any) -> None:
         call()

@@ -183,10 +183,8 @@ def lines_of(
     growth: Mapping[Key, float] | None = None,
 ) -> TablePage[QueueRow]:
     """Return the page of the table that the query asks for, the last one if there are fewer."""
-    rows = listed(totals)
     words = query.text.casefold().split()
-    if words:
-        rows = [row for row in rows if _has(row, words)]
+    rows = [row for row in listed(totals) if _has(row, words)]
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
     rows = sorted((row for row in rows if is_shown(row)), key=lambda row: (row.topic, row.channel))
