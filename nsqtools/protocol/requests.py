@@ -113,9 +113,10 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
 
 
 def read_body(
-    data: bytes, position: int, start: int, command: str, max_body_size: int, min_body_size: int = 1
+    request: Request, command: str, max_body_size: int, min_body_size: int = 1
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH."""
+    _, data, position, start = request
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
     size, position = read_size(data, position, start, unreadable)
     if size > max_body_size:
@@ -125,10 +126,9 @@ def read_body(
     return _take(data, position, start, size, "E_BAD_BODY", f"{command} failed to read body")
 
 
-def read_message(
-    data: bytes, position: int, start: int, command: str, max_msg_size: int
-) -> tuple[bytes, int]:
+def read_message(request: Request, command: str, max_msg_size: int) -> tuple[bytes, int]:
     """Read the sized message of PUB or DPUB."""
+    _, data, position, start = request
     after = position + 4
     if len(data) < after:
         text = f"{command} failed to read message body size"
@@ -200,11 +200,12 @@ class BodiesReader:
         return Incomplete(position, size + 4, error) if is_cut else error
 
 
-def read_multi_publish_size(data: bytes, position: int, start: int, max_body_size: int) -> int:
+def read_multi_publish_size(request: Request, max_body_size: int) -> int:
     """Check the outer size of MPUB's body and return the position after it.
 
     nsqd believes this size no further: the count and the sizes inside say where the body ends.
     """
+    _, data, position, start = request
     unreadable = RequestError("E_BAD_BODY", "MPUB failed to read body size")
     size, position = read_size(data, position, start, unreadable)
     if size <= 0:
@@ -322,8 +323,7 @@ def read_trimmed_request(data: bytes, position: int) -> Request:
 
 def read_identify(request: Request) -> tuple[PeerInfo, int]:
     """Read the body of IDENTIFY, and return the position after it."""
-    _, data, position, start = request
-    body, position = read_body(data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
+    body, position = read_body(request, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
     try:
         info = _peer_info(body)
     except ValueError as exc:

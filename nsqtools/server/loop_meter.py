@@ -128,11 +128,11 @@ T = TypeVar("T")
 
 STEP_S = 0.002
 _AT_ONCE = 64  # objects to free between looks at the clock
-_LINES_AT_ONCE = 1000
 
 
-async def in_steps(items: Iterable[T], loop: AbstractEventLoop) -> AsyncIterator[T]:
+async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items, and the loop after each step."""
+    loop = asyncio.get_running_loop()
     meter = meter_of(loop)
     until_s = meter.share_ends_s()
     for item in items:
@@ -142,20 +142,12 @@ async def in_steps(items: Iterable[T], loop: AbstractEventLoop) -> AsyncIterator
             until_s = meter.share_ends_s()
 
 
-async def page_in_steps(lines: Iterable[str], loop: AbstractEventLoop) -> bytes:
+async def page_in_steps(lines: Iterable[str]) -> bytes:
     """Return the lines as a page, each with a newline at its end."""
-    pieces: list[bytes] = []
-    some: list[str] = []
-    async for line in in_steps(lines, loop):
-        some.append(line)
-        if len(some) == _LINES_AT_ONCE:
-            pieces.append(_page(some))
-            some = []
-    return b"".join([*pieces, _page(some)])
-
-
-def _page(lines: list[str]) -> bytes:
-    return "".join([f"{line}\n" for line in lines]).encode()
+    page = bytearray()
+    async for line in in_steps(lines):
+        page += f"{line}\n".encode()
+    return bytes(page)
 
 
 def free_in_steps(dropped: deque[Any] | list[Any], loop: AbstractEventLoop) -> None:

@@ -53,7 +53,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TopicList:
-    """The file, for ``topics`` by name. Nothing is written before `begin`."""
+    """The file, for ``topics`` by name. Nothing is written before `begin`, and so nothing with
+    --durable, whose database has its own list."""
 
     def __init__(
         self, data_path: Path, topics: Mapping[str, Topic], loop: AbstractEventLoop, log: DaemonLog
@@ -206,7 +207,7 @@ class NsqdQueues:
     def _create(self, name: str) -> Topic:
         topic = self.topics[name] = Topic(name, self)
         self.log.info(f"TOPIC({name}): created")
-        self._list(name, is_ephemeral=topic.is_ephemeral)
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -215,12 +216,14 @@ class NsqdQueues:
         self.log.info(f"TOPIC({name}): deleting")
         self.registry.topic_deleted(topic)
         topic.delete()
-        self._list(name, is_ephemeral=topic.is_ephemeral)
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
 
     def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
         """Return what waits in the queue of a topic or a channel."""
         options = self.options
-        self._note_growth()
+        self._made += 1
+        if self._frozen and self._made - self._frozen >= _FREEZE_EVERY:
+            self.freeze_growth()
         if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
@@ -240,11 +243,6 @@ class NsqdQueues:
         )
         return QueueBacklog(options.mem_queue_size, disk, self.health)
 
-    def _list(self, topic_name: str, *, is_ephemeral: bool) -> None:
-        """Write nsqd.dat soon; the database of --durable has its own list."""
-        if self.durable is None:
-            self.topic_list.changed(topic_name, is_ephemeral=is_ephemeral)
-
     async def write_pause(self, topic_name: str) -> None:
         """Write that a topic, or a channel of it, was paused, or not. Raises ``OSError``."""
         if self.durable is None:
@@ -261,7 +259,7 @@ class NsqdQueues:
     def channel_created(self, channel: Channel) -> None:
         """Have it announced and listed."""
         self.registry.channel_created(channel)
-        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def channel_deleted(self, channel: Channel) -> None:
         """Have it taken back; an ephemeral topic goes with its last channel."""
@@ -270,17 +268,12 @@ class NsqdQueues:
             self.registry.channel_deleted(channel)
             if topic.is_ephemeral and not topic.channels:
                 self.delete_topic(topic.name)
-        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def freeze_growth(self) -> None:
         """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
         gc.freeze()
         self._frozen = self._made
-
-    def _note_growth(self) -> None:
-        self._made += 1
-        if self._frozen and self._made - self._frozen >= _FREEZE_EVERY:
-            self.freeze_growth()
 
     # files
 
