@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from asyncio import AbstractEventLoop, sleep
+from asyncio import sleep
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
@@ -150,12 +150,13 @@ async def page_in_steps(lines: Iterable[str]) -> bytes:
     return bytes(page)
 
 
-def free_in_steps(dropped: deque[Any] | list[Any], loop: AbstractEventLoop) -> None:
+def free_in_steps(dropped: deque[Any] | list[Any]) -> None:
     """Free messages: a million of them take a quarter of a second."""
+    loop = asyncio.get_running_loop()
     until_s = loop.time() + STEP_S
     while dropped:
         if loop.time() >= until_s:
-            loop.call_soon(free_in_steps, dropped, loop)
+            loop.call_soon(free_in_steps, dropped)
             return
         for _ in range(min(_AT_ONCE, len(dropped))):
             dropped.pop()

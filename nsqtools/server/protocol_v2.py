@@ -157,15 +157,11 @@ class PublishCommands:
         """Run DPUB."""
         _need("DPUB", request, 3)
         name = topic_name("DPUB", request.words[1])
-        try:
-            delay_ms = parse_uint64(request.words[2])
-        except ValueError:
-            text = b"DPUB could not parse timeout " + request.words[2]
-            raise RequestError("E_INVALID", text) from None
+        delay_ms = parse_uint64(request.words[2], b"DPUB could not parse timeout")
         delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
         if not 0 <= delay_s <= self._options.max_req_timeout:
             limit_ms = round(self._options.max_req_timeout * 1000)
-            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
+            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}"
             raise RequestError("E_INVALID", text)
         _, position = self._publish_one("DPUB", name, request, delay_s)
         self.wait_for_room(position)
@@ -526,32 +522,28 @@ class ProtocolV2(ConnectionProtocol):
         self.connection.send(_OK_FRAME)
         return request.position
 
-    def _subscribed(self, command: str) -> ChannelSubscription:
-        self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
+    def _subscribed(self, command: str, *allowed: int) -> ChannelSubscription:
+        self._check_state(command, *allowed)
         assert self.subscription is not None
         return self.subscription
 
     def _ready(self, request: Request) -> int:
         if self.state == STATE_CLOSING:
             return request.position
-        self._check_state("RDY", STATE_SUBSCRIBED)
+        subscription = self._subscribed("RDY", STATE_SUBSCRIBED)
         count = 1
         if len(request.words) > 1:
-            try:
-                count = as_int64(parse_uint64(request.words[1]))
-            except ValueError:
-                text = b"RDY could not parse count " + request.words[1]
-                raise RequestError("E_INVALID", text) from None
-        if not 0 <= count <= self._options.max_rdy_count:
-            limit = self._options.max_rdy_count
+            count = as_int64(parse_uint64(request.words[1], b"RDY could not parse count"))
+        limit = self._options.max_rdy_count
+        if not 0 <= count <= limit:
             raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
-        self._subscribed("RDY").set_ready_count(count)
+        subscription.set_ready_count(count)
         return request.position
 
     def _answer(self, request: Request) -> int:
         """Run one FIN, TOUCH or REQ that is not in a plain run."""
         command = request.words[0]
-        subscription = self._subscribed(command.decode())
+        subscription = self._subscribed(command.decode(), STATE_SUBSCRIBED, STATE_CLOSING)
         delays = request.words[2:3] if command == b"REQ" else []
         id_ = message_id(request.words, 3 if command == b"REQ" else 2)
         self._answered(subscription, command, [id_], delays)
@@ -584,16 +576,14 @@ class ProtocolV2(ConnectionProtocol):
             self.connection.send(encode_frame(ERROR, data))
 
     def _delay_s(self, word: bytes) -> float:
-        try:
-            delay_ns = as_int64(parse_uint64(word) * 1_000_000)
-        except ValueError:
-            raise RequestError("E_INVALID", b"REQ could not parse timeout " + word) from None
+        delay_ms = parse_uint64(word, b"REQ could not parse timeout")
+        delay_ns = as_int64(delay_ms * 1_000_000)
         return min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
 
     def _close(self, request: Request) -> int:
-        self._check_state("CLS", STATE_SUBSCRIBED)
+        subscription = self._subscribed("CLS", STATE_SUBSCRIBED)
         self.publishing.wait_for_all(request.start)
-        self._subscribed("CLS").set_ready_count(0)
+        subscription.set_ready_count(0)
         self.state = STATE_CLOSING
         self.connection.send(_CLOSE_WAIT_FRAME)
         return request.position

@@ -248,10 +248,9 @@ class StoredQueues:
             elif number < positions.read_file:
                 parts.append(StoredFile(path, READ))
             else:
-                start = positions.read_position if number == positions.read_file else 0
                 is_last = number == positions.write_file
                 written = positions.write_position if is_last else None
-                parts.append(StoredFile(path, live, start, written))
+                parts.append(StoredFile(path, live, positions.start_of(number), written))
                 with suppress(FileNotFoundError):
                     if is_last and path.stat().st_size == written:
                         depth = positions.depth
