@@ -267,33 +267,27 @@ class DurablePath:
         path, queues = database.path, [each for each in database.queues if each.name]
         database.close()
         self._remove_queue_files()  # of an export that was killed
-        names = {each.number: each.name or "" for each in queues}
-        files: dict[int, DiskQueue] = {}
         due: dict[str, dict[str, int]] = {}
         written = 0
-        rows = (row for row in all_rows(path) if row[0] in names)
-        while some := list(islice(rows, _AT_ONCE)):
-            records: dict[int, list[bytes]] = {}
-            for number, due_ns, _, attempts, frame in some:
-                records.setdefault(number, []).append(to_record(with_attempts(frame, attempts)))
-                if due_ns:
-                    message_id = frame[ID_AT:BODY_AT].decode("latin-1")
-                    due.setdefault(names[number], {})[message_id] = due_ns
-            for number, found in records.items():
-                if number not in files:
-                    files[number] = DiskQueue(
-                        names[number],
-                        self._path,
-                        max_bytes_per_file=max_bytes_per_file,
-                        max_msg_size=_MESSAGE_LIMIT,
-                        sync_every=1 << 62,
-                        log=self._log,
-                        may_have_files=False,
-                    )
-                files[number].put(found)
-            written += len(some)
-        for disk in files.values():
-            disk.sync()
+        for queue in queues:
+            name = queue.name or ""
+            disk = DiskQueue(
+                name,
+                self._path,
+                max_bytes_per_file=max_bytes_per_file,
+                max_msg_size=_MESSAGE_LIMIT,
+                sync_every=1 << 62,  # at the end
+                log=self._log,
+                may_have_files=False,
+            )
+            rows = all_rows(path, queue.number)
+            while some := list(islice(rows, _AT_ONCE)):
+                disk.put([to_record(with_attempts(frame, made)) for _, _, _, made, frame in some])
+                written += len(some)
+                for _, due_ns, _, _, frame in some:
+                    if due_ns:
+                        message_id = frame[ID_AT:BODY_AT].decode("latin-1")
+                        due.setdefault(name, {})[message_id] = due_ns
             disk.close()
         replace_file(self._path / DUE_FILE, json.dumps(due).encode(), 0o600)
         sync_folder(self._path)

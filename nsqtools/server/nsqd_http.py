@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
-from nsqtools.server.daemon_log import NSQ_VERSION, version_line
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.http_server import (
     Call,
@@ -140,8 +139,7 @@ class NsqdHTTP:
             pieces = [piece async for piece in in_steps(stats.encoded())]
             return raw_json_reply(b"".join(pieces))
         start_ns = int(self._nsqd.start_time_s * 1e9)
-        lines = stats_lines(stats, version_line("nsqd"), time.time_ns(), start_ns)
-        return text_reply(await page_in_steps(lines))
+        return text_reply(await page_in_steps(stats_lines(stats, start_ns)))
 
     def metrics(self, call: Call) -> Awaitable[Reply]:
         return metrics_reply(nsqd_metrics(self._context))

@@ -11,7 +11,6 @@ import gc
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 
 from nsqtools.protocol.commands import sized
 from nsqtools.protocol.frames import RequestError
@@ -270,7 +269,7 @@ def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, ob
         "tombstoned": tombstoned_ns is not None,
         "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
     }
-    return dict(sorted({**asdict(peer.info), **document}.items()))  # a map of Go
+    return dict(sorted({**peer.info._asdict(), **document}.items()))  # a map of Go
 
 
 def _described(peer: RegisteredNsqd) -> bytes:

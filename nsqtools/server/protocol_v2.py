@@ -51,13 +51,7 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.auth import AuthServers, ClientAuthorization
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol, Pause
-from nsqtools.server.negotiation import (
-    HANDSHAKE_TIMEOUT_S,
-    Negotiated,
-    TLSLayer,
-    identify_reply,
-    negotiate,
-)
+from nsqtools.server.negotiation import Negotiated, TLSLayer, identify_reply, negotiate
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import ChannelSubscription
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
@@ -475,8 +469,7 @@ class ProtocolV2(ConnectionProtocol):
         reply = identify_reply(self.terms, self._options).encode()
         self.connection.send(encode_frame(RESPONSE, reply))
         if self.terms.tls_v1 and self._context.tls_context is not None:
-            layer = TLSLayer(self._context.tls_context)
-            self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
+            self.connection.start_tls(TLSLayer(self._context.tls_context), self._tls_is_up)
             return len(request.data)  # bytes sent ahead of the handshake belong to no layer
         return len(request.data) if self._start_compression() else position
 

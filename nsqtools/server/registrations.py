@@ -53,11 +53,11 @@ class Registration(NamedTuple):
     """The name of an entry as logs and /debug show it."""
 
     category: str
-    key: str
-    subkey: str
+    key: str = ""
+    subkey: str = ""
 
 
-_CLIENT = Registration("client", "", "")
+_CLIENT = Registration("client")
 
 
 Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
@@ -88,7 +88,7 @@ class Registrations:
             if _add(producers, peer):
                 changed.append(Registration("channel", topic, channel))
         if _add(self._topics.setdefault(topic, {}), peer):
-            changed.append(Registration("topic", topic, ""))
+            changed.append(Registration("topic", topic))
         return changed
 
     def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
@@ -103,7 +103,7 @@ class Registrations:
             _drop_if_ephemeral(channels, channel)
             return changed
         if _remove(self._topics.get(topic, {}), peer):
-            changed.append(Registration("topic", topic, ""))
+            changed.append(Registration("topic", topic))
         _drop_if_ephemeral(self._topics, topic)
         return changed
 
@@ -154,7 +154,7 @@ class Registrations:
         """Yield everything there is, inactive and tombstoned producers included."""
         yield _CLIENT, self._clients
         for topic, producers in self._topics.items():
-            yield Registration("topic", topic, ""), producers
+            yield Registration("topic", topic), producers
         for topic, channels in self._channels.items():
             for channel, producers in channels.items():
                 yield Registration("channel", topic, channel), producers
@@ -184,7 +184,7 @@ class Registrations:
             for channel in self._channels.pop(name, {}):
                 removed.append(Registration("channel", name, channel))
             if self._topics.pop(name, None) is not None:
-                removed.append(Registration("topic", name, ""))
+                removed.append(Registration("topic", name))
         return removed
 
     def delete_channel(self, topic: str, channel: str) -> None:

@@ -29,7 +29,7 @@ from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.protocol.text import go_duration
 from nsqtools.records.prometheus import Metric, metric_of
-from nsqtools.server.daemon_log import NSQ_VERSION
+from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.channel import Channel
@@ -106,10 +106,11 @@ def single(name: str, help: str, value: float) -> Metric:
     return metric_of(name, help, [({}, value)])
 
 
-def stats_lines(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int) -> Iterator[str]:
-    """Yield the lines of the page. ``version_line`` is its first one."""
+def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
+    """Yield the lines of the page of an nsqd that was started at this time."""
+    now_ns = time.time_ns()
     started = datetime.fromtimestamp(start_ns // 1_000_000_000).astimezone()
-    yield version_line
+    yield version_line("nsqd")
     yield f"start_time {started.isoformat().replace('+00:00', 'Z')}"
     yield f"uptime {go_duration(now_ns - start_ns)}"
     yield ""

@@ -43,8 +43,7 @@ def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     wire = commands.multi_publish("clicks", bodies)
     request = requests.read_request(wire, 0)
     assert request.words == [b"MPUB", b"clicks"]
-    position = request.position
-    size = int.from_bytes(wire[position : position + 4], "big")
+    size = int.from_bytes(wire[request.position : request.position + 4], "big")
     assert size == commands.mpub_size(list(map(len, bodies)))
     position = requests.read_multi_publish_size(request, LIMIT)
     reader = requests.BodiesReader(LIMIT, LIMIT)

@@ -20,6 +20,7 @@ import time
 from asyncio import AbstractEventLoop, Task, sleep
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,13 +153,10 @@ class TopicList:
     def _keep_previous(self) -> None:
         """Give the file its second name; without hard links there is no previous one."""
         beside = temporary_beside(self._previous)
-        try:
+        with suppress(OSError):
             os.link(self._path, beside)
             beside.replace(self._previous)
-        except OSError:
-            pass
-        finally:
-            beside.unlink(missing_ok=True)  # it stays when it was the previous one already
+        beside.unlink(missing_ok=True)  # it stays when it was the previous one already
 
     def _encode(self, topic: Topic) -> bytes:
         kept = (each for each in topic.channels.values() if not each.is_ephemeral)
@@ -180,8 +178,7 @@ class NsqdQueues:
         self.log = log
         self.loop = loop
         self.health = DiskHealth(options)
-        self._made = 1  # queues
-        self._frozen = 0  # of these, out of garbage collections; 0: none ever are
+        self._until_freeze = inf  # new queues
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry: LookupRegistry  # before `load`
@@ -221,8 +218,8 @@ class NsqdQueues:
     def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
         """Return what waits in the queue of a topic or a channel."""
         options = self.options
-        self._made += 1
-        if self._frozen and self._made - self._frozen >= _FREEZE_EVERY:
+        self._until_freeze -= 1
+        if not self._until_freeze:
             self.freeze_growth()
         if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
@@ -273,7 +270,7 @@ class NsqdQueues:
     def freeze_growth(self) -> None:
         """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
         gc.freeze()
-        self._frozen = self._made
+        self._until_freeze = _FREEZE_EVERY
 
     # files
 
