@@ -30,7 +30,7 @@ from nsqtools.cli.options.printing import (
     picking,
     readable,
 )
-from nsqtools.cli.options.tables import BodyChoice, TableFormat
+from nsqtools.cli.options.tables import BodyOptions, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
 from nsqtools.cli.render.output import (
@@ -220,7 +220,7 @@ def convert(
     topic: str | None = opt("--topic -t TOPIC", "The topic of bare bodies."),
     json: Json = False,
     *,
-    bodies: BodyChoice,
+    bodies: BodyOptions,
     runtime: Session,
 ) -> int:
     """Bring archives into a table.

@@ -144,7 +144,7 @@ def bench_load(
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer"),
     producer_opt: list[str] | None = client_opt("producer"),
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
 ) -> Load:
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
     from nsqtools.client.options import ClientOptions
@@ -173,7 +173,7 @@ BenchLoad = Annotated[Load, From(bench_load)]
 
 
 def pub(
-    how: Annotated[BenchPublishing, From(BenchPublishing)],
+    how: BenchPublishing,
     *,
     load: BenchLoad,
     form: ListingForm,
@@ -218,7 +218,7 @@ def sub(
 
 
 def e2e(
-    how: Annotated[BenchPublishing, From(BenchPublishing)],
+    how: BenchPublishing,
     create: Create = False,
     *,
     load: BenchLoad,

@@ -22,7 +22,7 @@ from nsqtools.cli.options.spark_options import (
     places,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.errors import ConfigurationError
@@ -45,7 +45,7 @@ def parse_day(text: str) -> date:
         raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
 
 
-class CompactionChoice(OptionSet):
+class CompactionOptions(OptionSet):
     """What is compacted, and how."""
 
     paths: Annotated[
@@ -105,9 +105,6 @@ class CompactionChoice(OptionSet):
         return Compaction(inputs, self.output, selection, settings, is_delta=is_delta)
 
 
-CompactionOptions = Annotated[CompactionChoice, From(CompactionChoice)]
-
-
 def archive_compact(
     processes: int | None = opt(
         "N", "How many files are made at a time.", min=1, show_default="one a core"
@@ -160,7 +157,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
 
 def compact(
     runtime: Runtime,
-    chosen: CompactionChoice,
+    chosen: CompactionOptions,
     parallel: int,
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:

@@ -73,13 +73,13 @@ NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas betw
 
 def in_force(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer"),
     producer_opt: list[str] | None = client_opt("producer"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""

@@ -10,13 +10,13 @@ import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, Seconds
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
@@ -86,9 +86,6 @@ class ForwardOptions(Consuming):
         own["leave_out"] = frozenset(filter(None, [self.dead_letter_topic]))  # or it feeds itself
         options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
         return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
-
-
-Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
 
 
 def run_forwarder(
@@ -201,7 +198,7 @@ def to_nsq(
         True,
     ),
     *,
-    forwarding: Forwarding,
+    forwarding: ForwardOptions,
     destination: Destination,
     connection: ConsumerConnection,
     runtime: Session,
@@ -327,9 +324,6 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
     return RequestSecrets(authorization, key)
 
 
-Requests = Annotated[RequestOptions, From(RequestOptions)]
-
-
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -374,8 +368,8 @@ def to_http(
     http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", ENDPOINTS),
     http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", ENDPOINTS),
     *,
-    requests: Requests,
-    forwarding: Forwarding,
+    requests: RequestOptions,
+    forwarding: ForwardOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:

@@ -174,7 +174,7 @@ def client_settings(
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
     lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
@@ -221,7 +221,7 @@ def drain(
         show_default="a temporary nsqd, for each channel its own messages",
     ),
     *,
-    form: Annotated[DrainForm, From(DrainForm)],
+    form: DrainForm,
     settings: Annotated[dict[str, str], From(client_settings)],
     channels: DrainedChannels,
     runtime: Session,

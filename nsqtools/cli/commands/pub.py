@@ -22,7 +22,7 @@ from nsqtools.cli.options.publishing import (
     selection,
     size_of,
 )
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError
@@ -80,7 +80,7 @@ def pub(
     checkpoint: CheckpointFile = None,
     json: Json = False,
     *,
-    publishing: Annotated[Publishing, From(Publishing)],
+    publishing: Publishing,
     runtime: Session,
 ) -> int:
     """Publish messages: texts, or the lines of standard input or of files.

@@ -31,7 +31,7 @@ from nsqtools.cli.options.publishing import (
     how_far,
     topic_map,
 )
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_timeless
 from nsqtools.cli.render.output import write_json, write_lines, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
@@ -83,7 +83,7 @@ def replay(
     json: Json = False,
     *,
     keep: MessageFilter,
-    publishing: Annotated[ReplayOptions, From(ReplayOptions)],
+    publishing: ReplayOptions,
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.
@@ -234,7 +234,7 @@ def redrive(
     error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,
-    publishing: Annotated[Redriving, From(Redriving)],
+    publishing: Redriving,
     runtime: Session,
 ) -> int:
     """Publish dead letters again, to the topics that they came from.

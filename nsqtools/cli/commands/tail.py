@@ -18,7 +18,7 @@ from nsqtools.cli.options.params import (
     Topics,
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.consuming import (
     Create,
     StopLimits,
@@ -53,7 +53,7 @@ def tail(
         "", "Subscribe even if a backlog would be lost, or other consumers go short.", SAFETY
     ),
     *,
-    limits: Annotated[StopLimits, From(StopLimits)],
+    limits: StopLimits,
     printer: MessagePrinter,
     keep: MessageFilter,
     connection: ConsumerConnection,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.commands.forwarding import Forwarding, run_forwarder
+from nsqtools.cli.commands.forwarding import ForwardOptions, run_forwarder
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName, Seconds
 from nsqtools.cli.options.publishing import DELIVERY
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.running.runtime import Runtime, Session, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -74,15 +74,12 @@ class CommandOptions(OptionSet):
         return min(self.workers * each, MAX_RDY)
 
 
-Commands = Annotated[CommandOptions, From(CommandOptions)]
-
-
 def to_exec(
     command: Annotated[list[str], Argument(metavar="COMMAND", help="The command, after --.")],
     channel: ChannelName = "nsq_to_exec",
     *,
-    commands: Commands,
-    forwarding: Forwarding,
+    commands: CommandOptions,
+    forwarding: ForwardOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:

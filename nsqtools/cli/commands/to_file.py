@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
-from nsqtools.cli.options.tables import WHOSE, BodyChoice
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.options.tables import WHOSE, BodyOptions
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Session
@@ -130,7 +130,7 @@ class ArchiveOptions(OptionSet):
     max_local_bytes: int | None = opt(
         "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
     )
-    bodies: BodyChoice
+    bodies: BodyOptions
 
     def settings(self) -> ArchiveSettings:
         """The settings that the options make. Raises `ConfigurationError`."""
@@ -281,8 +281,8 @@ def to_file(
         "", "Exit with status 3 when every --topic was deleted, instead of waiting.", LIMITS
     ),
     *,
-    consuming: Annotated[Consuming, From(Consuming)],
-    archiving: Annotated[ArchiveOptions, From(ArchiveOptions)],
+    consuming: Consuming,
+    archiving: ArchiveOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:

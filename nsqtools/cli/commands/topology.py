@@ -13,7 +13,7 @@ from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_text
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, AdminChange, Changing
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -65,7 +65,7 @@ def plan(
     wanted = read_topology(file)
     with cluster.open() as opened:
         found = plan_topology(opened, wanted)
-        change = AdminChange(dry_run=True, form=form, cluster=cluster, runtime=runtime)
+        change = Changing(dry_run=True, form=form, cluster=cluster, runtime=runtime)
         status = change.carry_out(opened, found, yes=False)
     return ExitStatus.FAILED if found.steps and not status else status
 
@@ -117,7 +117,7 @@ def apply(
             return change.carry_out(cluster, found, yes=yes)
 
 
-def keep(wanted: Topology, change: AdminChange, ended: threading.Event) -> int:
+def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:
     """Apply a topology again and again; a cluster that cannot be asked is tried again."""
     from nsqtools.cluster.topology import plan_topology
 

@@ -380,12 +380,12 @@ def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Itera
 
 def consumer_connection(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
     given = {**vars(flags), **vars(lookup), "max_in_flight": max_in_flight}
@@ -398,7 +398,7 @@ def producer_connection(
     *,
     where: Annotated[Any, From(some(Where, "nsqd_tcp_address", "profile", "no_profile"))],
     producer_opt: list[str] | None = client_opt("producer", "-X"),
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
     return _connection(context, settled(context, vars(flags), "producer_opt", producer_opt), None)
@@ -465,11 +465,11 @@ class ClusterSettings:
 
 def cluster_connection(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    lookup: LookupFlags,
 ) -> ClusterSettings:
     """The cluster; without any address, the HTTP port of the nsqd on this machine."""
     nsqd_tcp, lookupd, nsqd_http = given_addresses(context)
@@ -484,11 +484,11 @@ def cluster_connection(
 
 def viewed_cluster(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> ClusterSettings:
     """The cluster of a command that shows messages too: with the flags for TCP."""
     return cluster_connection(context, where, consumer_opt, https=vars(flags), lookup=lookup)

@@ -445,5 +445,5 @@ def drained_channels(
     return ChannelsToDrain(**flags, max_depth=None)
 
 
-ToChannel = Annotated[OneChannel, From(OneChannel)]
+ToChannel = OneChannel
 DrainedChannels = Annotated[ChannelsToDrain, From(drained_channels)]

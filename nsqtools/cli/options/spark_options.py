@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.params import SELECTION
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
 from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, stopping
 from nsqtools.errors import ConfigurationError, NsqError
@@ -154,7 +154,7 @@ class SparkChoice(OptionSet):
         )
 
 
-SparkOptions = Annotated[SparkChoice, From(SparkChoice)]
+SparkOptions = SparkChoice
 
 
 def parse_conf(texts: Iterable[str]) -> dict[str, str]:

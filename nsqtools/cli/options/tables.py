@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
@@ -24,7 +24,7 @@ class TableFormat(Enum):
     delta = "delta"
 
 
-class BodyColumnsOptions(OptionSet):
+class ColumnsChoice(OptionSet):
     """Columns made of bodies."""
 
     body: BodyKind = opt(
@@ -52,7 +52,7 @@ class BodyColumnsOptions(OptionSet):
         return None if self.schema is None else load_schema(self.schema)
 
 
-class ReadOptions(BodyColumnsOptions):
+class ColumnsOfArchives(ColumnsChoice):
     """Columns of archives that are read as they are."""
 
     body: BodyKind = opt(
@@ -64,7 +64,7 @@ class ReadOptions(BodyColumnsOptions):
     )
 
 
-class BodyOptions(BodyColumnsOptions):
+class BodyOptions(ColumnsChoice):
     """Columns made of bodies, and partitions."""
 
     partition_by: list[str] | None = opt(
@@ -95,6 +95,3 @@ class BodyOptions(BodyColumnsOptions):
 
 
 WHOSE = ("arrival", "message")
-BodyChoice = Annotated[BodyOptions, From(BodyOptions)]
-ColumnsOfArchives = Annotated[ReadOptions, From(ReadOptions)]
-ColumnsChoice = Annotated[BodyColumnsOptions, From(BodyColumnsOptions)]

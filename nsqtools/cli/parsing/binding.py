@@ -10,6 +10,7 @@ Options that come in sets: a command asks for a value, and a provider builds it 
 
 `flatten(tail)` has the parameters ``topic, nsqd, ...``, which is what typer parses, and calls
 ``tail`` with the connection that the provider made. Providers may ask for other providers' values.
+An `OptionSet` is its own provider: a command asks for ``limits: StopLimits``.
 One name is one option: of several that declare it, the first says what it is.
 
 Conversion: typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80
@@ -185,6 +186,8 @@ def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _provider(annotation: Any) -> Callable[..., Any] | None:
+    if isinstance(annotation, type) and issubclass(annotation, OptionSet):
+        return annotation
     if get_origin(annotation) is Annotated:
         for mark in get_args(annotation)[1:]:
             if isinstance(mark, From):

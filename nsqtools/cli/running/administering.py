@@ -14,7 +14,7 @@ from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
-from nsqtools.cli.parsing.binding import From, OptionSet
+from nsqtools.cli.parsing.binding import OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, ListingForm, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
@@ -48,7 +48,7 @@ CHANGE_TIMEOUT_S = 5.0  # nsqd deletes files before it answers
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-class AdminChange(OptionSet):
+class Changing(OptionSet):
     """Of which cluster, and how it is shown."""
 
     dry_run: DryRun = False
@@ -95,9 +95,6 @@ class AdminChange(OptionSet):
         if form.kind is not None:
             write_records(runtime, (*COLUMNS, "error"), list(map(outcome_document, outcomes)), form)
         return report(outcomes, runtime, otherwise=partly)
-
-
-Changing = Annotated[AdminChange, From(AdminChange)]
 
 
 def report(

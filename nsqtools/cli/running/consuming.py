@@ -1,6 +1,6 @@
 """What commands that consume have in common: what, how long, and how it is watched.
 
-A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `StopLimits` alone.
+A command declares ``consuming: Consuming``, or `StopLimits` alone.
 `look_before` asks for the topic, for a SUB would create it. `saying_why_nothing_comes` tells what a
 run waits for that has got nothing yet, and `WaitingNotice` on a terminal on which nsqd.
 `watching_for_the_end` watches a queue for its end.
@@ -25,7 +25,7 @@ from nsqtools.cli.options.params import (
     Json,
     OptionalTopics,
 )
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import EndSignals, Runtime, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -84,7 +84,7 @@ class Consuming(OptionSet):
         "Serve /metrics for Prometheus and /health, on loopback by default.",
         MONITORING,
     )
-    limits: Annotated[StopLimits, From(StopLimits)]
+    limits: StopLimits
     create: Create = False
     json: Json = False
 
