@@ -12,9 +12,8 @@ from nsqtools.cli.options.connection import (
     MaxInFlight,
     Where,
     client_opt,
-    flag_statements,
     given_addresses,
-    opt_statements,
+    settled,
 )
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
@@ -26,7 +25,6 @@ from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     ConnectionSettings,
     check_tls,
-    resolve_options,
     texts_of,
 )
 from nsqtools.errors import ConfigurationError
@@ -149,13 +147,9 @@ def bench_load(
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
     from nsqtools.client.options import ClientOptions
 
-    tcp, _, http = given_addresses(context)
-    tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
-    said = list(flag_statements(context, vars(flags)))
-    publishing = resolve_options([*said, *opt_statements(context, "producer_opt", producer_opt)])
-    own = [*opt_statements(context, "consumer_opt", consumer_opt)]
-    own += flag_statements(context, {"max_in_flight": max_in_flight})
-    consuming = resolve_options([*said, *own])
+    given = given_addresses(context)
+    tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
+    publishing, consuming = settled(context, "producer_opt"), settled(context, "consumer_opt")
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
     common = {
         "nsqd_tcp_addresses": tcp,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import (
-    KINDS,
     PREFIX,
     REPEATABLE,
+    Addresses,
     ClientFlags,
     ClusterConnection,
     ClusterSettings,
@@ -25,12 +25,12 @@ from nsqtools.cli.options.connection import (
     Where,
     client_opt,
     describe_option,
-    flag_statements,
     given_addresses,
     opt_statements,
     origin_of,
     setting_in_force,
     setting_of,
+    settled,
 )
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
@@ -43,7 +43,7 @@ from nsqtools.cli.render.output import (
     write_records,
 )
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
@@ -83,12 +83,10 @@ def in_force(
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
-    said = list(flag_statements(context, {**vars(flags), **vars(lookup)}))
-    opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
-    settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
+    holds = {name: settled(context, name) for name in OPTS}
     rows = [_file_row(context), _profile_row(context)]
     rows += [
-        _row(context, name, settled["consumer_opt"])
+        _row(context, name, holds["consumer_opt"])
         for name in REPEATABLE
         if name not in OPTS and not name.startswith(PREFIX)
     ]
@@ -99,7 +97,7 @@ def in_force(
             value, origin = _plain(setting.value), _word(setting.origin)
             rows.append(SettingRow(_shown(name), value, origin, setting.place))
     for name in OPTS:
-        rows += [_opt_row(name, each, settled[name]) for each in opts[name]]
+        rows += [_opt_row(name, each, holds[name]) for each in opt_statements(context, name)]
     return _explained(context, rows)
 
 
@@ -175,8 +173,8 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
     value = context.params.get(name)
     origin, place = _place(context, name)
     why_not = ""
-    if name in KINDS:
-        held = given_addresses(context)[KINDS.index(name)]
+    if name in Addresses._fields:
+        held = getattr(given_addresses(context), name)
         if value and not held:
             why_not = "a stronger origin gives other addresses"
         value = held

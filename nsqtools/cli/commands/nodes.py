@@ -178,7 +178,7 @@ def client_settings(
     lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return texts_of(settled(context, vars(flags) | lookup, "consumer_opt", consumer_opt))
+    return texts_of(settled(context, "consumer_opt"))
 
 
 class DrainForm(OptionSet):

@@ -45,7 +45,7 @@ def https_settings(
     ],
 ) -> dict[str, str]:
     """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
-    return texts_of(settled(context, flags))
+    return texts_of(settled(context))
 
 
 def list_(
