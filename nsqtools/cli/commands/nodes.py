@@ -20,7 +20,7 @@ from nsqtools.cli.options.connection import (
     settled,
 )
 from nsqtools.cli.options.params import DryRun, Json, Yes
-from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
+from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
@@ -277,7 +277,7 @@ def drain(
 
 
 def drain_channels(
-    node: str, options: ClientOptions, channels: OneChannel, form: DrainForm, runtime: Runtime
+    node: str, options: ClientOptions, channels: DrainedChannels, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access
