@@ -18,8 +18,6 @@ from nsqtools.cli.options.connection import (
     REPEATABLE,
     Addresses,
     ClientFlags,
-    ClusterConnection,
-    ClusterSettings,
     LookupFlags,
     MaxInFlight,
     Where,
@@ -36,13 +34,12 @@ from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import (
     Cell,
-    Form,
     ListingForm,
     write_json,
     write_listing,
-    write_records,
 )
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.administering import Listing
+from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
@@ -239,9 +236,7 @@ def _cell(value: str | bool | list[str] | None) -> Cell:
     return " ".join(value) if isinstance(value, list) else value
 
 
-def get(
-    option: OptionName, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def get(option: OptionName, *, listing: Listing) -> int:
     """Show one option of every running nsqd.
 
     Examples:
@@ -250,17 +245,10 @@ def get(
     """
     from nsqtools.cluster.admin import get_option
 
-    return ask_each(lambda opened: get_option(opened, option), option, form, cluster, runtime)
+    return ask_each(listing, option, lambda opened: get_option(opened, option))
 
 
-def set_(
-    option: OptionName,
-    value: NewValue,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def set_(option: OptionName, value: NewValue, *, listing: Listing) -> int:
     """Change one option of every running nsqd, until it exits.
 
     log_level and nsqlookupd_tcp_addresses can be changed. nsqd forgets the change when it restarts.
@@ -271,29 +259,24 @@ def set_(
     """
     from nsqtools.cluster.admin import set_option
 
-    return ask_each(
-        lambda opened: set_option(opened, option, value), option, form, cluster, runtime
-    )
+    return ask_each(listing, option, lambda opened: set_option(opened, option, value))
 
 
 def ask_each(
-    ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
+    listing: Listing,
     option: str,
-    form: Form,
-    cluster: ClusterSettings,
-    runtime: Runtime,
+    ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
 ) -> int:
     """Ask for the value of an option: a line, or object, for each nsqd."""
-    form.check(VALUES)
-    with cluster.open() as opened:
+    with listing.open(VALUES) as opened:
         values, failures = ask(opened)
     documents = [{"node": node, "option": option, "value": values[node]} for node in values]
-    if not form.is_document:
+    if not listing.form.is_document:
         for each in documents:
             if isinstance(each["value"], list):
                 each["value"] = ",".join(map(str, each["value"]))
-    write_records(runtime, VALUES, documents, form)
-    return tell_left_out(failures, runtime)
+    listing.write_records(VALUES, documents)
+    return tell_left_out(failures, listing.runtime)
 
 
 def profiles(*, form: ListingForm, runtime: Session) -> None:

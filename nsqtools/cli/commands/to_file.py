@@ -92,7 +92,7 @@ class ArchiveOptions(OptionSet):
     format: RecordFormat = opt(
         "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
     )
-    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
+    delimiter: bytes = opt("-d TEXT", BODIES_END, FORM, "\\n", parser=unescape)
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
     compression: Codec | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
@@ -113,9 +113,7 @@ class ArchiveOptions(OptionSet):
         show_default=False,
     )
     sync_interval: float = opt("DURATION", "Flush and finish every DURATION.", FLUSHING, "1s")
-    sync_bytes: int = opt(
-        "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
-    )
+    sync_bytes: int = opt("SIZE", "Flush when this much text is held.", FLUSHING, "8MiB")
     sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1)
     upload: str | None = opt(
         "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
@@ -178,7 +176,7 @@ class ArchiveOptions(OptionSet):
             rotation,
             settings.Flush(self.sync_interval, self.sync_bytes, self.sync_count),
             self.format,
-            b"\n" if self.delimiter is None else self.delimiter,
+            self.delimiter,
             compressor,
             "message" in by,
             UTC if self.utc else None,

@@ -44,7 +44,7 @@ def web(
     listen: str = opt(
         "HOST:PORT", "Where to serve; port 0 takes any free one.", default="127.0.0.1:4171"
     ),
-    refresh: float | None = opt("DURATION", "Time between two samples.", show_default="2s"),
+    refresh: float = opt("DURATION", "Time between two samples.", default="2s"),
     base_path: str = opt("PATH", "Serve under this path.", default=""),
     print_: Print = None,
     allow_changes: bool = opt(
@@ -88,7 +88,7 @@ def web(
         nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
         nsq web --print alerts
     """
-    from nsqtools.web.access import DEFAULT_REFRESH_S, WebSettings, clean_base_path, parse_networks
+    from nsqtools.web.access import WebSettings, clean_base_path, parse_networks
 
     if print_ is not None:
         return _print(print_, runtime)
@@ -96,7 +96,7 @@ def web(
         listen=listen,
         base_path=clean_base_path(base_path),
         allowed_hosts=tuple(allowed_host or ()),
-        refresh_s=DEFAULT_REFRESH_S if refresh is None else refresh,
+        refresh_s=refresh,
         allow_changes=allow_changes,
         show_messages=show_messages,
         auth_file=auth,

@@ -7,8 +7,8 @@ confirmed, carried out and reported in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
@@ -16,16 +16,53 @@ from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, ListingForm, write_records
+from nsqtools.cli.render.output import Cell, ListingForm, write_listing, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
     from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.cluster.inventory import Inventory
     from nsqtools.cluster.queue_rows import QueueRow
 
 ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
+
+
+class Listing(OptionSet):
+    """Of which cluster something is listed, and how."""
+
+    form: ListingForm
+    cluster: ClusterConnection
+    runtime: Session
+
+    def open(self, columns: Sequence[str]) -> Cluster:
+        """The cluster. Raises `ConfigurationError`, first of all for a wrong column."""
+        self.form.check(columns)
+        return self.cluster.open()
+
+    def write(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], optional: Sequence[str]
+    ) -> None:
+        """Print rows, as `write_listing` does."""
+        write_listing(self.runtime, columns, rows, self.form, optional=optional)
+
+    def write_records(
+        self,
+        columns: Sequence[str],
+        documents: Sequence[Mapping[str, Any]],
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Print documents, or some of their fields as rows."""
+        write_records(self.runtime, columns, documents, self.form, optional=optional)
+
+
+def chosen_topics(inventory: Inventory, patterns: Sequence[str] | None) -> list[str]:
+    """The topics that match, or all. Raises `NotFoundError`."""
+    from nsqtools.cluster.topics import select
+
+    known = inventory.topics
+    return select("topic", patterns, known, inventory.failures) if patterns else sorted(known)
 
 
 def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
