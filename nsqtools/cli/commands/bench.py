@@ -75,14 +75,15 @@ def parse_sizes(text: str) -> Sizes:
 class BenchPublishing(OptionSet):
     """How publishers go on."""
 
+    panel = LOAD
     batch: int | None = opt(
-        "N", "Messages in one publish command.", LOAD, min=1, show_default="100; 1 in e2e"
+        "N", "Messages in one publish command.", min=1, show_default="100; 1 in e2e"
     )
     window: int = opt(
-        "N", "Unanswered publish commands allowed on a connection.", LOAD, WINDOW, min=1
+        "N", "Unanswered publish commands allowed on a connection.", default=WINDOW, min=1
     )
     rate: float = opt(
-        "N", "Publish N messages a second in total; 0 for full speed.", LOAD, 0.0, min=0
+        "N", "Publish N messages a second in total; 0 for full speed.", default=0.0, min=0
     )
     count: Messages = None
     warm_up: float = opt(

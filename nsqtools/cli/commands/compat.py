@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
+from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, GoFatal
 from nsqtools.cli.options.connection import option_of
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 from nsqtools.cli.running.runtime import Runtime, report_error, stopping
@@ -118,7 +118,7 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
 
             sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
             return 0
-        status = _run(program, given, translate(program, given))
+        status = _run(program, given, TRANSLATORS[program](given))
     except HelpAsked:
         sys.stderr.write(usage(program, flags))
         return 0
@@ -188,16 +188,17 @@ flags of that utility, with their meanings: --install makes the links. Nothing t
 link is replaced. explain shows the native command line for a given one; nsq-migration(7) has what
 differs."""
 
-ARGUMENTS = (
-    ("explain", "Show the native command line."),
-    ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
-    ("FLAG", "Flags of the utility."),
-)
-
-OPTIONS = (
-    ("--install DIR", "Link the names of the utilities to this program, in DIR."),
-    ("-h, --help", "Show this message and exit."),
-)
+SECTIONS = {
+    "Arguments": (
+        ("explain", "Show the native command line."),
+        ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
+        ("FLAG", "Flags of the utility."),
+    ),
+    "Options": (
+        ("--install DIR", "Link the names of the utilities to this program, in DIR."),
+        ("-h, --help", "Show this message and exit."),
+    ),
+}
 
 EXAMPLES = (
     "nsq compat --install /usr/local/bin",
@@ -225,7 +226,7 @@ def compat(arguments: list[str]) -> int:
 def page() -> HelpPage:
     """What ``nsq compat --help`` shows."""
     usage = "nsq compat --install DIR | explain UTILITY [FLAG]..."
-    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+    return HelpPage(usage, DESCRIPTION, SECTIONS, EXAMPLES)
 
 
 def install(directory: Path) -> list[Path]:
@@ -265,7 +266,7 @@ def explain(program: str, arguments: list[str]) -> list[str]:
             f"{program!r} is not a utility of NSQ", hint=f"One of {', '.join(UTILITIES)}."
         )
     try:
-        argv = translate(name, read_flags(name, arguments))
+        argv = TRANSLATORS[name](read_flags(name, arguments))
     except HelpAsked:
         return usage(name, UTILITIES[name]).splitlines()
     except (FlagError, GoFatal) as exc:

@@ -251,28 +251,28 @@ OCTETS = "application/octet-stream"
 class RequestOptions(OptionSet):
     """What requests look like. Raises `ConfigurationError`."""
 
-    content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)
+    panel = REQUESTS
+    content_type: str | None = opt("TYPE", "Content-Type of a POST.", show_default=OCTETS)
     header: list[str] | None = opt(
-        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", REQUESTS
+        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}')."
     )
     metadata: bool = opt(
         "--metadata/--no-metadata",
         "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
-        REQUESTS,
-        True,
+        default=True,
     )
-    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS)
-    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS)
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.")
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.")
     sign_key_file: Path | None = opt(
-        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", REQUESTS
+        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256)."
     )
-    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000)
-    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB")
+    batch: int = opt("N", "Send up to N messages in one POST.", default=1, min=1, max=10_000)
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", default="1MiB")
     batch_format: BatchForm = opt(
-        "", "A batch is a line for each message, or a JSON array.", REQUESTS, BatchForm.NDJSON
+        "", "A batch is a line for each message, or a JSON array.", default=BatchForm.NDJSON
     )
     linger: Seconds = opt(
-        "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
+        "DURATION", "How long a message waits for others of its batch.", default="100ms"
     )
 
     def check(self) -> None:

@@ -101,7 +101,7 @@ def ping(*, listing: Listing) -> int:
     dead = sum(bool(pong.error) for pong in pongs)
     if not dead:
         return ExitStatus.DONE
-    return ExitStatus.UNREACHABLE if dead == len(pongs) else ExitStatus.PARTLY_DONE
+    return ExitStatus.CONNECT if dead == len(pongs) else ExitStatus.PARTLY_DONE
 
 
 def info(*, listing: Listing) -> int:

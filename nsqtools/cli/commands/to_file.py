@@ -17,7 +17,7 @@ from nsqtools.cli.options.tables import WHOSE, BodyOptions
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Session
+from nsqtools.cli.running.runtime import ExitStatus, Session, handling
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import BodyKind, RecordFormat
@@ -65,30 +65,29 @@ def parse_mode(text: str) -> int:
 class ArchiveOptions(OptionSet):
     """Into what files topics go, and where these go."""
 
+    panel = FILES
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
     store: StoreKind = opt(
         "",
         "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
-        FILES,
-        StoreKind.file,
+        default=StoreKind.file,
     )
-    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES)
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.")
     filename_format: str = opt(
         "NAME",
         "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
-        FILES,
-        DEFAULT_FORMAT,
+        default=DEFAULT_FORMAT,
     )
     datetime_format: str = opt(
-        "STRFTIME", "<DATETIME>: the time of arrival.", FILES, DEFAULT_DATETIME_FORMAT
+        "STRFTIME", "<DATETIME>: the time of arrival.", default=DEFAULT_DATETIME_FORMAT
     )
     partition_format: str = opt(
-        "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
+        "STRFTIME", "<PARTITION>: a time, see --partition-by.", default=DEFAULT_PARTITION_FORMAT
     )
-    utc: bool = opt("", "Times in names are UTC, not local.", FILES)
-    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, "")
-    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode)
-    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode)
+    utc: bool = opt("", "Times in names are UTC, not local.")
+    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", default="")
+    file_mode: int = opt("MODE", "Permissions of files.", default="640", parser=parse_mode)
+    dir_mode: int = opt("MODE", "Permissions of directories.", default="750", parser=parse_mode)
     format: RecordFormat = opt(
         "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
     )
@@ -350,11 +349,10 @@ def to_file(
         queue=(connection, channel),
         done=lambda: archiver.totals.messages,
     ) as watched:
-        before = signal.signal(signal.SIGHUP, lambda number, frame: archiver.rotate())
         try:
-            archiver.run()
+            with handling([signal.SIGHUP], lambda number, frame: archiver.rotate()):
+                archiver.run()
         finally:
-            signal.signal(signal.SIGHUP, before)
             left = finish_uploads(uploads, watched)
             if hook is not None:
                 hook.close()

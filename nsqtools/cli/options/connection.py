@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -180,36 +181,30 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _flag(form: str, help: str, panel: str = TLS, **more: Any) -> Any:
-    return opt(form, help, panel, envvar=ENV, **more)
+_flag = partial(opt, envvar=ENV)
 
 
 class Where(OptionSet):
     """Addresses, and the profile that may give them."""
 
+    panel = CONNECTION
     nsqd_tcp_address: list[str] | None = _flag(
-        "HOST:PORT",
-        f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given.",
-        CONNECTION,
+        "HOST:PORT", f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given."
     )
     lookupd_http_address: list[str] | None = _flag(
-        "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic.", CONNECTION
+        "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic."
     )
-    nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.", CONNECTION)
-    address_map: list[str] | None = _flag(
-        "OLD=NEW", "Connect to NEW where an nsqd announces OLD.", CONNECTION
-    )
+    nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.")
+    address_map: list[str] | None = _flag("OLD=NEW", "Connect to NEW where an nsqd announces OLD.")
     profile: str | None = _flag(
         "-P NAME",
         "Named settings from the configuration file.",
-        CONNECTION,
         is_eager=True,
         callback=apply_profile,
     )
     no_profile: bool = opt(
         "",
         "Use no profile: neither NSQ_PROFILE nor the choice of nsq config use.",
-        CONNECTION,
         is_eager=True,
         callback=forget_profile,
     )
@@ -218,26 +213,26 @@ class Where(OptionSet):
 class LookupFlags(OptionSet):
     """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
+    panel = CONNECTION
     timeout: float | None = _flag(
         "DURATION",
         "How long a daemon may take to answer over HTTP.",
-        CONNECTION,
         show_default="2s; in what runs on, and for changes, 5s",
     )
     lookupd_authorization: bool | None = _flag(
         "--lookupd-authorization/--no-lookupd-authorization",
         "Send the auth secret to nsqlookupd, as a bearer token.",
+        TLS,
     )
     allow_announced: list[str] | None = _flag(
-        "PATTERN",
-        "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
-        CONNECTION,
+        "PATTERN", "Connect to announced nsqd at these addresses only: '*.internal:4150'."
     )
 
 
 class ClientFlags(OptionSet):
     """Flags for the connection to nsqd. None means: not given."""
 
+    panel = TLS
     tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
     tls_ca_file: Path | None = _flag("FILE", "Certificates to trust, PEM.")
     tls_cert: Path | None = _flag("FILE", "Client certificate, PEM.")

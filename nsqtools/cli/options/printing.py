@@ -214,8 +214,6 @@ class TopicFilter:
 
     def __call__(self, message: MessageLike) -> bool:
         """Tell whether the message is of one of the topics."""
-        if not self._patterns:
-            return True
         topic: str = getattr(message, "topic", "")
         wanted = self._wanted.get(topic)
         if wanted is None:

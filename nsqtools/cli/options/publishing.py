@@ -289,33 +289,30 @@ class OneChannel(OptionSet):
     Raises `ConfigurationError` for options that contradict each other.
     """
 
+    panel = CHANNEL
     max_depth = MAX_DEPTH
 
     context: Context
     channel: str | None = opt(
-        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd.", CHANNEL
+        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd."
     )
     channel_lookupd: list[str] | None = opt(
         "--lookupd-http-address HOST:PORT",
         "nsqlookupd, over HTTP, where consumers find it.",
-        CHANNEL,
         envvar=f"{ENV}LOOKUPD_HTTP_ADDRESS",
     )
     lookupd_tcp_address: list[str] | None = opt(
-        "HOST:PORT",
-        "Where it registers (TCP).",
-        CHANNEL,
-        show_default="the port below that of HTTP",
+        "HOST:PORT", "Where it registers (TCP).", show_default="the port below that of HTTP"
     )
     broadcast_address: str | None = opt(
-        "HOST", "How consumers reach it.", CHANNEL, show_default="its address towards nsqlookupd"
+        "HOST", "How consumers reach it.", show_default="its address towards nsqlookupd"
     )
     data_path: Path | None = opt(
-        "DIR", "Where its messages are, for the next run too.", CHANNEL, show_default="./nsqd-NAME"
+        "DIR", "Where its messages are, for the next run too.", show_default="./nsqd-NAME"
     )
-    wait: float = opt("DURATION", "End when no consumer is connected for this long.", CHANNEL, "5m")
+    wait: float = opt("DURATION", "End when no consumer is connected for this long.", default="5m")
     nsqd_config: Path | None = opt(
-        "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports.", CHANNEL
+        "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports."
     )
 
     def refuse(self, names: Sequence[str], problem: str) -> None:
@@ -427,7 +424,8 @@ FLAGS = (*OneChannel.__annotations__, "max_depth")
 class ToChannel(OneChannel):
     """With ``--channel``."""
 
-    max_depth: int = opt("N", "At most N messages in it at a time.", CHANNEL, MAX_DEPTH, min=1)
+    panel = CHANNEL
+    max_depth: int = opt("N", "At most N messages in it at a time.", default=MAX_DEPTH, min=1)
 
     def check(self) -> None:
         if self.channel is None:

@@ -27,15 +27,15 @@ class TableFormat(Enum):
 class ColumnsChoice(OptionSet):
     """Columns made of bodies."""
 
+    panel = TABLE
     body: BodyKind = opt(
         "",
         "Bodies in tables: text, with other bytes in body_bytes (string); bytes (binary); text, "
         "and a column for each field (json).",
-        TABLE,
-        BodyKind.string,
+        default=BodyKind.string,
     )
     schema: Path | None = opt(
-        "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema.", TABLE
+        "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema."
     )
 
     def fields(self, *, needed: bool) -> dict[str, Any] | None:
@@ -59,8 +59,7 @@ class ColumnsOfArchives(ColumnsChoice):
         "",
         "Bodies of archives: bytes (binary); text, with other bytes in body_bytes (string); text, "
         "and a column for each field of --schema (json).",
-        TABLE,
-        BodyKind.binary,
+        default=BodyKind.binary,
     )
 
 
@@ -71,7 +70,6 @@ class BodyOptions(ColumnsChoice):
         "BY",
         "Partitions of tables beside topic and date: hour, or a field of JSON bodies (.country). "
         "Of file names: whose time <PARTITION> is, arrival (default) or message.",
-        TABLE,
     )
 
     def plan(

@@ -67,7 +67,12 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
 
 
 class OptionSet:
-    """A set of options: an attribute for each, declared as parameters of a command are."""
+    """A set of options: an attribute for each, declared as parameters of a command are.
+
+    ``panel`` is the heading of those that name none.
+    """
+
+    panel = ""
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
@@ -126,7 +131,7 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
         provider = _provider(hints[name])
         if provider is None:
             own.append(name)
-            flat[name] = _declared(parameter, hints[name])
+            flat[name] = _declared(parameter, hints[name], getattr(function, "panel", ""))
         else:
             provide = flatten(provider)
             parameters = inspect.signature(provide).parameters
@@ -157,11 +162,12 @@ def _parameters(
     }
 
 
-def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
+def _declared(parameter: inspect.Parameter, hint: Any, panel: str) -> inspect.Parameter:
     """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
     default = parameter.default
     if isinstance(default, OptionInfo):
         usual = vars(default)["usual"]
+        default.rich_help_panel = default.rich_help_panel or panel or None
         if not any(name.startswith("--") for name in default.param_decls or ()):
             name = "--" + parameter.name.rstrip("_").replace("_", "-")
             default.param_decls = (name, *(default.param_decls or ()))

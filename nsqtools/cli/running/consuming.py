@@ -27,7 +27,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import EndSignals, Runtime, stopping
+from nsqtools.cli.running.runtime import EndSignals, Runtime, beside, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
@@ -242,8 +242,6 @@ def saying_why_nothing_comes(
     message is ``done``."""
     from nsqtools.protocol.text import format_duration
 
-    ended = threading.Event()
-
     def why() -> str:
         from nsqtools.cluster.topics import inspect_topic, state_of_queue
 
@@ -256,7 +254,7 @@ def saying_why_nothing_comes(
                 state_of_queue(inspect_topic(cluster, each), channel) for each in named
             )
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         waited_s = 0.0
         for after_s in SAID_AFTER_S:
             if ended.wait(after_s - waited_s) or done():
@@ -268,11 +266,8 @@ def saying_why_nothing_comes(
             make_room()
             runtime.tell(f"nsq: no message for {format_duration(after_s)}: {reason}")
 
-    threading.Thread(target=watch, name="waiting", daemon=True).start()
-    try:
+    with beside("waiting", watch, 0.0):  # what it asks may take its time
         yield
-    finally:
-        ended.set()
 
 
 class WaitingNotice:
@@ -332,11 +327,9 @@ def watching_for_the_end(
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.errors import NsqError
 
-    stopped = threading.Event()
-
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         with open_cluster(connection) as cluster:
-            while not stopped.wait(LOOK_EVERY_S):
+            while not ended.wait(LOOK_EVERY_S):
                 try:
                     now = connections()
                     if all(now.values()) and is_empty(cluster, channel, now):
@@ -345,13 +338,8 @@ def watching_for_the_end(
                 except NsqError:
                     continue
 
-    thread = threading.Thread(target=watch, name="until-empty", daemon=True)
-    thread.start()
-    try:
+    with beside("until-empty", watch):
         yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def is_empty(cluster: Cluster, channel: str, connections: Mapping[str, Collection[str]]) -> bool:
