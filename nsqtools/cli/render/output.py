@@ -81,26 +81,25 @@ def write_listing(
     kind = form.kind or (FormKind.table if runtime.stdout_is_tty else FormKind.tsv)
     if kind is FormKind.json:
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
-        return
-    if kind in (FormKind.table, FormKind.wide):
+    elif kind in (FormKind.table, FormKind.wide):
         dropped = () if kind is FormKind.wide else optional
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
-        return
-    write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
+    else:
+        write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
 
 
 def write_records(
     runtime: Runtime,
     columns: Sequence[str],
     documents: Sequence[Mapping[str, Any]],
-    form: Form,
+    form: Form = PLAIN,
     *,
     optional: Sequence[str] = (),
     headed: bool = True,
 ) -> None:
     """Write JSON documents as they are, or some of their fields as rows.
 
-    Of a list a row has the length, and as ``state`` the ``error`` or ok.
+    Of a list a row has the length, and as ``state``, where there is none, the ``error`` or ok.
     """
     if form.is_document:
         write_json(runtime, documents, indent=2)
@@ -110,11 +109,12 @@ def write_records(
 
 
 def _field(document: Mapping[str, Any], name: str) -> Cell:
-    value = document["error"] or "ok" if name == "state" else document.get(name)
+    if name == "state" and name not in document:
+        return document["error"] or "ok"
+    value = document.get(name)
     if isinstance(value, list | tuple):
         return len(value)
-    cell: Cell = None if value == "" else value
-    return cell
+    return None if value == "" else value
 
 
 def _lines(
