@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
@@ -55,21 +55,13 @@ COLUMNS = (
 BENCH_ADDRESSES = ("nsqd_tcp_address", "nsqd_http_address", "profile", "no_profile")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """From ``low`` to ``high`` bytes. (No tuple: typer would ask for two words.)"""
-
-    low: int
-    high: int
-
-
-def parse_sizes(text: str) -> Sizes:
+def parse_sizes(text: str) -> tuple[int, int]:
     """Read ``200``, ``1KiB`` or ``100-2000``. Raises ``ValueError``."""
-    low, dash, high = text.partition("-")
-    sizes = Sizes(parse_size(low), parse_size(high if dash else low))
-    if sizes.low > sizes.high:
+    first, dash, last = text.partition("-")
+    low, high = parse_size(first), parse_size(last if dash else first)
+    if low > high:
         raise ValueError(f"{text!r} is not a range: its end is below its beginning")
-    return sizes
+    return low, high
 
 
 class BenchPublishing(OptionSet):
@@ -121,7 +113,7 @@ def bench_load(
     topic: str | None = opt(
         "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
     ),
-    size: Sizes = opt(
+    size: Any = opt(  # of a tuple typer would ask for two words
         "BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
         LOAD,
@@ -157,7 +149,7 @@ def bench_load(
         "nsqd_http_addresses": http,
         "consumer_options": ClientOptions(**CONSUMING).with_options(texts_of(consuming)),  # type: ignore[arg-type]
         "topic": None if topic is None else check_topic(topic),
-        "size": (size.low, size.high),
+        "size": size,
         "connections": connections or len(tcp),
         "for_s": for_,
     }
@@ -254,7 +246,13 @@ def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = Tru
         bench = Bench(plan, show)
         with stopping(bench.stop) as signals:
             report = bench.run()
-    write_report(runtime, report, form)
+    columns = columns_of(report)
+    if form.is_document:
+        write_json(runtime, report._asdict())
+    elif runtime.stdout_is_tty and form == Form():
+        write_listing(runtime, ("figure", "value"), columns.items())
+    else:
+        write_listing(runtime, list(columns), [list(columns.values())], form)
     for line in report.limits:
         runtime.tell(f"nsq: {line}")
     if report.interrupted or report.intact:
@@ -276,18 +274,6 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
             f"topic {topic} has no channel and messages waiting, which would be lost",
             hint=f"Give it a channel first: nsq channel create {topic} CHANNEL.",
         ) from error
-
-
-def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
-    """Print a report in the form that fits."""
-    if form.is_document:
-        write_json(runtime, report._asdict(), indent=2)
-        return
-    columns = columns_of(report)
-    if runtime.stdout_is_tty and form == Form():
-        write_listing(runtime, ("figure", "value"), columns.items())
-    else:
-        write_listing(runtime, list(columns), [list(columns.values())], form)
 
 
 def columns_of(report: BenchReport) -> dict[str, Cell]:

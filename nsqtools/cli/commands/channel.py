@@ -89,7 +89,7 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: Listing) -> int:
     if listing.form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
         document = {"topic": topic, "channel": channel, "nodes": nodes}
-        write_json(listing.runtime, document, indent=2)
+        write_json(listing.runtime, document)
     else:
         queues = (channel_row(at, topic, each) for at, each in found)
         rows = [cells_of(row, CHANNEL_NODES) for row in queues]

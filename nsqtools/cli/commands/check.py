@@ -118,7 +118,7 @@ def check(
     status = status_of(verdict, shown)
     form = CheckFormat.json if as_json else format
     if form is CheckFormat.json:
-        write_json(runtime, check_document(verdict, shown, status), indent=2)
+        write_json(runtime, check_document(verdict, shown, status))
     else:
         lines = {
             CheckFormat.text: _text,

@@ -190,7 +190,7 @@ def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitSt
         if each.state != "done"
     ]
     if json:
-        write_json(runtime, {"partitions": rows}, indent=2)
+        write_json(runtime, {"partitions": rows})
     else:
         write_records(runtime, PLANNED, rows)
     return ExitStatus.DONE
@@ -217,7 +217,7 @@ def show_results(
             "deleted": list(deleted),
             "misfits": sum(done.misfits for each in compaction.work for done in each.done),
         }
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     elif rows:
         write_records(runtime, MADE, rows)
 

@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +90,7 @@ STAT_HEADER = (
         "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
     )
 )
-_COUNTS = "depth memory disk in_flight deferred requeued timed_out messages clients"
-STAT_COUNTS = attrgetter(*_COUNTS.split())
+STAT_COUNTS = "depth memory disk in_flight deferred requeued timed_out messages clients"
 
 
 def stat_line(sample: Sample) -> str:
@@ -101,7 +99,7 @@ def stat_line(sample: Sample) -> str:
         return ""  # the channel is away for the moment
     row = sample.totals[0]
     rates = (int(row.rates.ingress), int(row.rates.egress)) if row.rates is not None else (0, 0)
-    return STAT_FORM.format(*rates, *STAT_COUNTS(row))
+    return STAT_FORM.format(*rates, *(getattr(row, name) for name in STAT_COUNTS.split()))
 
 
 VERSION = "1.3.0"  # of the utilities whose flags these are

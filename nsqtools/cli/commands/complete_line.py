@@ -286,7 +286,8 @@ def names_of(
         with cluster.open(TIMEOUT_S) as opened:
             if kind is NameKind.nodes:
                 nsqds, _ = opened.nsqds()
-                return list(filter(is_address, nsqds))
+                # host:port or a URL, with nothing in it that means more to a shell
+                return [each for each in nsqds if re.fullmatch(r"[\w.:/-]+", each, re.ASCII)]
             is_topics = kind is NameKind.topics
             names = named_topics(opened)[0] if is_topics else channel_names(opened, topic or "")
     except NsqError:
@@ -294,8 +295,3 @@ def names_of(
     finally:
         limit.cancel()
     return sorted(filter(is_valid_name, names))
-
-
-def is_address(text: str) -> bool:
-    """Tell whether it is ``host:port`` or a URL, with nothing in it that means more to a shell."""
-    return re.fullmatch(r"[\w.:/-]+", text, re.ASCII) is not None

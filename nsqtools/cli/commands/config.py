@@ -114,7 +114,7 @@ def show(
         NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
     """
     if form.is_document:
-        write_json(runtime, [row._asdict() for row in rows], indent=2)
+        write_json(runtime, [row._asdict() for row in rows])
         return
     cells = [(row.setting, _cell(row.value), *row[2:]) for row in rows]
     write_listing(
@@ -148,10 +148,9 @@ def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
 
 
 def _file_row(context: Context) -> SettingRow:
-    environ = context.obj.environ
-    path, variable = config_path(environ), "XDG_CONFIG_HOME"
-    origin = Origin.ENVIRONMENT if environ.get(variable) else Origin.DEFAULT
-    place = variable if environ.get(variable) else ""
+    path = config_path(context.obj.environ)
+    place = "XDG_CONFIG_HOME" if context.obj.environ.get("XDG_CONFIG_HOME") else ""
+    origin = Origin.ENVIRONMENT if place else Origin.DEFAULT
     if not path.exists():
         place = f"{place} (it does not exist yet)".strip()
     return SettingRow("config-file", str(path), _word(origin), place)

@@ -129,7 +129,7 @@ def run_forwarder(
             watched.progress.clear()
             totals = counters.totals
             if options.json:
-                write_json(runtime, asdict(totals), indent=2)
+                write_json(runtime, asdict(totals))
             left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
             runtime.tell(f"nsq: {summary(totals)}{left}")
     if forwarder.falls_short:

@@ -78,7 +78,7 @@ def lookup(topic: OneTopic, *, listing: Listing) -> int:
     nodes = [each._asdict() for each in where.nodes]
     if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}
-        write_json(listing.runtime, document, indent=2)
+        write_json(listing.runtime, document)
     else:
         listing.write_records(LOOKUP, nodes)
     return tell_left_out(where.failures, listing.runtime)
@@ -200,7 +200,7 @@ class DrainForm(OptionSet):
                 for move in moves
             ]
             document = {"moves": shown, "stays": list(stays), "moved": moved, "left": left}
-            write_json(runtime, document, indent=2)
+            write_json(runtime, document)
         elif self.dry_run:
             write_lines(runtime, [move.line() for move in moves])
 

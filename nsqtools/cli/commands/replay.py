@@ -187,7 +187,7 @@ def show_planned(
 ) -> ExitStatus:
     """Show what would be published; return the exit status."""
     if json:
-        write_json(runtime, {"topics": job.planned}, indent=2)
+        write_json(runtime, {"topics": job.planned})
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))

@@ -363,7 +363,7 @@ def to_file(
                 if uploads is not None:
                     document |= {"uploaded": uploads.totals.files, "not_uploaded": left}
                     document |= {"misfits": uploads.totals.misfits} if is_landing else {}
-                write_json(runtime, document, indent=2)
+                write_json(runtime, document)
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
     if failed:

@@ -73,7 +73,7 @@ def info(topic: OneTopic, *, listing: Listing) -> int:
         nodes = [topic_document(address, each) for address, each in found]
         known = inventory.lookupds_that_know(topic)
         document = {"topic": topic, "nodes": nodes, "lookupds": known}
-        write_json(listing.runtime, document, indent=2)
+        write_json(listing.runtime, document)
     else:
         queues = (row for address, each in found for row in rows_of_topic(address, each))
         rows = [cells_of(row, TOPIC_NODES) for row in queues]

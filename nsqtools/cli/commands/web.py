@@ -6,7 +6,7 @@ import logging
 import signal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY
@@ -31,22 +31,16 @@ class Printed(Enum):
     password = "password"
 
 
-Print = Annotated[
-    Printed | None,
-    opt(
-        "--print dashboard|alerts|password",
-        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
-    ),
-]
-
-
 def web(
     listen: str = opt(
         "HOST:PORT", "Where to serve; port 0 takes any free one.", default="127.0.0.1:4171"
     ),
     refresh: float = opt("DURATION", "Time between two samples.", default="2s"),
     base_path: str = opt("PATH", "Serve under this path.", default=""),
-    print_: Print = None,
+    print_: Printed | None = opt(
+        "dashboard|alerts|password",
+        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
+    ),
     allow_changes: bool = opt(
         "", "Let users create, pause, empty and delete; else it is read-only.", SAFETY
     ),

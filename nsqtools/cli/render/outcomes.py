@@ -125,7 +125,7 @@ class DamageReporter:
         """Report how much was read, and what of it is damaged."""
         if json:
             document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
-            write_json(self._runtime, document, indent=2)
+            write_json(self._runtime, document)
         what = f"{counted(files, 'file')}, {counted(messages, 'message')}"
         self._runtime.tell(f"nsq: {what}, {len(self.files)} damaged")
 
@@ -171,7 +171,7 @@ def report_counts(
     if json:
         document: dict[str, Any] = asdict(counts) | {"repeated": repeated}
         document["destinations"] = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     if counts.unconfirmed:
         for nsqd, own in by_nsqd.items():
             runtime.tell(f"nsq: {nsqd}: {own.summary()}")

@@ -130,7 +130,11 @@ class Changing(OptionSet):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.kind is not None:
-            write_records(runtime, (*COLUMNS, "error"), list(map(outcome_document, outcomes)), form)
+            documents = [
+                {**document(step), "done": error is None, "error": error and str(error)}
+                for step, error in outcomes
+            ]
+            write_records(runtime, (*COLUMNS, "error"), documents, form)
         return report(outcomes, runtime, otherwise=partly)
 
 
@@ -138,8 +142,8 @@ def report(
     outcomes: Iterable[StepResult], runtime: Runtime, *, otherwise: ExitStatus
 ) -> ExitStatus:
     """Tell what was done and what failed, node by node; return the exit status."""
-    done = [outcome.step for outcome in outcomes if outcome.error is None]
-    failed = [(each.step, each.error) for each in outcomes if each.error is not None]
+    done = [step for step, error in outcomes if error is None]
+    failed = [(step, error) for step, error in outcomes if error is not None]
     for step, error in failed:
         runtime.complain(error, f"{step.action.value} {step.subject} failed: {error}")
     for line in summary(done):
@@ -185,9 +189,3 @@ def document(step: Step) -> ChangeDocument:
         "clients": len(step.clients),
         "consumers": list(step.clients),
     }
-
-
-def outcome_document(outcome: StepResult) -> ChangeDocument:
-    """A step that was tried, as JSON."""
-    error = None if outcome.error is None else str(outcome.error)
-    return {**document(outcome.step), "done": error is None, "error": error}
