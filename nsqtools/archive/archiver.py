@@ -153,7 +153,7 @@ class Archiver:
         states = {topic: TopicState(totals) for topic, totals in list(self._ended.items())}
         for archiver in self._running():
             topic, writer = archiver.topic, archiver.writer
-            totals = writer.totals.plus(self._ended.get(topic, ArchiveTotals()))
+            totals = writer.totals + self._ended.get(topic, ArchiveTotals())
             states[topic] = TopicState(totals, writer.held_count, archiver.last_error is not None)
         for topic in self._waiting:
             states[topic] = TopicState(self._ended.get(topic, ArchiveTotals()), is_failing=True)
@@ -162,8 +162,7 @@ class Archiver:
     @property
     def totals(self) -> ArchiveTotals:
         """The counts of all topics together."""
-        totals = (state.totals for state in self.states.values())
-        return functools.reduce(ArchiveTotals.plus, totals, ArchiveTotals())
+        return sum((state.totals for state in self.states.values()), ArchiveTotals())
 
     @property
     def falls_short(self) -> bool:
@@ -454,7 +453,7 @@ class Archiver:
         if archiver is not None:
             archiver.writer.close()
             before = self._ended.get(topic, ArchiveTotals())
-            self._ended[topic] = before.plus(archiver.writer.totals)
+            self._ended[topic] = before + archiver.writer.totals
 
 
 def _too_few_files(what: str) -> OutputError:

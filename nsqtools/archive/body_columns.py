@@ -226,35 +226,33 @@ def _type_of(value: object) -> Any:
 
 def _checker(kind: Any) -> Callable[[object], bool]:
     """Return what tells whether a value of JSON fits a type; asked for every field of a body."""
+    fits = _fitting(kind)
+    return lambda value: value is None or fits(value)
+
+
+def _fitting(kind: Any) -> Callable[[object], bool]:
     if types.is_struct(kind):
         known = [(field.name, _checker(field.type)) for field in kind]
         return lambda value: (
-            value is None
-            or (
-                isinstance(value, dict)
-                and all(check(value[name]) for name, check in known if name in value)
-            )
+            isinstance(value, dict)
+            and all(check(value[name]) for name, check in known if name in value)
         )
     if types.is_list(kind):
         of_each = _checker(kind.value_type)
-        return lambda value: value is None or (isinstance(value, list) and all(map(of_each, value)))
+        return lambda value: isinstance(value, list) and all(map(of_each, value))
     if types.is_integer(kind):
         most = 2 ** (kind.bit_width - types.is_signed_integer(kind))
         least = -most if types.is_signed_integer(kind) else 0
-        return lambda value: value is None or (type(value) is int and least <= value < most)
+        return lambda value: type(value) is int and least <= value < most
     if types.is_boolean(kind):
-        return lambda value: value is None or value is True or value is False
+        return lambda value: isinstance(value, bool)
     if types.is_floating(kind):
-        return lambda value: value is None or type(value) is float or type(value) is int
-    if types.is_timestamp(kind):
-        return _is_time
-    return lambda value: value is None or isinstance(value, str)
+        return lambda value: type(value) in (float, int)
+    return _is_time if types.is_timestamp(kind) else lambda value: isinstance(value, str)
 
 
 def _is_time(value: object) -> bool:
     """Whether Arrow reads it as a time: it is asked, for it knows more forms than Python."""
-    if value is None:
-        return True
     try:
         pyarrow.array([value], pyarrow.string()).cast(pyarrow.timestamp("us", tz="UTC"))
     except (pyarrow.ArrowException, TypeError):

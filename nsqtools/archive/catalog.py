@@ -239,8 +239,9 @@ def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterat
             if found is None:
                 is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
                 listed = [] if is_file else list(storage.list())
-                found = files_in_folder(storage, listed, wanted) if listed else None
-            found = find_archives([place]) if found is None else found
+                found = (
+                    files_in_folder(storage, listed, wanted) if listed else find_archives([place])
+                )
         tables = [archive for archive in found if archive.table is not None]
         yield from chain.from_iterable(of_each(_sources_in, tables))
 

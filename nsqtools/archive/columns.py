@@ -103,14 +103,9 @@ def _same_in_all(text: bytes, lines: int) -> Columns:
 
 
 KEYS_OF = {
-    "topic": ("topic",),
-    "nsqd": ("nsqd",),
-    "id": ("id",),
-    "timestamp": ("ts",),
-    "ts_ns": ("ts",),
-    "attempts": ("attempts",),
-    "body": ("body", "body64"),
-    "body_bytes": ("body", "body64"),
+    **{name: (name,) for name in (*IDENTITY, "attempts")},
+    **dict.fromkeys(("timestamp", "ts_ns"), ("ts",)),
+    **dict.fromkeys(("body", "body_bytes"), ("body", "body64")),
 }
 """The keys of the JSON that a column is made of."""
 _JSON = dict.fromkeys(("topic", "nsqd", "id", "ts", "attempts", "body", "body64"), pyarrow.string())

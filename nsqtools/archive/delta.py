@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -88,12 +89,15 @@ class DeltaCatalog:
         import deltalake  # noqa: F401 - who needs it only later learns it before the work
 
         self.storage = open_storage(uri, options)
-        place = self._place
+        is_local = isinstance(self.storage, LocalStorage)
+        url = self.storage.url
+        place = str(Path(url).absolute()) if is_local else url.replace("s3a://", "s3://", 1)
         if escape := _ESCAPE.search(place):  # delta-rs looks below a decoded name
             raise ConfigurationError(
                 f"{place} cannot be a Delta table: {escape[0]} is in its name",
                 hint="Give another place, or have Parquet there.",
             )
+        self._uri = place if is_local else place.replace("#", "%23").replace("?", "%3F")
         self._is_checked = False
 
     # -- what is there --------------------------------------------------------------------------
@@ -232,20 +236,6 @@ class DeltaCatalog:
         raise OutputError(f"cannot commit to {self.storage.url}: others were always faster")
 
     # -- how it is reached ----------------------------------------------------------------------
-
-    @property
-    def _place(self) -> str:
-        storage = self.storage
-        if isinstance(storage, LocalStorage):
-            return str(storage.root.absolute())
-        return storage.url.replace("s3a://", "s3://", 1)
-
-    @property
-    def _uri(self) -> str:
-        place = self._place
-        if isinstance(self.storage, LocalStorage):
-            return place
-        return place.replace("#", "%23").replace("?", "%3F")
 
     def _options(self) -> dict[str, str]:
         """Return the settings of the store as delta-rs names them."""

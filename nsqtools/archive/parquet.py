@@ -262,9 +262,8 @@ def contents_of(source: Path | BinaryIO) -> Contents:
     try:
         with parquet.ParquetFile(source) as file:
             names, rows = _names_in(file), file.metadata.num_rows
-            topics = set[str | None]()
-            for values in _values_in(file, "topic") if "topic" in names else ():
-                topics.update(values.unique().to_pylist())
+            values = _values_in(file, "topic") if "topic" in names else ()
+            topics = {each for some in values for each in some.unique().to_pylist()}
             least, most, untimed = _times_of(file)
     except (ArrowException, OSError) as exc:
         _raise_as_read(exc)

@@ -22,7 +22,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -382,7 +382,8 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     path = archive.path
     beside = copy_of(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
-        archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
+        both = archive, replace(archive, members=None)
+        archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
     with failing("repair", path):
         with open_to_read(path) as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
@@ -390,7 +391,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
             make_alike(copy.fileno(), status)
-            for text in _readable(_whole_lines(archive, delimiter), delimiter):
+            for text in _readable(archive, delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())
                 count += text.count(delimiter)
@@ -413,16 +414,10 @@ def _keep(path: Path) -> None:
             return
 
 
-def _readable_in(delimiter: bytes, archive: ArchiveFile) -> int:
-    """How many lines of a file can be read."""
-    texts = _readable(_whole_lines(archive, delimiter), delimiter)
-    return sum(text.count(delimiter) for text in texts)
-
-
-def _readable(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
-    """Leave out what is no message, where the first line is one."""
+def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
+    """The lines that can be read; what is no message is left out where the first line is one."""
     is_jsonl: bool | None = None
-    for text in texts:
+    for text in _whole_lines(archive, delimiter):
         lines = split_lines(text, delimiter)
         if is_jsonl is None:
             is_jsonl = is_message(lines[0])

@@ -145,7 +145,7 @@ def _make(job: Job, storage: Storage, draft: Path) -> Done:
                     misfits += _misfits(batch)
                     writer.add(batch)
                 continue
-            rows = reading.table(part)
+            rows = pyarrow.Table.from_batches(reading.batches(part), schema)
             kept = without(deduplicated(rows), reading.identities(part))
             duplicates += rows.num_rows - kept.num_rows
             misfits += _misfits(kept)
@@ -200,9 +200,6 @@ class _Reading:
         self._columns = None
         if job.settings.fields is not None:
             self._columns = BodyColumns(fields_of(job.settings.fields), evolves=False)
-
-    def table(self, part: Slice) -> pyarrow.Table:
-        return pyarrow.Table.from_batches(self.batches(part), self.schema).combine_chunks()
 
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
         """Iterate over the messages of a slice. Raises `NsqError` for what is damaged."""

@@ -52,11 +52,10 @@ class Quota:
     def take(self, count: int) -> int:
         """Return how many of ``count`` messages may be taken."""
         with self._lock:
-            if self._left is None:
-                return count
-            granted = min(count, self._left)
-            self._left -= granted
-            return granted
+            if self._left is not None:
+                count = min(count, self._left)
+                self._left -= count
+            return count
 
     def give_back(self, count: int) -> None:
         """Note that ``count`` messages were not written."""
@@ -362,7 +361,11 @@ class Turns:
         with self._changed:
             while not self._is_over:
                 now = time.monotonic()
-                self._want_what_is_due(now)
+                while self._times and self._times[0][0] <= now:
+                    at, _, due = heapq.heappop(self._times)
+                    if at == due.alarm:  # else there was an earlier one
+                        due.alarm = None
+                        self._want(due)
                 if self._wanted:
                     scheduled = self._wanted.popleft()
                     scheduled.is_wanted, scheduled.is_running = False, True
@@ -373,13 +376,6 @@ class Turns:
                 self._changed.wait(self._times[0][0] - now if self._times else None)
                 self._idle -= 1
         return None
-
-    def _want_what_is_due(self, now: float) -> None:
-        while self._times and self._times[0][0] <= now:
-            at, _, scheduled = heapq.heappop(self._times)
-            if at == scheduled.alarm:  # else there was an earlier one
-                scheduled.alarm = None
-                self._want(scheduled)
 
     def _done(self, scheduled: Scheduled, due: float | None) -> None:
         with self._changed:

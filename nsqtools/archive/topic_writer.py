@@ -324,10 +324,8 @@ class ArchiveTotals:
     ambiguous: int = 0
     """Bodies with the delimiter inside, in raw files: where they end is lost."""
 
-    def plus(self, other: ArchiveTotals) -> ArchiveTotals:
-        """Return the sums."""
-        mine, others = astuple(self), astuple(other)
-        return ArchiveTotals(*map(operator.add, mine, others))
+    def __add__(self, other: ArchiveTotals) -> ArchiveTotals:
+        return ArchiveTotals(*map(operator.add, astuple(self), astuple(other)))
 
 
 class TopicWriter:

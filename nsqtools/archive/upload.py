@@ -408,11 +408,8 @@ class Uploads:
         waiting = self.totals.waiting_bytes
         if not self._is_pausing and waiting >= self._most:
             self._is_pausing = True
-            log.error(
-                "consumption pauses: %d bytes wait for their upload, and --max-local-bytes is %d",
-                waiting,
-                self._most,
-            )
+            what = "consumption pauses: %d bytes wait for their upload, and --max-local-bytes is %d"
+            log.error(what, waiting, self._most)
             archiver.set_paused(True)
         elif self._is_pausing and waiting < RESUME_SHARE * self._most:
             self._is_pausing = False

@@ -151,7 +151,6 @@ class InFlightLimit:
         if not self.maximum:  # paused, which must not lower what holds afterwards
             return
         timeout_s = self.msg_timeout_s
-        patience_s = max(min(PATIENCE_SHARE * timeout_s, PATIENCE_S), 1.5 * self._took_s)
         if self._silent_s > PATIENCE_SHARE * timeout_s:
             self._is_measured = True  # the first may hang, and must not hold up the others
         new, self._new = self._new, 0
@@ -170,9 +169,11 @@ class InFlightLimit:
             per_answer_s = self._busy_s / (self._answers + 1)
             if per_answer_s * self._base > EXPIRES_SHARE * timeout_s:
                 self.adapted = max(1, int(WAIT_SHARE * timeout_s / per_answer_s))
-        elif in_flight >= self._base and self._hands_on and self._quiet_s > patience_s:
-            self._stuck_at, self._quiet_s = self._base, 0.0
-            self.adapted = min(2 * self._base, self.maximum)
+        elif in_flight >= self._base and self._hands_on:
+            patience_s = max(min(PATIENCE_SHARE * timeout_s, PATIENCE_S), 1.5 * self._took_s)
+            if self._quiet_s > patience_s:
+                self._stuck_at, self._quiet_s = self._base, 0.0
+                self.adapted = min(2 * self._base, self.maximum)
 
     @property
     def _hands_on(self) -> bool:

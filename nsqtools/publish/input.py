@@ -120,7 +120,10 @@ class RecordSource:
             with _blaming(path):
                 descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
             if path == "-":
-                _widen_pipe(descriptor)
+                import fcntl
+
+                with suppress(OSError, AttributeError):  # no pipe, or not on Linux
+                    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
             try:
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
@@ -175,14 +178,6 @@ def _blaming(path: str) -> Iterator[None]:
     except OSError as exc:
         name = "standard input" if path == "-" else path
         raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
-
-
-def _widen_pipe(descriptor: int) -> None:
-    """Let the writer run ahead further: fewer and larger reads."""
-    import fcntl
-
-    with suppress(OSError, AttributeError):  # no pipe, or not on Linux
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
 # -- how far it has come --------------------------------------------------------------------------

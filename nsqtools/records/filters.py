@@ -158,7 +158,6 @@ def _is_value(field: str, value: str) -> str:
         number = json.loads(value)
         is_number = not isinstance(number, bool) and math.isfinite(number)
     except (ValueError, TypeError, OverflowError):
-        return is_text
-    if not is_number:  # Python reads NaN and Infinity, which are no JSON
-        return is_text
-    return f"{is_text} or {field} == {value.strip()}"
+        is_number = False
+    # Python reads NaN and Infinity, which are no JSON
+    return f"{is_text} or {field} == {value.strip()}" if is_number else is_text

@@ -210,10 +210,9 @@ class Database:
                 (deferred if due_ns else waiting)[queue] += 1
         if rows:
             run(_PUBLISH, (json.dumps(rows), b"".join(frames)))
-        for moved in step.moved:
-            if moved[2]:
-                waiting[moved[0]] -= 1
-                deferred[moved[0]] += 1
+        put_off = Counter(queue for queue, _, due_ns, *_ in step.moved if due_ns)
+        waiting.subtract(put_off)
+        deferred.update(put_off)
         for queue, due_ns, _ in finished:
             (deferred if due_ns else waiting)[queue] -= 1
         delivered = [(*key, attempts) for key, attempts in step.delivered.items()]

@@ -42,7 +42,7 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, Deliverer, DiskHealth, QueueBacklog, Undo
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -107,10 +107,6 @@ class DurableStore:
         """Return the topics and channels that were there."""
         return {name: queue.is_paused for name, queue in self._found.items()}
 
-    def backlog(self, name: str, mem_queue_size: int) -> DurableBacklog:
-        """Return the backlog of the queue ``name``: ``TOPIC`` or ``TOPIC:CHANNEL``."""
-        return DurableBacklog(mem_queue_size, self, name)
-
     def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
         """Give a backlog its number, and its counts."""
         found = None if is_new else self._found.pop(backlog.name, None)
@@ -128,14 +124,6 @@ class DurableStore:
         """Write that a queue is there, and whether it is paused."""
         self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
         self.soon()
-
-    async def write_pauses(self, queues: Iterable[tuple[QueueBacklog, bool]]) -> None:
-        """Write which queues are paused, and which are not. Raises ``OSError``."""
-        for backlog, is_paused in queues:
-            if isinstance(backlog, DurableBacklog):
-                backlog.is_paused = is_paused
-                self.note_queue(backlog)
-        await self.flush()
 
     def drop(self, backlog: DurableBacklog) -> None:
         """Write that all of a queue is gone; its rows are removed bit by bit."""
@@ -404,7 +392,10 @@ def _is_full(exc: Exception) -> bool:
 
 
 class DurableBacklog(QueueBacklog):
-    """What waits in a topic or a channel, and how many messages of it are deferred."""
+    """What waits in a topic or a channel, and how many messages of it are deferred.
+
+    ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
+    """
 
     def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
         super().__init__(mem_queue_size, None, store.health)
@@ -412,7 +403,9 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Deliverer | None = None
+        self._room: Callable[[], int] = int  # these three are of a channel
+        self._wake: Callable[[], None] = lambda: None
+        self._watch_at: Callable[[float], None] = lambda when_s: None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -456,8 +449,8 @@ class DurableBacklog(QueueBacklog):
         fits = 0
         if not self.unread:
             fits = self.mem_queue_size - len(self._memory)
-            if fits < len(rows) and self._owner is not None:
-                fits += self._owner.room()
+            if fits < len(rows):
+                fits += self._room()
             fits = max(0, min(fits, len(rows)))
         for _, _, turn, made, message in rows[:fits]:
             self._load(turn, with_attempts(message, made))
@@ -502,10 +495,6 @@ class DurableBacklog(QueueBacklog):
         self._moving -= 1
         self.unread += 1
         self._wake()
-
-    def _wake(self) -> None:
-        if self._owner is not None:
-            self._owner.wake()
 
     # out
 
@@ -603,17 +592,18 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
+    def deferred_of(
+        self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
+    ) -> StoredDeferred:
         """Return the deferred messages of a channel, which hears of what becomes due."""
-        self._owner = owner
+        self._room, self._wake, self._watch_at = room, wake, watch
         return StoredDeferred(self)
 
     def _watch(self, due_ns: int) -> None:
         store = self._store
         due_s = store.loop.time() + (due_ns - store.now_ns) / 1_000_000_000
         self._next_due_s = due_s if self._next_due_s is None else min(self._next_due_s, due_s)
-        if self._owner is not None:
-            self._owner.watch(due_s)
+        self._watch_at(due_s)
 
     def defer(self, message: bytes, due_s: float) -> None:
         """Keep a message that was delivered until ``due_s``."""

@@ -12,7 +12,7 @@ every nsqlookupd that can be reached has been asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -35,20 +35,21 @@ from nsqtools.protocol.requests import (
     encode_unregister,
 )
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues, Registry
 from nsqtools.server.queues.topic import Topic
 
 
-class LookupRegistry(Registry):
+class LookupRegistry:
     """Tells all nsqlookupd. Call `set_addresses` to begin, in the running loop."""
 
-    def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:
-        self._nsqd = nsqd
+    def __init__(
+        self, topics: Mapping[str, Topic], options: NsqdOptions, log: DaemonLog, own_info: PeerInfo
+    ) -> None:
+        self._topics, self._log = topics, log
         self._own_info = own_info
         self._peers: dict[str, LookupPeer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        options = nsqd.options
         self._timeout = httpx.Timeout(
             options.http_client_request_timeout, connect=options.http_client_connect_timeout
         )
@@ -58,11 +59,11 @@ class LookupRegistry(Registry):
         """Connect to these, and drop the others."""
         wanted = set(addresses)
         for address in self._peers.keys() - wanted:
-            self._nsqd.log.info(f"LOOKUP({address}): removing peer")
+            self._log.info(f"LOOKUP({address}): removing peer")
             self._do(self._peers.pop(address).stop())
         for address in wanted - self._peers.keys():
-            self._nsqd.log.info(f"LOOKUP({address}): adding peer")
-            peer = LookupPeer(address, self._own_info, self._registrations, self._nsqd.log)
+            self._log.info(f"LOOKUP({address}): adding peer")
+            peer = LookupPeer(address, self._own_info, self._registrations, self._log)
             self._peers[address] = peer
             peer.start()
 
@@ -78,7 +79,7 @@ class LookupRegistry(Registry):
         task.add_done_callback(self._tasks.discard)
 
     def _registrations(self) -> Iterator[bytes]:
-        for topic in self._nsqd.topics.values():
+        for topic in self._topics.values():
             if not topic.channels:
                 yield encode_register(topic.name)
             for channel in topic.channels:
@@ -116,7 +117,7 @@ class LookupRegistry(Registry):
     async def _start_with_channels(self, topic: Topic, infos: list[PeerInfo]) -> None:
         try:
             found = await asyncio.gather(*(self._channels_at(info, topic.name) for info in infos))
-            if self._nsqd.topics.get(topic.name) is topic:
+            if self._topics.get(topic.name) is topic:
                 for name in sorted(set().union(*found)):
                     if is_valid_name(name) and not is_ephemeral(name):
                         topic.get_channel(name)
@@ -135,17 +136,9 @@ class LookupRegistry(Registry):
                 response = await client.get(url, params={"topic": topic_name}, headers=headers)
                 response.raise_for_status()
                 return {str(name) for name in response.json()["channels"]}
-        except (
-            httpx.HTTPError,
-            httpx.InvalidURL,
-            TimeoutError,
-            ValueError,
-            KeyError,
-            TypeError,
-            RecursionError,
-        ) as exc:
+        except Exception as exc:  # JSON of any shape and depth
             reason = str(exc) or "no answer in time"
-            self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
+            self._log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
             return set()
 
 
@@ -174,7 +167,6 @@ class LookupPeer:
         self._registrations = registrations
         self._log = log
         self._commands: asyncio.Queue[bytes] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Connect from now on, in a task."""
@@ -182,9 +174,8 @@ class LookupPeer:
 
     async def stop(self) -> None:
         """Drop the connection; nothing is unregistered, as nsqd does it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     def send(self, command: bytes) -> None:
         """Send a command; registering again makes up for one that finds no connection."""

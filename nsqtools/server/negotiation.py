@@ -73,9 +73,8 @@ def negotiate(
     deflate = options.deflate and identify.deflate
     if snappy and deflate:
         raise RequestError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
-    level = _DEFAULT_DEFLATE_LEVEL
-    if deflate and identify.deflate_level > 0:
-        level = identify.deflate_level
+    asked = identify.deflate_level if deflate else 0
+    level = asked if asked > 0 else _DEFAULT_DEFLATE_LEVEL
     return replace(
         terms,
         tls_v1=has_tls and identify.tls_v1,
@@ -86,9 +85,7 @@ def negotiate(
 
 
 def _or_off(asked_s: float, present_s: float) -> float:
-    if asked_s < 0:
-        return 0.0
-    return asked_s or present_s
+    return 0.0 if asked_s < 0 else asked_s or present_s
 
 
 def _check(identify: ReceivedIdentify, options: NsqdOptions) -> None:
@@ -160,14 +157,12 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
             # OpenSSL counts TLS 1.0 and 1.1 as below its level 1
             context.set_ciphers("DEFAULT@SECLEVEL=0")
         context.load_cert_chain(options.tls_cert, options.tls_key)
+        if options.tls_root_ca_file:
+            context.load_verify_locations(options.tls_root_ca_file)
         if options.tls_client_auth_policy in ("require", "require-verify"):
             context.verify_mode = ssl.CERT_REQUIRED
-            if options.tls_root_ca_file:
-                context.load_verify_locations(options.tls_root_ca_file)
-            else:
+            if not options.tls_root_ca_file:
                 context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-        elif options.tls_root_ca_file:
-            context.load_verify_locations(options.tls_root_ca_file)
     except (OSError, ssl.SSLError) as exc:
         paths = f"{options.tls_cert!r}, {options.tls_key!r}"
         raise ConfigurationError(f"failed to build TLS config - {exc} ({paths})") from exc
@@ -237,11 +232,8 @@ class TLSLayer:
     def common_name(self) -> str:
         """The common name of the client's certificate, or ``""``."""
         certificate: Any = self._object.getpeercert() or {}
-        for part in certificate.get("subject", ()):
-            for key, value in part:
-                if key == "commonName":
-                    return str(value)
-        return ""
+        subject = dict(pair for part in certificate.get("subject", ()) for pair in part)
+        return str(subject.get("commonName", ""))
 
 
 def _as_go_says(error: ssl.SSLError) -> str:

@@ -91,9 +91,9 @@ class NsqdDaemon:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log.error)
-        self.nsqd = NsqdQueues(self._options, loop, self._log)
+        nsqd = self.nsqd = NsqdQueues(self._options, loop, self._log)
         self.nsqd.refusal = self._refusal
-        self.nsqd.registry = LookupRegistry(self.nsqd, self._own_info())
+        nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._own_info())
         try:
             self.nsqd.load()
         except BaseException:

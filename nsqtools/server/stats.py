@@ -72,9 +72,8 @@ def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
         counts = ((labels, of_channel(each)) for labels, each in channels)
         yield Metric(f"nsqd_channel_{name}", kind, help, counts)
     yield single("nsqd_connections", "TCP connections.", connections)
-    is_well = int(nsqd.health.is_well)
     help = "1 unless the disk is full, or the last write to it failed."
-    yield single("nsqd_healthy", help, is_well)
+    yield single("nsqd_healthy", help, int(nsqd.health.is_well))
     yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
     refused = nsqd.health.refused_count
     yield single("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)

@@ -265,12 +265,10 @@ def test_damage_is_refused_or_left_out_and_told(
 ) -> None:
     path = tmp_path / "in" / "x.gz"
     make(path)
-
     with pytest.raises(NsqError, match=f"cannot read {path}.*{said}"):
         compact(path.parent, tmp_path / "out")
     assert content(tmp_path / "out") == []
     told = compact(path.parent, tmp_path / "out", skips_damaged=True)
-
     assert content(tmp_path / "out") == expected(left, "a")
     assert {shown for job in told.work[0].done for shown, _ in job.damages} == {str(path)}
     assert told.deletable()[0] == []

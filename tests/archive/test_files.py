@@ -180,7 +180,6 @@ def test_a_file_without_any_member_leaves_nothing_also_when_its_head_is_torn_or_
     assert list(directories.work.iterdir()) == []
     begun(directories)
     index_of(directories.work / NAME).write_bytes(index)
-
     assert recover(directories) == []
     assert list(directories.work.iterdir()) == []
 

@@ -88,7 +88,6 @@ def test_a_lock_of_another_user_is_refused_with_a_clear_line(
     lock = planted(output / name)
     place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(output)]
     result = run_nsq(["to-file", "-t", "clicks", *place, "--until-empty"])
-
     assert f"cannot use {lock} (it belongs to another user, {SOMEBODY})" in result.err
     assert result.status == 1
     assert lock.read_text() == ""

@@ -44,10 +44,8 @@ def test_a_run_that_slept_while_another_took_the_place_has_lost_it(
     other.take(0.6)
     for _ in range(renewals):  # after some the next number of the first one has come and gone
         other.renew()
-
     with pytest.raises(OutputError, match="another run writes"):
         asleep.check()
-
     other.check()
 
 

@@ -215,11 +215,7 @@ def test_the_same_settings_serve_s3a(aws_home: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("url", "kind"),
-    [
-        ("gs://bucket/p", "GCSStore"),
-        ("az://container/p", "AzureStore"),
-        ("abfss://container@account.dfs.core.windows.net/p", "AzureStore"),
-    ],
+    [("gs://b/p", "GCS"), ("az://c/p", "Azure"), ("abfss://c@a.dfs.core.windows.net/p", "Azure")],
 )
 def test_other_stores_open_by_their_own_settings(
     url: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -227,5 +223,5 @@ def test_other_stores_open_by_their_own_settings(
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     storage = open_storage(url)
     assert isinstance(storage, ObjectStorage)
-    assert type(storage._store).__name__ == kind
+    assert type(storage._store).__name__ == f"{kind}Store"
     assert storage._store.prefix == "p"

@@ -23,26 +23,24 @@ def turns() -> Iterator[Turns]:
 class Topic:
     """Notes its turns, and says then when the next one is due, as it was told."""
 
-    def __init__(self, turns: Turns, *due_in_s: float | None) -> None:
+    def __init__(self, turns: Turns, *due_in_s: float) -> None:
         self.due_in_s = list(due_in_s)
-        self.due: list[float] = []
+        self.due: list[float | None] = []
         self.began: SimpleQueue[float] = SimpleQueue()
-        self.scheduled: Scheduled = Scheduled(turns, self.turn)
+        self.scheduled = Scheduled(turns, self.turn)
 
     def turn(self) -> float | None:
         now = time.monotonic()
-        in_s = self.due_in_s.pop(0) if self.due_in_s else None
-        if in_s is not None:
-            self.due.append(now + in_s)
+        self.due.append(now + self.due_in_s.pop(0) if self.due_in_s else None)
         self.began.put(now)
-        return None if in_s is None else now + in_s
+        return self.due[-1]
 
     def next_turn(self) -> float:
         return self.began.get(timeout=patience_s(10))
 
 
 def test_a_turn_is_had_when_it_is_due_and_not_before(turns: Turns) -> None:
-    far, near = Topic(turns, 3600.0), Topic(turns, 0.05, 0.03, None)
+    far, near = Topic(turns, 3600.0), Topic(turns, 0.05, 0.03)
     far.scheduled.soon()
     far.next_turn()  # a thread waits for its time now, which is a later one
     near.scheduled.soon()

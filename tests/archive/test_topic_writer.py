@@ -180,9 +180,7 @@ def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> No
     writer.take(topic.source.deliver(1), NOW_S)
     writer.take(topic.source.deliver(2, days=-1), NOW_S)
     writer.take(topic.source.deliver(3), NOW_S)
-
     writer.rotate(NOW_S, all_files=True)
-
     out = topic.out
     assert [path.name for path in finished_files(out)] == ["2026-09-20-000000", "2026-09-21-000000"]
     assert lines_of(out) == [b"body 2", b"body 1", b"body 3"]

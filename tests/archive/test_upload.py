@@ -122,7 +122,6 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
     with monkeypatch.context() as killed:
         killed.setattr(upload_module, "_clear_up", lambda path, plan: None)
         upload(path, plan(out, storage, deletes=True))
-
     assert list(files_to_upload(out)) == [path]
     assert upload(path, plan(out, storage, deletes=True)) == 0
     assert (path.exists(), other.exists()) == (False, True)

@@ -51,7 +51,7 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
 
 
 def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None:
-    """Nsqd closes the connection for more than its limit, an hour."""
+    """nsqd closes the connection for more than its limit, an hour."""
     consumer, conn = dialog("RDY 200", max_attempts=0)
     given: dict[float | None, int] = {0: 0, 0.0015: 2, 3600: 3_600_000, 7200: 3_600_000}
     by_attempts = {1: 90_000, 4: 360_000, 5: 450_000, 60_000: 900_000}

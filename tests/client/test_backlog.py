@@ -149,7 +149,9 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
 
 
-def test_nothing_is_given_up(scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle) -> None:
+def test_by_default_nothing_is_given_up(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
     consumer = consume(scripted_nsqd.address, max_attempts=3, max_backoff_duration_s=0)
     seen: list[int] = []
     handle(consumer, lambda message: seen.append(message.attempts) or False)  # type: ignore[func-returns-value]

@@ -195,7 +195,7 @@ def test_nothing_to_do_takes_no_cpu(
     producer.publish_many("held", [b"finished", b"held"])
     take(held, 2)[0].finish()
     wait_until(lambda: idle.connections, what="a connection")
-    assert turns_a_second() < 25  # those of timers; one that spins has 10,000
+    assert turns_a_second() < 32  # those of timers, about 18; one that spins has 10,000
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.auth_server import AuthServer
@@ -166,16 +167,16 @@ def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
 
 
 def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
-    process: Start, auth_server: AuthServer, monkeypatch: pytest.MonkeyPatch
+    process: Start, auth_server: AuthServer
 ) -> None:
     asked, may_answer = threading.Semaphore(0), threading.Event()
 
-    def ask(_: dict[str, str]) -> tuple[int, bytes]:
+    def answer(*_: object) -> tuple[int, bytes]:
         asked.release()
         may_answer.wait()
         return 401, b"{}"
 
-    monkeypatch.setattr(auth_server, "ask", ask)
+    auth_server.answers = Mock(get=answer)
     nsqd = process(f"-auth-http-address={auth_server.address}")
     before = resident_bytes(nsqd)
     bomb = CODECS["deflate"]().compress(b"AUTH\n" + sized(b"s") + bytes(100_000_000))

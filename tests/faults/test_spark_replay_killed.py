@@ -33,7 +33,6 @@ SLOTS = 2
 BODY_BYTES = 400
 MESSAGE_BYTES = 4 + BODY_BYTES  # as MPUB sends it
 WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
-START_TIMEOUT_S = patience_s(90.0)  # of a JVM, on a machine with other things to do
 
 
 def write_input(folder: Path, count: int) -> None:
@@ -101,7 +100,7 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
             wait_until(  # nsqd has been sent another part, and the tasks wait for its answers
                 lambda d=driver: proxy.is_paused(TO_SERVER) or d.poll() is not None,
                 what="progress",
-                timeout_s=START_TIMEOUT_S,
+                timeout_s=patience_s(90),  # a JVM starts, on a machine with other things to do
             )
             assert driver.poll() is None
             kill_some(driver)

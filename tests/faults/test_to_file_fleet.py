@@ -274,7 +274,6 @@ def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_ow
     process = spawn_nsq(fleet(lookupd, out, "-X", "lookupd_poll_interval=300s"))
     nsqd.publish("orders", b"one")
     wait_until_archived(nsqd, process)
-
     other.create_channel("orders", CHANNEL)
     other.publish("orders", b"two")
     wait_until_archived(other, process)

@@ -9,7 +9,6 @@ def test_each_metric_has_help_type_and_a_line_for_each_sample() -> None:
     depth = Metric(
         "nsq_depth", "gauge", "Messages\nin the queue.", [({"topic": 'a"b\\c\nd'}, 3), ({}, 0.5)]
     )
-
     assert encode_metrics([depth]).splitlines() == [
         r"# HELP nsq_depth Messages\nin the queue.",
         "# TYPE nsq_depth gauge",

@@ -168,7 +168,8 @@ def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ids_in(output: Path) -> Counter[int]:
-    tables = (parquet.ParquetFile(path).read(["id"]) for path in output.rglob("*.parquet"))
+    found = output.glob("topic=*/*/*.parquet")  # without what is staged
+    tables = (parquet.ParquetFile(path).read(["id"]) for path in found)
     return Counter(int(each, 16) for table in tables for each in table["id"].to_pylist())
 
 
@@ -196,7 +197,7 @@ def test_compaction_while_executors_are_killed(
         driver.begin("compact", large_archive, "-o", output, "--open-days", "--json")
         result = end_with_kills(
             driver,
-            lambda: all(descendants(each, "pyspark.daemon") for each in driver.executors()),
+            lambda: any(descendants(each, "pyspark.daemon") for each in driver.executors()),
             lambda: any(output.glob("_compaction/staging/*.parquet")),
         )
 

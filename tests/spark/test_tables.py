@@ -11,6 +11,7 @@ from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.catalog import table_files
+from nsqtools.archive.layout import partition_of
 from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
@@ -23,12 +24,9 @@ Row = tuple[str, str, int, bytes]
 
 def messages(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
     """One a minute; every other body is not UTF-8."""
-    return [
-        WireMessage(
-            BEGIN + n * 60 * SECOND, attempts, b"%016x" % n, b"body %d\n" % n + b"\xff" * (n % 2)
-        )
-        for n in range(first, last)
-    ]
+    bodies = {n: b"body %d\n" % n + b"\xff" * (n % 2) for n in range(first, last)}
+    times = {n: BEGIN + n * 60 * SECOND for n in bodies}
+    return [WireMessage(times[n], attempts, b"%016x" % n, bodies[n]) for n in bodies]
 
 
 def expected(first: int, last: int, *topics: str) -> list[Row]:
@@ -41,8 +39,6 @@ def expected(first: int, last: int, *topics: str) -> list[Row]:
 
 def rows_of(table: Path) -> list[Row]:
     """What counts in a table, with the partition that it is in."""
-    from nsqtools.archive.layout import partition_of
-
     rows = []
     for name in table_files([table])[table]:
         partition = partition_of(name)

@@ -86,7 +86,7 @@ def test_bytes_nothing_and_the_end_are_three_things(pair: tuple[Stream, socket.s
     assert receive(stream) == b""
 
 
-def test_a_full_socket_takes_nothing_a_lost_one_fails(pair: tuple[Stream, socket.socket]) -> None:
+def test_full_sockets_take_nothing_and_lost_ones_fail(pair: tuple[Stream, socket.socket]) -> None:
     stream, peer = pair
     stream.set_nonblocking()
     while stream.send_ready(bytes(1 << 20)):

@@ -146,9 +146,7 @@ def test_dead_letters_are_added_to_a_file_and_published_again(
     refused = f"http://{nsqd.http_address}/pub"  # without a topic: 400
     done = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
     assert done.status == 6, done.err
-
     redriven = run_nsq(["redrive", str(dead), "--nsqd-tcp-address", nsqd.tcp_address])
-
     assert redriven.status == 0, redriven.err
     published = drained(nsqd, run_nsq)
     assert sorted(set(published)) == EVERY_BODY
@@ -162,7 +160,6 @@ def test_a_forwarder_delivers_what_was_left(
     destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
     done = forward(to, nsqd, left, run_nsq)
-
     assert done.status == 6, done.err
     delivered = Counter(drained(destination, run_nsq))
     dead = [json.loads(line)["body"] for line in (left / "dead.jsonl").read_text().splitlines()]

@@ -31,6 +31,8 @@ GONE = {
     "aio.Message takes no message": "nsqtools.Message is that of asyncio too",
     "ClientOptions takes no rdy_resend": "RDY is always sent again when a quarter is left",
     "ClientOptions.rdy_resend is gone": "RDY is always sent again when a quarter is left",
+    "ClientOptions.reported_client_id is gone": "client_id, else the short name of the machine",
+    "ClientOptions.reported_hostname is gone": "hostname, else the name of the machine",
     "Consumer takes no deliveries": "part of the delivery queue, which is gone",
     "Consumer.give_up is gone": "the option giving_up and the callback on_giving_up",
     "Producer takes no nsqd_tcp_address": "nsqd_tcp_addresses, one or several",

@@ -18,17 +18,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import Block, encode_length
-from nsqtools.server.queues.queued_message import (
-    ID_AT,
-    DeferredMessages,
-    from_record,
-    to_record,
-)
+from nsqtools.server.queues.queued_message import ID_AT, DeferredMessages, from_record, to_record
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
@@ -75,19 +70,6 @@ class DiskHealth:
         free = found.f_bavail * found.f_frsize + self.spare_bytes()
         is_low = free < self._wanted
         self.low = f"{free} bytes free on the disk, fewer than --min-disk-free" if is_low else ""
-
-
-class Deliverer(Protocol):
-    """A channel, as far as its backlog knows it."""
-
-    def room(self) -> int:
-        """Return how many messages consumers would take at once."""
-
-    def wake(self) -> None:
-        """Have a turn of delivery soon."""
-
-    def watch(self, when_s: float) -> None:
-        """Have a look at what is deferred at ``when_s``, or before."""
 
 
 class Undo(NamedTuple):
@@ -222,8 +204,10 @@ class QueueBacklog:
             memory.appendleft(messages.pop())
         return messages
 
-    def deferred_of(self, owner: Deliverer) -> DeferredMessages:
-        """Return what keeps the deferred messages of a channel."""
+    def deferred_of(
+        self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
+    ) -> DeferredMessages:
+        """Return what keeps the deferred messages of a channel, which has these methods."""
         return DeferredMessages()
 
     def delivered(self, messages: Sequence[bytes]) -> None:

@@ -14,12 +14,11 @@ without delay.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from random import randrange
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
@@ -31,7 +30,6 @@ from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,
     again,
-    delivered_to_record,
     message_ids,
     timestamp_ns,
     to_record,
@@ -47,8 +45,8 @@ _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
 
 
-class QueueHost(ABC):
-    """What topics and channels need of their nsqd: `NsqdQueues`."""
+class QueueHost(Protocol):
+    """What topics and channels need of their nsqd: `NsqdQueues`, which imports them."""
 
     options: NsqdOptions
     loop: AbstractEventLoop
@@ -56,17 +54,9 @@ class QueueHost(ABC):
     health: DiskHealth
     durable: DurableStore | None
 
-    @abstractmethod
-    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
-        """Return what waits in the queue of a topic or a channel."""
-
-    @abstractmethod
-    def channel_created(self, channel: Channel) -> None:
-        """Have it announced and listed."""
-
-    @abstractmethod
-    def channel_deleted(self, channel: Channel) -> None:
-        """Have it taken back; an ephemeral topic goes with its last channel."""
+    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog: ...
+    def channel_created(self, channel: Channel) -> None: ...
+    def channel_deleted(self, channel: Channel) -> None: ...
 
 
 class Channel:
@@ -96,7 +86,7 @@ class Channel:
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.deferred = self.backlog.deferred_of(self)
+        self.deferred = self.backlog.deferred_of(self.room, self.wake, self.watch)
         if len(self.deferred):
             self.watch(self._loop.time())
 
@@ -257,7 +247,7 @@ class Channel:
         try:
             consumer.deliver(messages, now_s)
         except Exception as exc:  # ends this consumer; what it does not hold is for others
-            consumer.abort(exc)
+            consumer.connection.fail(exc)
             self.backlog.put_back(
                 [each for each in messages if each[18:34] not in consumer.in_flight]
             )
@@ -311,7 +301,7 @@ class Channel:
 
     def _unfinished(self) -> Iterable[bytes]:
         for held in self._in_flight:
-            yield from map(delivered_to_record, held)
+            yield from (message[8:] for message in held)  # whose attempts were made
         yield from map(to_record, self.deferred)
 
     def _end(self) -> None:
@@ -319,7 +309,7 @@ class Channel:
         if self._timer is not None:
             self._timer.cancel()
         for consumer in list(self.consumers):
-            consumer.disconnect()
+            consumer.connection.close()
         self.consumers.clear()
 
 
@@ -337,7 +327,7 @@ class ChannelSubscription:
         self.in_flight = InFlightMessages()
         self.ready_count = 0
         self.message_count = self.finish_count = self.requeue_count = 0
-        self._connection = connection
+        self.connection = connection
         self._terms = terms
         self._loop = loop
         self._epoch_s = loop.time()
@@ -347,7 +337,7 @@ class ChannelSubscription:
     @property
     def room(self) -> int:
         """How many more messages may be delivered now."""
-        if self._connection.is_stuck:
+        if self.connection.is_stuck:
             return 0
         return self.ready_count - len(self.in_flight) - self.channel.backlog.unsettled
 
@@ -375,7 +365,7 @@ class ChannelSubscription:
         self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
         self.message_count += len(messages)
         self.channel.watch(now_s + terms.msg_timeout_s)
-        queued = self._connection.buffer(messages, sum(map(len, messages)))
+        queued = self.connection.buffer(messages, sum(map(len, messages)))
         if queued >= terms.output_buffer_size or self.room <= 0:
             self.flush()
         elif self._flush_timer is None and terms.output_buffer_timeout_s:
@@ -386,7 +376,7 @@ class ChannelSubscription:
         ticks = int((now_s - self._epoch_s) / interval_s)
         if ticks > self._ticks_used:
             self._ticks_used = ticks
-            self._connection.flush()
+            self.connection.flush()
         else:
             next_s = self._epoch_s + (self._ticks_used + 1) * interval_s
             self._flush_timer = self._loop.call_at(next_s, self._on_tick)
@@ -394,14 +384,14 @@ class ChannelSubscription:
     def _on_tick(self) -> None:
         self._flush_timer = None
         self._ticks_used += 1
-        self._connection.flush()
+        self.connection.flush()
 
     def flush(self) -> None:
         """Write what is buffered."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        self._connection.flush()
+        self.connection.flush()
 
     # answers
 
@@ -438,11 +428,3 @@ class ChannelSubscription:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.channel.remove_consumer(self)
-
-    def abort(self, exc: Exception) -> None:
-        """Close the connection at once, because of what was raised for it."""
-        self._connection.fail(exc)
-
-    def disconnect(self) -> None:
-        """Close the connection: the channel is going away."""
-        self._connection.close()

@@ -99,8 +99,9 @@ class DiskQueue:
 
     def put_blocks(self, blocks: Sequence[Block]) -> Mark:
         """Do as `put` does with what was encoded before. No block may be empty."""
-        if blocks:
-            self._roll_before(blocks[0].sizes[0])
+        end = self._write_position + blocks[0].sizes[0] if blocks and self._write_position else 0
+        if end > self._max_bytes_per_file:
+            self._roll()
         mark = (self._write_file, self._write_position, self.depth)
         try:
             for block in blocks:
@@ -327,10 +328,6 @@ class DiskQueue:
             self.depth += count_records(self._files.data(number), position, self._max_record)
             position = 0
         self._count(1)  # so that the next sync makes it durable
-
-    def _roll_before(self, size: int) -> None:
-        if self._write_position and self._write_position + size > self._max_bytes_per_file:
-            self._roll()
 
     def _roll(self) -> None:
         read_to_end = self._read_file == self._write_file and not self.has_unread

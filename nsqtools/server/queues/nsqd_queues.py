@@ -12,24 +12,26 @@ file itself.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import os
 import time
-from asyncio import AbstractEventLoop, Future, Task, sleep
-from collections.abc import Callable, Iterable, Mapping
+from asyncio import AbstractEventLoop, Task, sleep
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NewestContent, remove_temporaries, temporary_beside
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_path import DurablePath
-from nsqtools.server.durable_store import DurableStore
+from nsqtools.server.durable_store import DurableBacklog, DurableStore
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
-from nsqtools.server.queues.channel import Channel, QueueHost
+from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
     Queues,
@@ -41,35 +43,20 @@ from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.topic import Topic
 
+if TYPE_CHECKING:
+    from nsqtools.server.lookup_peers import LookupRegistry
+
 _DELAY_S = 0.02  # before nsqd.dat is written
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Registry:
-    """Learns of topics and channels. `LookupRegistry` tells nsqlookupd, this one nobody."""
-
-    def topic_created(self, topic: Topic) -> None:
-        """A topic is new; it must be started once its channels are known."""
-        topic.start()
-
-    def topic_deleted(self, topic: Topic) -> None: ...
-    def channel_created(self, channel: Channel) -> None: ...
-    def channel_deleted(self, channel: Channel) -> None: ...
-    def set_addresses(self, addresses: Iterable[str]) -> None: ...
-    async def stop(self) -> None: ...
-
-
 class TopicList:
     """The file, for ``topics`` by name. Nothing is written before `begin`."""
 
     def __init__(
-        self,
-        data_path: Path,
-        topics: Mapping[str, Topic],
-        loop: AbstractEventLoop,
-        log: DaemonLog,
+        self, data_path: Path, topics: Mapping[str, Topic], loop: AbstractEventLoop, log: DaemonLog
     ) -> None:
         self._data_path = data_path
         self._path = data_path / FILE_NAME
@@ -184,7 +171,7 @@ class TopicList:
         self._thread.end()
 
 
-class NsqdQueues(QueueHost):
+class NsqdQueues:
     """All topics of one daemon. Call `load` before use and `close` at the end."""
 
     def __init__(self, options: NsqdOptions, loop: AbstractEventLoop, log: DaemonLog) -> None:
@@ -196,7 +183,7 @@ class NsqdQueues(QueueHost):
         self._frozen = 0  # of these, out of garbage collections; 0: none ever are
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
-        self.registry = Registry()
+        self.registry: LookupRegistry  # before `load`
         self._data_path = Path(options.data_path)
         self._queues_with_files: set[str] = set()  # when it was loaded
         self.topic_list = TopicList(self._data_path, self.topics, loop, log)
@@ -237,7 +224,7 @@ class NsqdQueues(QueueHost):
         if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
-            return self.durable.backlog(queue_name, options.mem_queue_size)
+            return DurableBacklog(options.mem_queue_size, self.durable, queue_name)
         has_files = queue_name in self._queues_with_files
         self._queues_with_files.discard(queue_name)
         disk = DiskQueue(
@@ -265,7 +252,11 @@ class NsqdQueues(QueueHost):
             return
         topic = self.topics[topic_name]
         queues: list[Topic | Channel] = [topic, *topic.channels.values()]
-        await self.durable.write_pauses([(each.backlog, each.is_paused) for each in queues])
+        for each in queues:
+            if isinstance(each.backlog, DurableBacklog):
+                each.backlog.is_paused = each.is_paused
+                self.durable.note_queue(each.backlog)
+        await self.durable.flush()
 
     def channel_created(self, channel: Channel) -> None:
         """Have it announced and listed."""
@@ -356,14 +347,9 @@ class NsqdQueues(QueueHost):
 
     async def _sync(self, disk: DiskQueue) -> None:
         """Sync one queue at a time: other work of the disk thread waits for one sync only."""
-        done: Future[None] = self.loop.create_future()
-
-        def finished(_: OSError | None) -> None:
-            if not done.done():
-                done.set_result(None)
-
-        disk.start_sync(finished)
-        await done
+        done = asyncio.Event()
+        disk.start_sync(lambda _: done.set())
+        await done.wait()
 
     async def settle(self) -> None:
         """Wait for what is being written to the database of ``--durable``."""

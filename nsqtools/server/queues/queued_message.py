@@ -253,11 +253,6 @@ def to_record(message: bytes) -> bytes:
     return with_attempts(message, -1)[8:]
 
 
-def delivered_to_record(message: bytes) -> bytes:
-    """Return a message in flight as the record of a disk queue."""
-    return message[8:]
-
-
 def from_record(record: bytes) -> bytes:
     """Return the message to queue for a record of a disk queue."""
     head = (len(record) + 4).to_bytes(4, "big") + MESSAGE.to_bytes(4, "big")
