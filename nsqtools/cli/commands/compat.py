@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,31 +33,25 @@ HEADER_EVERY = 25
 
 def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
-    from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
+    from nsqtools.cli.commands.tail import tail
     from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.running.consuming import look_before, looking_at_newcomers
-    from nsqtools.tail.tail import RunLimits, Tail
+    from nsqtools.cli.running.consuming import StopLimits
 
     opts = dict(map(option_of, given["consumer-opt"]))
     opts["max_in_flight"] = str(given["max-in-flight"])
     nsqds, lookupds = given["nsqd-tcp-address"], given["lookupd-http-address"]
     connection = ConnectionSettings(nsqds, lookupds, (), opts)
-    topics = tuple(dict.fromkeys(given["topic"]))
-    channel = given["channel"] or ephemeral_channel()
-    service = Tail(
-        topics,
-        channel,
-        connection,
-        options=connection.client_options(**INTERACTIVE),
-        write=runtime.write,
-        encode=lines_printer(runtime, print_topic=given["print-topic"]),
-        limits=RunLimits(given["n"], is_each_topic=True),
-        look=looking_at_newcomers(connection, channel, force=False),
+    return tail(
+        given["topic"],
+        given["channel"],
+        create=True,
+        force=False,
+        limits=StopLimits(count=given["n"], until_empty=False, is_each_topic=True),
+        printer=partial(lines_printer, print_topic=given["print-topic"]),
+        keep=None,
+        connection=connection,
+        runtime=runtime,
     )
-    look_before(topics, channel, connection, runtime, create=True, force=False)
-    with stopping(service.stop) as signals:
-        service.run()
-    return signals.status()
 
 
 def print_stat(given: Given, runtime: Runtime) -> int:

@@ -136,7 +136,7 @@ def pub(
             reader(topic, selection(where, pick), is_jsonl=format is InputFormat.jsonl),
             unsent=run.unsent,
             settled=noted.settle if noted is not None else None,
-            warn=run.warn,
+            warn=run.progress.tell,
             show=lambda: run.progress.show(how_far),
         )
         source = RecordSource(given.paths, delimiter, job.is_over, noted.place if noted else BEGIN)

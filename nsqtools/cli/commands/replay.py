@@ -147,7 +147,7 @@ def replay(
             dry_run=dry_run,
             on_damage=damage,
             unsent=run.unsent,
-            warn=run.warn,
+            warn=run.progress.tell,
             show=lambda: run.progress.show(how_far),
         )
         signals = run.finish(job.run)
@@ -269,7 +269,7 @@ def redrive(
             read=letters.read,
             unsent=run.unsent,
             dry_run=dry_run,
-            warn=run.warn,
+            warn=run.progress.tell,
             show=lambda: run.progress.show(lambda: run.how_far(0, 0, "")),
         )
         source = RecordSource(paths, b"\n", job.is_over)

@@ -146,10 +146,6 @@ class PublishRun(NamedTuple):
     runtime: Runtime
     began_s: float
 
-    def warn(self, line: str) -> None:
-        """Say something in the middle of the run."""
-        self.progress.tell(f"nsq: {line}")
-
     def how_far(self, done: int, total: int, read: str) -> str:
         """The progress line: what is confirmed, and what is read and the time left, if known."""
         confirmed = f"{self.publisher.counts.confirmed:,} confirmed"

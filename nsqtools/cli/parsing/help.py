@@ -76,19 +76,20 @@ def terminal_width(stream: TextIO) -> int:
 
 def root_page() -> HelpPage:
     """The page of ``nsq --help``."""
-    sections = {panel: _rows(commands) for panel, commands in PANELS.items() if panel}
+    sections = {panel: rows_of(commands) for panel, commands in PANELS.items() if panel}
     usage = "nsq COMMAND [OPTIONS]"
     return HelpPage(usage, ROOT_HELP, {**sections, "Options": ROOT_OPTIONS}, ROOT_EXAMPLES)
 
 
 def group_page(path: str, group: Group) -> HelpPage:
     """The page of a group of commands, made from the registry: no command is imported."""
-    sections = {"Commands": _rows(group.commands)}
+    sections = {"Commands": rows_of(group.commands)}
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
 
 
-def _rows(commands: Mapping[str, Command | Group]) -> list[Row]:
-    return [(n, c.help) for n, c in commands.items() if isinstance(c, Group) or not c.hidden]
+def rows_of(commands: Mapping[str, Command | Group]) -> list[Row]:
+    """Each with its help, but for those that are hidden."""
+    return [(name, each.help) for name, each in commands.items() if not each.hidden]
 
 
 def rendered_for_stdout(page: HelpPage) -> str:

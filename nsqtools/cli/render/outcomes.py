@@ -67,7 +67,7 @@ class Progress:
     def tell(self, line: str) -> None:
         """Say something on stderr in the middle of the run."""
         self.clear()
-        self._runtime.tell(line)
+        self._runtime.tell(f"nsq: {line}")
 
     def _write(self, text: str) -> None:
         self._runtime.stderr.write(text)
