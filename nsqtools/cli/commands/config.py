@@ -33,7 +33,6 @@ from nsqtools.cli.options.connection import (
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import (
-    Cell,
     ListingForm,
     write_json,
     write_listing,
@@ -116,7 +115,7 @@ def show(
     if form.is_document:
         write_json(runtime, [row._asdict() for row in rows])
         return
-    cells = [(row.setting, _cell(row.value), *row[2:]) for row in rows]
+    cells = [[" ".join(cell) if isinstance(cell, list) else cell for cell in row] for row in rows]
     write_listing(
         runtime, SettingRow._fields, cells, form, optional=("help", "place", "bounds", "origin")
     )
@@ -229,10 +228,6 @@ def _plain(value: Any) -> str | bool | list[str] | None:
         case float():  # seconds
             return format_duration(value)
     return str(value)
-
-
-def _cell(value: str | bool | list[str] | None) -> Cell:
-    return " ".join(value) if isinstance(value, list) else value
 
 
 def get(option: OptionName, *, listing: Listing) -> int:

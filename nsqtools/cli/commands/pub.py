@@ -12,7 +12,6 @@ from nsqtools.cli.options.params import INPUT, Json, Topic, parse_delimiter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
-    GivenInput,
     InputFormat,
     Publishing,
     parse_defer,
@@ -117,7 +116,13 @@ def pub(
     given = read_input(texts or (), message or (), file or (), repeat, interval)
     noted = None
     if checkpoint is not None:
-        check_checkpoint(given, publishing.unsent_file)
+        if given.texts or "-" in given.paths:
+            raise ConfigurationError("--checkpoint is for files, and standard input is none")
+        if publishing.unsent_file is not None:
+            raise ConfigurationError(
+                "--checkpoint and --unsent-file exclude each other",
+                hint="With a checkpoint, the next run publishes what was not sent.",
+            )
         noted = InputCheckpoint(checkpoint, given.paths)
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
@@ -157,14 +162,3 @@ def pub(
         larger = f"-X publish_max_msg_size={job.largest_rejected}"
         runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))
-
-
-def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
-    """Raise `ConfigurationError` where a checkpoint cannot work."""
-    if given.texts or "-" in given.paths:
-        raise ConfigurationError("--checkpoint is for files, and standard input is none")
-    if unsent_file is not None:
-        raise ConfigurationError(
-            "--checkpoint and --unsent-file exclude each other",
-            hint="With a checkpoint, the next run publishes what was not sent.",
-        )

@@ -159,17 +159,17 @@ def _collect_less() -> None:
 
 def _print(what: Printed, runtime: Runtime) -> int:
     if what is Printed.password:
-        for line in _password_lines(runtime):
-            runtime.stdout.write(line)
-        return ExitStatus.DONE
-    from importlib.resources import files
+        text = _password_lines(runtime)
+    else:
+        from importlib.resources import files
 
-    file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
-    runtime.stdout.write((files("nsqtools.web") / "monitoring" / file).read_text("utf-8"))
+        file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
+        text = (files("nsqtools.web") / "monitoring" / file).read_text("utf-8")
+    runtime.stdout.write(text)
     return ExitStatus.DONE
 
 
-def _password_lines(runtime: Runtime) -> list[str]:
+def _password_lines(runtime: Runtime) -> str:
     """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
     from nsqtools.web.access import hash_password
 
@@ -181,10 +181,10 @@ def _password_lines(runtime: Runtime) -> list[str]:
         lines = [f"{runtime.stdin.readline().strip()}:{getpass.getpass()}"]
     else:
         lines = runtime.stdin.read().splitlines()
-    made = []
+    made = ""
     for line in lines:
         user, colon, password = line.partition(":")
         if not (user.strip() and colon and password):
             raise ConfigurationError("give lines of USER:PASSWORD")
-        made.append(f"{user.strip()}:{hash_password(password)}\n")
+        made += f"{user.strip()}:{hash_password(password)}\n"
     return made

@@ -17,7 +17,7 @@ from nsqtools.cli.registry import PANELS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS
 
 TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TextIO
 
     from typer.core import TyperCommand
@@ -103,11 +103,7 @@ def rendered_for_stdout(page: HelpPage) -> str:
 
 def render(page: HelpPage, *, colour: bool, width: int) -> str:
     """Lay a page out in at most ``width`` columns, and at most 100; it ends with a newline."""
-    width = min(width, WIDEST)
-
-    def paint(style: str, text: str) -> str:
-        return f"{style}{text}{RESET}" if colour else text
-
+    width, paint = min(width, WIDEST), _painting(colour)
     labels = [label for rows in page.sections.values() for label, _ in rows]
     label_width = min(max(map(len, labels), default=0), WIDEST_LABEL)
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", "", *_paragraphs(page.description, width)]
@@ -119,6 +115,10 @@ def render(page: HelpPage, *, colour: bool, width: int) -> str:
         lines += ["", paint(BOLD, "Examples:")]
         lines += _examples(page, width)
     return "\n".join(lines) + "\n"
+
+
+def _painting(colour: bool) -> Callable[[str, str], str]:
+    return lambda style, text: f"{style}{text}{RESET}" if colour else text
 
 
 def _row(label: str, text: str, label_width: int, width: int, painted: str) -> list[str]:
@@ -235,11 +235,7 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
     Options come in the order of the page: as many as fit, first of all the required ones and those
     of the examples, then addresses and those that have a letter. Those in `FOLDED` are a line each.
     """
-    page, width = describe(command, ctx), min(width, BRIEF_WIDTH)
-
-    def paint(style: str, text: str) -> str:
-        return f"{style}{text}{RESET}" if colour else text
-
+    page, width, paint = describe(command, ctx), min(width, BRIEF_WIDTH), _painting(colour)
     used = {word.partition("=")[0] for example in page.examples for word in example.split()}
     ranked: list[tuple[int, int, Row]] = []
     folded: dict[str, Row] = {}

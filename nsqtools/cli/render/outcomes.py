@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, package_logger, status_of_work
+from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work
 from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Progress:
         self._runtime.stderr.flush()
 
     def __enter__(self) -> Progress:
-        self._handlers = package_logger().handlers if self.enabled else []
+        self._handlers = LOGGER.handlers if self.enabled else []
         for handler in self._handlers:
             handler.addFilter(self._make_room)
         return self

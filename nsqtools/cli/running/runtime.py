@@ -444,6 +444,7 @@ def session(
 Session = Annotated[Runtime, From(session)]
 
 
+LOGGER = logging.getLogger("nsqtools")  # above all loggers of this package
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 """By the number of ``-v``."""
 
@@ -452,15 +453,9 @@ def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None
     """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(JsonLines() if json else TextLines())
-    logger = package_logger()
-    logger.handlers = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
-
-
-def package_logger() -> logging.Logger:
-    """The logger above all loggers of this package."""
-    return logging.getLogger("nsqtools")
+    LOGGER.handlers = [handler]
+    LOGGER.setLevel(level)
+    LOGGER.propagate = False
 
 
 class TextLines(logging.Formatter):
