@@ -12,8 +12,9 @@ from nsqtools.cli.options.connection import (
     MaxInFlight,
     Where,
     client_opt,
+    flag_statements,
     given_addresses,
-    settled,
+    opt_statements,
 )
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
@@ -25,6 +26,7 @@ from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     ConnectionSettings,
     check_tls,
+    resolve_options,
     texts_of,
 )
 from nsqtools.errors import ConfigurationError
@@ -142,7 +144,9 @@ def bench_load(
 
     given = given_addresses(context)
     tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
-    publishing, consuming = settled(context, "producer_opt"), settled(context, "consumer_opt")
+    said = list(flag_statements(context))  # once: it warns of a secret that others can read
+    publishing = resolve_options([*said, *opt_statements(context, "producer_opt")])
+    consuming = resolve_options([*said, *opt_statements(context, "consumer_opt")])
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
     common = {
         "nsqd_tcp_addresses": tcp,

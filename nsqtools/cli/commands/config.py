@@ -23,12 +23,12 @@ from nsqtools.cli.options.connection import (
     Where,
     client_opt,
     describe_option,
+    flag_statements,
     given_addresses,
     opt_statements,
     origin_of,
     setting_in_force,
     setting_of,
-    settled,
 )
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
@@ -39,7 +39,7 @@ from nsqtools.cli.render.output import (
 )
 from nsqtools.cli.running.administering import Listing
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
@@ -79,7 +79,9 @@ def in_force(
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
-    holds = {name: settled(context, name) for name in OPTS}
+    said = list(flag_statements(context))
+    opts = {name: list(opt_statements(context, name)) for name in OPTS}
+    holds = {name: resolve_options([*said, *given]) for name, given in opts.items()}
     rows = [_file_row(context), _profile_row(context)]
     rows += [
         _row(context, name, holds["consumer_opt"])
@@ -93,7 +95,7 @@ def in_force(
             value, origin = _plain(setting.value), _word(setting.origin)
             rows.append(SettingRow(_shown(name), value, origin, setting.place))
     for name in OPTS:
-        rows += [_opt_row(name, each, holds[name]) for each in opt_statements(context, name)]
+        rows += [_opt_row(name, each, holds[name]) for each in opts[name]]
     return _explained(context, rows)
 
 
