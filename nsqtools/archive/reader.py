@@ -401,7 +401,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, members).encode(), like=status)
+        replace_file(index_of(path), Index(archive.head, members).encode(), status)
     return count
 
 

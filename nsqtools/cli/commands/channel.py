@@ -36,21 +36,20 @@ def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
         nsq channel list
         nsq channel list clicks --json
     """
-    from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.inventory import take_inventory, with_channels
     from nsqtools.cluster.queue_rows import channel_row
 
     with listing.open(CHANNELS) as opened:
         inventory = take_inventory(opened)
         names = chosen_topics(inventory, topic)
-        registered, failures = registered_channels(opened, inventory.registered, names)
+        inventory = with_channels(opened, inventory, names)
     found: dict[tuple[str, str], list[QueueRow]] = {
-        pair: [] for pairs in registered.values() for pair in pairs
+        (name, channel): [] for name in names for channel in inventory.channels(name)
     }
     for name in names:
         for address, stats in inventory.where(name):
             for channel in stats.channels:
-                row = channel_row(address, name, channel)
-                found.setdefault((name, row.channel), []).append(row)
+                found[name, channel.channel_name].append(channel_row(address, name, channel))
     summed = ("depth", "in_flight", "deferred", "clients")
     rows: list[Sequence[Cell]] = [
         (
@@ -62,7 +61,7 @@ def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
         for pair, queues in sorted(found.items())
     ]
     listing.write(CHANNELS, rows, ("deferred", "nodes", "in_flight"))
-    return tell_left_out((*inventory.failures, *failures), listing.runtime)
+    return tell_left_out(inventory.failures, listing.runtime)
 
 
 def info(topic: OneTopic, channel: OneChannel, *, listing: Listing) -> int:
