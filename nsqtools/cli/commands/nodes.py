@@ -30,7 +30,6 @@ from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import NodeRow
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.drain import Move
     from nsqtools.cluster.inventory import NodeStatus
@@ -124,18 +123,10 @@ def info(*, listing: Listing) -> int:
     return tell_left_out(failures, listing.runtime)
 
 
-def node_document(node: NodeStatus) -> NodeRow:
+def node_document(node: NodeStatus) -> dict[str, Any]:
     """An nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
-    return {
-        "node": node.address,
-        "nsqd": node.tcp_address or None,
-        "hostname": node.hostname,
-        "version": node.version,
-        "topics": node.topics,
-        "tombstoned": list(node.tombstoned),
-        "lookupds": list(node.lookupds),
-        "error": node.error or None,
-    }
+    facts = node._asdict() | {"error": node.error or None}
+    return {"node": facts.pop("address"), "nsqd": facts.pop("tcp_address") or None, **facts}
 
 
 Node = Annotated[
