@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nsqtools import aio
-from nsqtools.client.message import Batch, Message
+from nsqtools.client.message import AnswerKind, Batch, Message
 from nsqtools.client.producer import CommonProducer, Producer
 from nsqtools.client.publication import PendingPublication, call_back
 from nsqtools.errors import PublishError
@@ -73,15 +73,9 @@ class _Recorder:
         self.answers[message_id].append("requeue")
         self.requeues[message_id] = delay_s, backoff
 
-    def requeue_late(self, message_id: bytes) -> None: ...
-
-    def touch(self, message_id: bytes) -> None:
-        self.answers[message_id].append("touch")
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        self.answers[message_id].append("give_up")
-
-    def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
+    def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
+        if kind in ("touch", "give_up"):
+            self.answers[message_id].append(kind)
 
 
 class FakeMessage(Message):

@@ -44,7 +44,7 @@ class Source:
     def requeue(self, message_id: bytes, *_: object) -> bool:
         return self.in_flight.pop(message_id, None) is not None
 
-    def touch(self, message_id: bytes) -> None: ...
+    def answer(self, message_id: bytes, kind: str, command: bytes) -> None: ...
 
 
 class Destination:
