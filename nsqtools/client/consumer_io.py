@@ -117,15 +117,14 @@ class Subscription:
         self._finished += ids
         self._note()
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
         if delay_s is None:
             options = self._user.options
-            delay_s = min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
+            delay_s = options.default_requeue_delay_s * message.attempts
+            delay_s = min(delay_s, options.max_requeue_delay_s)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
-        command = commands.requeue(message_id, delay_ms)
-        self.answer(message_id, "fail" if backoff else "requeue", command)
+        command = commands.requeue(message.id, delay_ms)
+        self.answer(message.id, "fail" if backoff else "requeue", command)
 
     def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
         self._answers.append(QueuedAnswer(message_id, kind, command))

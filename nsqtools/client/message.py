@@ -43,9 +43,7 @@ class Answers(Protocol):
 
     def finish(self, message_id: bytes) -> None: ...
     def finish_many(self, ids: list[bytes]) -> None: ...
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None: ...
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None: ...
     def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None: ...
 
 
@@ -126,7 +124,7 @@ class Message:
             if self.id in self._source.in_flight:  # as a newer delivery
                 self._source.answer(self.id, "late", b"")
             return _NO
-        self._source.requeue(self.id, delay_s, self.attempts, backoff)
+        self._source.requeue(self, delay_s, backoff)
         return _YES
 
     def touch(self) -> Answered:

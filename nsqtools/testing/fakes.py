@@ -67,11 +67,9 @@ class _Recorder:
         for message_id in ids:
             self.finish(message_id)
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
-        self.answers[message_id].append("requeue")
-        self.requeues[message_id] = delay_s, backoff
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
+        self.answers[message.id].append("requeue")
+        self.requeues[message.id] = delay_s, backoff
 
     def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
         if kind in ("touch", "give_up"):
