@@ -182,6 +182,7 @@ class ListedFile:
         self._beginning: bytes | None = None
         self._is_named = name == str(path)
         self._version = ""
+        self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
 
     def _begin(self) -> bool:
         try:
@@ -328,7 +329,7 @@ class Listing:
         self._work_dir = work_dir
         self._topics = topics
         self._folders: dict[Path, Folder] = {}
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[Path, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
@@ -431,21 +432,19 @@ class Listing:
                 files[file.key] = longer
         return files
 
-    def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
+    def _learn(self, file: ListedFile | None, found: _Found) -> ListedFile:
         path = found.path
-        if before is None or not (found.is_settled and before.is_settled):
+        if file is None or not (found.is_settled and file.is_settled):
             stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
-            if before is None or before.stamp != stamp or not before.file.is_current():
+            if file is None or file.stamp != stamp or not file.is_current():
                 name = str(path) if path == found.root else str(path.relative_to(found.root))
                 name = str(owner_of(Path(name))) if is_growing else name
                 file = ListedFile(path, name, self._shown(path, name))
-            else:
-                file = before.file
-            before = _Known(stamp, file, found.is_settled)
-        self._known[path] = before
-        return before.file
+            file.stamp, file.is_settled = stamp, found.is_settled
+        self._known[path] = file
+        return file
 
     def _shown(self, path: Path, name: str) -> str:
         if not is_hidden(path.name, PART):
@@ -461,12 +460,6 @@ class _Found(NamedTuple):
 
     root: Path
     path: Path
-    is_settled: bool
-
-
-class _Known(NamedTuple):
-    stamp: tuple[int, int]
-    file: ListedFile
     is_settled: bool
 
 
@@ -496,28 +489,19 @@ class StoredArchive(ListedFile):
     """A finished file in an object store: its commit record, and more when it is asked for."""
 
     def __init__(
-        self,
-        place: StoredPlace,
-        name: str,
-        entry: Entry,
-        *,
-        is_named: bool,
-        recorded: Recorded | None,
-        index: bytes | None = None,
+        self, at: StoredPlace, name: str, entry: Entry, record: Recorded | None, index: bytes | None
     ) -> None:
-        self.place = place
-        self.entry = entry
-        self.shown = str(place)
-        self.name = name
+        self.place, self.entry, self.recorded = at, entry, record
+        self.shown = str(at)
+        self.name = name or at.name
         self.is_finished = True
-        self.recorded = recorded
-        self._is_named = is_named
+        self._is_named = not name
         self._lines: bytes | None = None
         self._beginning = self._content = None
         self._version = entry.version
-        if recorded is not None:
-            self.has_index, self.head, self.total = True, recorded.head, recorded.total
-            self.first_ts = recorded.total.min_ts
+        if record is not None:
+            self.has_index, self.head, self.total = True, record.head, record.total
+            self.first_ts = record.total.min_ts
             return
         self.has_index = index is not None
         self.head, self._lines = split_head(index or b"")
@@ -638,9 +622,7 @@ class StoredListing:
                 if record is None:
                     is_listed = aside(name, INDEX) in entries
                     index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
-                return StoredArchive(
-                    at, name or at.name, entry, is_named=not name, recorded=record, index=index
-                )
+                return StoredArchive(at, name, entry, record, index)
             except FileNotFoundError:
                 return None
 
