@@ -401,7 +401,7 @@ class TopicStream:
         spool = self._spool
         if spool is None or spool.run != run or not spool.has_begun:
             return  # what the archiver must recognize is not known yet: the next commit removes it
-        files = Listing(lambda: [spool.directory], None).files(lambda damage: None)
+        files = Listing(ReadSettings((str(spool.directory),))).files(lambda damage: None)
         with failing("remove", ""):
             for key, file in files.items():
                 if isinstance(key, Head) and file.is_finished and offset.has_read(key):

@@ -317,17 +317,14 @@ class ListedFile:
 
 
 class Listing:
-    """Lists the archives at some places; ``work_dir`` is where files in progress are besides.
+    """Lists the archives in directories, and the files in progress that are elsewhere.
 
     It remembers the directories and the files that it has seen.
     """
 
-    def __init__(
-        self, roots: Callable[[], list[Path]], work_dir: Path | None, topics: Topics = None
-    ) -> None:
-        self._roots = roots
-        self._work_dir = work_dir
-        self._topics = topics
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+        self._topics = settings.wanted_topics
         self._folders: dict[Path, Folder] = {}
         self._known: dict[Path, ListedFile] = {}
 
@@ -337,8 +334,8 @@ class Listing:
         Raises `NotFoundError` for a place that is not there, `OutputError` for one that cannot be
         read. Directories below that cannot be listed are reported.
         """
-        roots = self._roots()
-        works = [*roots, *([self._work_dir] if self._work_dir else [])]
+        roots = self._settings.roots()
+        works = [*roots, *filter(None, [self._settings.work_dir])]
         before, self._folders = self._folders, {}  # those that are gone are forgotten
         for root in works:
             if not root.exists():
@@ -449,8 +446,8 @@ class Listing:
     def _shown(self, path: Path, name: str) -> str:
         if not is_hidden(path.name, PART):
             return str(path)
-        roots = [root for root in self._roots() if root.is_dir()]
-        if self._work_dir is not None and path.is_relative_to(self._work_dir) and len(roots) == 1:
+        roots, work_dir = list(filter(Path.is_dir, self._settings.roots())), self._settings.work_dir
+        if work_dir is not None and path.is_relative_to(work_dir) and len(roots) == 1:
             return str(roots[0] / name)
         return str(owner_of(path))
 
@@ -545,12 +542,10 @@ class StoredListing:
     What its record says is out of a range is not kept: there may be a million files.
     """
 
-    def __init__(
-        self, places: Iterable[StoredPlace], topics: Topics = None, within: TimeRange = EVER
-    ) -> None:
+    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
         self._within = within
-        self._places = list(places)
-        self._topics = topics
+        self._places = settings.stored()
+        self._topics = settings.wanted_topics
         self._known: dict[StoredPlace, StoredArchive] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -679,11 +674,7 @@ class ArchiveListing:
     """
 
     def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
-        topics = settings.wanted_topics
-        self._listings = (
-            Listing(settings.roots, settings.work_dir, topics),
-            StoredListing(settings.stored(), topics, within),
-        )
+        self._listings = Listing(settings), StoredListing(settings, within)
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         found: dict[Key, ListedFile] = {}

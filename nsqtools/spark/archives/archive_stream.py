@@ -199,12 +199,8 @@ class ArchiveStream:
 
     def unread(self, start: Offset) -> tuple[int, int]:
         """Return how many messages and bytes follow an offset."""
-
-        def count() -> tuple[int, int]:
-            amounts = self._amounts(start, self._files())
-            return sum(rows for rows, _, _ in amounts), sum(size for _, size, _ in amounts)
-
-        return planned_again(count)
+        rows, size, _ = planned_again(lambda: self._amount(start, self._files()))
+        return rows, size
 
     def lag(self) -> dict[str, int] | None:
         """Return how much of what the last look found follows the offset it gave; None if unknown.
@@ -215,21 +211,17 @@ class ArchiveStream:
         if self._reached is None:
             return None
         try:
-            amounts = self._amounts(self._reached, self._listed)
+            rows, size, oldest_ns = self._amount(self._reached, self._listed)
         except OSError:  # a file is moving
             return None
-        oldest_ns = min((time for _, _, time in amounts if time), default=0)
-        return {
-            "rows_behind": sum(rows for rows, _, _ in amounts),
-            "bytes_behind": sum(size for _, size, _ in amounts),
-            "seconds_behind": max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0,
-        }
+        seconds = max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0
+        return {"rows_behind": rows, "bytes_behind": size, "seconds_behind": seconds}
 
-    def _amounts(
-        self, start: Offset, files: Mapping[Key, ListedFile]
-    ) -> list[tuple[int, int, int]]:
-        """Return messages, bytes and the time of the oldest of each file that is not read."""
-        return [each.file.amount(each.begin, each.end) for each in self._unread(start, files)]
+    def _amount(self, start: Offset, files: Mapping[Key, ListedFile]) -> tuple[int, int, int]:
+        """Return messages and bytes that are not read, and about the time of the oldest, or 0."""
+        found = [each.file.amount(each.begin, each.end) for each in self._unread(start, files)]
+        oldest_ns = min((moment for _, _, moment in found if moment), default=0)
+        return sum(rows for rows, _, _ in found), sum(size for _, size, _ in found), oldest_ns
 
     def has_only_younger(self, timestamp_ns: int) -> bool:
         """Whether each writer's last member has only messages published since a time."""

@@ -154,9 +154,11 @@ class Offset:
             writers[head.writer]["under_way"][str(head.number)] = self.under_way[head]
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
         if self.files:
-            files = {name: self.files[name] for name in sorted(self.files)}
-            if len(files) > FEW_FILES:
-                document["version"], document["packed_files"] = PACKED_VERSION, _pack(files)
+            files = dict(sorted(self.files.items()))
+            if len(files) > FEW_FILES:  # Spark writes them down with each batch
+                packed = zlib.compress(json.dumps(files).encode(), 6)
+                document["version"] = PACKED_VERSION
+                document["packed_files"] = b64encode(packed).decode()
             else:
                 document["files"] = files
         if self.within != EVER:
@@ -166,11 +168,6 @@ class Offset:
         if self.began is not None:
             document["began"] = self.began.encode()
         return document
-
-
-def _pack(files: Mapping[str, int]) -> str:
-    """Pack names and sizes: Spark writes them down with each batch."""
-    return b64encode(zlib.compress(json.dumps(files).encode(), 6)).decode()
 
 
 def _files(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,9 +264,8 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
     end = Offset(start.read, under_way, names).with_read(read)
     if (end.read, end.under_way, end.files) == (start.read, start.under_way, start.files):
         return start
-    end = replace(end, within=start.within)
     began = start if start.is_start and (start.read or start.under_way or start.files) else None
-    return replace(end, unread=frozenset(unread), began=began)
+    return replace(end, within=start.within, unread=frozenset(unread), began=began)
 
 
 def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:

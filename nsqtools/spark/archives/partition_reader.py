@@ -82,7 +82,7 @@ def _find(wanted: Range, settings: ReadSettings) -> Path | None:
     path = Path(wanted.path)
     if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
         return owner_of(path)
-    files = Listing(settings.roots, settings.work_dir).files(lambda damage: None)
+    files = Listing(settings).files(lambda damage: None)
     return files[wanted.key].path if wanted.key in files else None
 
 
@@ -252,8 +252,10 @@ class _Reader:
     def _tell(self) -> None:
         """Tell what was noted, each member's by itself: its name is the same each time."""
         noted, self._found = self._found, {}
+        key = self._range.key
+        identity = " ".join(map(str, key)) if isinstance(key, Head) else key
         for pos, found in noted.items():
-            report_damage(self._settings.damage_path, f"{self._range.identity} {pos}", found)
+            report_damage(self._settings.damage_path, f"{identity} {pos}", found)
 
     def _read(self, held: list[TextPiece]) -> Iterator[pyarrow.RecordBatch]:
         if not held:

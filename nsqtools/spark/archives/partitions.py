@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
-from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
+from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -54,11 +54,6 @@ class Range(NamedTuple):
     def members(self) -> list[Member]:
         """The members in it; none when no index names them."""
         return decode_index(self.lines, self.begin)
-
-    @property
-    def identity(self) -> str:
-        """The file's name in reports, the same however often it is read."""
-        return " ".join(map(str, self.key)) if isinstance(self.key, Head) else self.key
 
 
 ReadPartition = tuple[Range, ...]
