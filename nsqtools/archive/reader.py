@@ -382,7 +382,8 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     path = archive.path
     beside = copy_of(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
-        archive = max(archive, replace(archive, members=None), key=partial(_readable_in, delimiter))
+        both = archive, replace(archive, members=None)
+        archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
     with failing("repair", path):
         with open_to_read(path) as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
@@ -400,7 +401,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, members).encode(), like=status)
+        replace_file(index_of(path), Index(archive.head, members).encode(), status)
     return count
 
 
@@ -411,11 +412,6 @@ def _keep(path: Path) -> None:
         with suppress(FileExistsError):
             place(path, path.with_name(name))
             return
-
-
-def _readable_in(delimiter: bytes, archive: ArchiveFile) -> int:
-    """How many lines of a file can be read."""
-    return sum(text.count(delimiter) for text in _readable(archive, delimiter))
 
 
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import collections
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, MutableSet, Set
@@ -38,7 +39,7 @@ from nsqtools.client.giving_up import Attempts, GivingUp
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Answers, Batch, give_back, most_attempts
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.rdy import ReadyControl
 
 EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
 TICKS = 8  # in msg_timeout, to look for what has expired
@@ -102,21 +103,16 @@ class Backlog:
 
     # -- taking (handler threads) ---------------------------------------------------------------
 
-    def get(self, timeout_s: float | None = None, *, most: int | None = None) -> object:
-        """Return the next `Batch`, of at most ``most`` messages, or the next other entry.
-
-        None when ``timeout_s`` passed first.
-        """
-        taken = self.get_some(timeout_s, most, several=False)
+    def get(self, timeout_s: float | None = None) -> object:
+        """Return the next `Batch` or other entry; None when ``timeout_s`` passed first."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        taken = self.get_some(until, several=False)
         return taken[0] if isinstance(taken, list) else taken
 
-    def get_some(
-        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = True
-    ) -> object:
+    def get_some(self, until: float, most: int = sys.maxsize, *, several: bool = True) -> object:
         """Like `get`, but return a list: of a batch, or of ``several`` of one consumer, ``most``
         messages together."""
         thread = threading.get_ident()
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._asking.add(thread)
@@ -140,7 +136,7 @@ class Backlog:
             else:
                 return entry.batches
 
-    def _take(self, most: int | None, *, several: bool) -> tuple[object, bool]:
+    def _take(self, most: int, *, several: bool) -> tuple[object, bool]:
         """Take the next entry, or a part of it, and whether its consumer is current."""
         with self._lock:
             self._drop_withdrawn()
@@ -157,10 +153,10 @@ class Backlog:
                 return self._entries.popleft(), True
             return Arrival(entry.owner, self._take_batches(entry, most, several=several)), True
 
-    def _take_batches(self, entry: Arrival, most: int | None, *, several: bool) -> list[Batch]:
+    def _take_batches(self, entry: Arrival, room: int, *, several: bool) -> list[Batch]:
         """Take a batch of an entry, or what fits of it and of those of the same owner after it."""
         taken: list[Batch] = []
-        owner, room = entry.owner, most
+        owner = entry.owner
         while True:
             room = _move(entry.batches, taken, room, several=several)
             if entry.batches:
@@ -221,14 +217,14 @@ class Backlog:
         return dropped
 
 
-def _move(source: list[Batch], to: list[Batch], room: int | None, *, several: bool) -> int | None:
+def _move(source: list[Batch], to: list[Batch], room: int, *, several: bool) -> int:
     """Move the first batch, or ``several``, of at most ``room`` messages: return what is left.
 
     Only the first of what is taken is divided.
     """
     count = 0
     for batch in source:
-        if room is not None and len(batch) > room:
+        if len(batch) > room:
             if not to:
                 to.append(Batch(batch.source, batch[:room]))
                 del batch[:room]
@@ -236,11 +232,9 @@ def _move(source: list[Batch], to: list[Batch], room: int | None, *, several: bo
             break
         to.append(batch)
         count += 1
+        room -= len(batch)
         if not several:
-            room = 0
             break
-        if room is not None:
-            room -= len(batch)
     del source[:count]
     return room
 
@@ -272,17 +266,17 @@ class ConsumerStats:
 
 
 class Delivery:
-    """``on_limit`` gets the number of messages that may be in flight when it has changed;
-    ``in_flight`` tells how many are."""
+    """``on_limit`` gets the number of messages that may be in flight when it has changed; ``rdy``
+    knows how many are."""
 
     def __init__(
         self,
         loop: LoopMember,
         backlog: Backlog,
-        options: ClientOptions,
         giving_up: GivingUp,
+        limit: InFlightLimit,
+        rdy: ReadyControl[Any],
         on_limit: Callable[[int], None],
-        in_flight: Callable[[], int],
     ) -> None:
         self.stats = ConsumerStats()
         self.give_up = giving_up.messages
@@ -294,12 +288,11 @@ class Delivery:
         self._backlog = backlog
         self._max_attempts = giving_up.max_attempts
         self._on_limit = on_limit
-        self._in_flight = in_flight
+        self._rdy = rdy
         self._attempts = Attempts(giving_up.max_attempts, keeps=giving_up.keeps)
         self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
         self._apart_since: float | None = None
-        self.in_flight_limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
-        self._max_bytes = options.max_in_flight_bytes or math.inf
+        self.in_flight_limit = limit
         self._sources: dict[Answers, None] = {}
         self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
         self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
@@ -334,7 +327,8 @@ class Delivery:
         """Count the bytes in flight: not for each message, whose answers do not tell its size."""
         sizes = [len(m.body) for source in self._sources for m in list(source.in_flight.values())]
         size, count = sum(sizes), len(sizes)
-        self._weigh_at = max(self._max_bytes / 16, self._max_bytes / 2 - size)
+        most = self.in_flight_limit.maximum_bytes
+        self._weigh_at = max(most / 16, most / 2 - size)
         if not count:
             size, count = self._arrived_bytes, self._arrived_count
         self._arrived_bytes = self._arrived_count = 0
@@ -385,7 +379,7 @@ class Delivery:
         self._suspects = [each for each in self._suspects if each.batches]  # not withdrawn
         if self._loop.now() - self._apart_since > APART_SHARE * self.in_flight_limit.msg_timeout_s:
             self.end_suspicion()
-        elif self._in_flight() <= len(self._suspects):
+        elif self._rdy.in_flight <= len(self._suspects):
             if self._suspects:
                 self._suspects.sort(key=_turn, reverse=True)
                 self._backlog.put(self._suspects.pop())
@@ -451,16 +445,16 @@ class Delivery:
 
     def timed_out(self) -> None:
         """Messages timed out in the hands of handlers."""
-        self.in_flight_limit.timed_out(self._in_flight(), self._loop.now())
+        self.in_flight_limit.timed_out(self._rdy.in_flight, self._loop.now())
         self._apply_limit()
 
     def passed(self, now: float) -> None:
         """What is in flight is about to change."""
-        self.in_flight_limit.passed(now, self._in_flight())
+        self.in_flight_limit.passed(now, self._rdy.in_flight)
 
     def adapt(self) -> None:
         """Fit the limit to the answers."""
-        self.in_flight_limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
+        self.in_flight_limit.adapt(self._rdy.in_flight, self._ages_s, waits=bool(self.waiting))
         self._hand_out_suspects()
         self._apply_limit()
 
@@ -497,7 +491,7 @@ class Delivery:
         self._return_expired()
         if self.in_flight_limit.is_by_bytes:
             self._weigh()  # smaller ones may follow
-        now, in_flight = self._loop.now(), self._in_flight()
+        now, in_flight = self._loop.now(), self._rdy.in_flight
         if in_flight:
             self._busy_at = now
         is_idle = now - self._busy_at > IDLE_S

@@ -31,14 +31,17 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from nsqtools.client.connection import Connection, client_tls, longest_try_s, open_connection
+from nsqtools.client.connection import Connection, longest_try_s, open_connection
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
 from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
+
+Result = Connection | NsqError
 
 DISCOVERED_BASE_S = 1.0
 QUICK_S = 0.1
@@ -92,26 +95,21 @@ class KnownNsqd:
         self,
         direct: Iterable[Address],
         now: float,
-        *,
-        base_s: float = 8.0,
-        maximum_s: float = 120.0,
-        discovered_maximum_s: float = 60.0,
-        max_discovered: int = 1000,
+        options: ClientOptions,
         rng: random.Random | None = None,
     ) -> None:
+        self._options = options
         self._rng = rng or random.Random()
-        self._discovered_maximum_s = discovered_maximum_s
-        self._max_discovered = max_discovered
+        limits_s = options.reconnect_base_s, options.reconnect_max_s
         self._nsqds = {
-            address: _Nsqd(RetryDelays(base_s, maximum_s, rng=self._rng), True, now)
-            for address in direct
+            address: _Nsqd(RetryDelays(*limits_s, rng=self._rng), True, now) for address in direct
         }
 
     def listed(self, addresses: Iterable[Address], now: float) -> int:
         """A lookup round found these nsqd. A connected one that is missing stays connected.
 
         One that is missing and not connected is forgotten once its delay is over. Of more than
-        ``max_discovered`` those that are busy stay and the others are drawn again, so that none
+        max_discovered_nsqd those that are busy stay and the others are drawn again, so that none
         keeps an nsqd out by announcing many. Return how many are left out.
         """
         listed = set(addresses)
@@ -124,7 +122,8 @@ class KnownNsqd:
             if address in self._nsqds:
                 self._nsqds[address].is_listed = True
             else:
-                delays = RetryDelays(DISCOVERED_BASE_S, self._discovered_maximum_s, rng=self._rng)
+                longest_s = self._options.lookupd_poll_interval_s
+                delays = RetryDelays(DISCOVERED_BASE_S, longest_s, rng=self._rng)
                 self._nsqds[address] = _Nsqd(delays, False, now)
         return left_out
 
@@ -132,7 +131,7 @@ class KnownNsqd:
         kept = {a for a, nsqd in self._nsqds.items() if nsqd.is_direct or nsqd.is_busy}
         discovered = sum(not self._nsqds[address].is_direct for address in kept)
         idle = sorted(listed - kept)
-        room = max(0, self._max_discovered - discovered)
+        room = max(0, self._options.max_discovered_nsqd - discovered)
         if len(idle) <= room:
             return 0
         for address in self._rng.sample(idle, len(idle) - room):
@@ -198,7 +197,7 @@ class Dialer:
         addresses: Iterable[Address],
         options: ClientOptions,
         subscribe: bytes,
-        done: Callable[[Address, Connection | NsqError], None],
+        done: Callable[[Address, Result], None],
     ) -> None:
         self._loop = loop
         self._options = options
@@ -208,14 +207,7 @@ class Dialer:
         self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
         self._is_stopped = False
-        self._known = KnownNsqd(
-            addresses,
-            loop.now(),
-            base_s=options.reconnect_base_s,
-            maximum_s=options.reconnect_max_s,
-            discovered_maximum_s=options.lookupd_poll_interval_s,
-            max_discovered=options.max_discovered_nsqd,
-        )
+        self._known = KnownNsqd(addresses, loop.now(), options)
 
     def begin(self) -> None:
         """Connect to what is due, and come back when the next address is."""
@@ -224,7 +216,7 @@ class Dialer:
         now = self._loop.now()
         for address in self._known.take_due(now):
             if self._known[address].is_looked_for:
-                self._open(address, None, self._looked)
+                self._open(address, b"", self._looked)
             else:
                 self.connecting += 1
                 self._open(address, self._subscribe, self._connected)
@@ -232,31 +224,24 @@ class Dialer:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
 
     def _open(
-        self,
-        address: Address,
-        subscribe: bytes | None,
-        use: Callable[[Address, Connection | NsqError], None],
+        self, address: Address, subscribe: bytes, use: Callable[[Address, Result], None]
     ) -> None:
-        def done(result: Connection | NsqError) -> None:  # on the connecting thread
-            self._loop.call_soon(lambda: use(address, result))
+        is_announced = not self._known[address].is_direct
 
-        open_in_background(
-            address,
-            self._options,
-            subscribe,
-            done,
-            is_announced=not self._known[address].is_direct,
-            look=self.look if subscribe is not None else None,
-        )
+        def connect() -> Connection:
+            if subscribe and self.look is not None:
+                self.look(address)
+            return open_connection(address, self._options, subscribe, is_announced=is_announced)
+
+        done = partial(use, address)
+        connect_in_background(self._loop, address, self._options, connect, done)
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
         warn_of_left_out(self._known.listed(addresses, self._loop.now()), self._options)
         self.begin()
 
-    def ended(
-        self, address: Address, error: NsqError, *, was_proven: bool, quietly: bool = False
-    ) -> bool:
+    def ended(self, address: Address, error: NsqError, *, was_proven: bool, quietly: bool) -> bool:
         """A try or connection has ended; it is retried in time, or when a lookup lists it.
 
         Return whether it depends on a lookup.
@@ -276,14 +261,14 @@ class Dialer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _connected(self, address: Address, result: Connection | NsqError) -> None:
+    def _connected(self, address: Address, result: Result) -> None:
         self.connecting -= 1
         if not self._is_stopped:
             self._done(address, result)
         elif isinstance(result, Connection):
             result.close()
 
-    def _looked(self, address: Address, result: Connection | NsqError) -> None:
+    def _looked(self, address: Address, result: Result) -> None:
         is_away = isinstance(result, ConnectionFailed) and not isinstance(result, DeadlineExceeded)
         delay_s = self._known.failed(address, self._loop.now(), is_away=is_away)
         if isinstance(result, Connection):
@@ -375,16 +360,14 @@ class Background:
         return None
 
     def _may_run(self, peer: Hashable) -> bool:
-        has_answered = self._has_answered.get(peer)
-        if has_answered is False and self._doubtful() >= max(1, self._max_threads // 2):
-            return False
+        known = self._has_answered
+        if known.get(peer) is False:
+            doubtful = sum(n for each, n in self._running.items() if known.get(each) is False)
+            if doubtful >= max(1, self._max_threads // 2):
+                return False
         # one that answered may be gone by now: it does not get all of them
         most_proven = max(1, self._max_threads - 2)
-        return self._running[peer] < (most_proven if has_answered else MAX_UNPROVEN)
-
-    def _doubtful(self) -> int:
-        known = self._has_answered
-        return sum(count for peer, count in self._running.items() if known.get(peer) is False)
+        return self._running[peer] < (most_proven if known.get(peer) else MAX_UNPROVEN)
 
     def _note(self, peer: Hashable, has_answered: bool) -> None:
         with self._changed:
@@ -405,45 +388,38 @@ run_in_background = _shared.run
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
-def open_in_background(
+def connect_in_background(
+    loop: LoopMember,
     address: Address,
     options: ClientOptions,
-    subscribe: bytes | None,
-    done: Callable[[Connection | NsqError], None],
-    *,
-    is_announced: bool = False,
-    look: Callable[[Address], None] | None = None,
+    connect: Callable[[], Connection],
+    done: Callable[[Result], None],
 ) -> None:
-    """Do `open_connection` on another thread, which calls ``done`` with the outcome.
-
-    What ``look`` raises, an `NsqError`, keeps it from connecting. Certificates and secret are those
-    that their files hold now. Where no thread can be started ``done`` is called at once.
+    """Connect to an address on another thread; ``done`` gets the outcome on the I/O thread.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
 
-    def connect(is_first: bool = True) -> bool:
-        result: Connection | NsqError
+    def work(is_first: bool = True) -> bool:
+        result: Result
         too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
         try:
-            if look is not None:
-                look(address)
-            tls = client_tls(options).get() if options.tls_v1 else None
-            result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
+            result = connect()
         except DeadlineExceeded as exc:
             if is_first and time.monotonic() > too_late:
-                return connect(is_first=False)
+                return work(is_first=False)
             result = exc
         except NsqError as exc:
             result = exc
         except Exception as exc:  # a defect must not leave the address connecting for ever
             log.exception("connecting to %s failed", address)
             result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
-        done(result)
+        loop.call_soon(lambda: done(result))
         return isinstance(result, Connection)
 
     try:
-        run_in_background(address, connect, options.connect_threads)
+        run_in_background(address, work, options.connect_threads)
     except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
-        done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
+        failed = ConnectionFailed(f"cannot connect to {address} ({exc})")
+        loop.call_soon(lambda: done(failed))

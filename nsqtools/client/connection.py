@@ -94,33 +94,27 @@ class ConnectionUser(Protocol):
 class Connection:
     """A connection on which negotiation is done. ``reply`` is what nsqd granted."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        reply: IdentifyReply,
-        codec: StreamCodec | None,
-        received: FrameBuffer,
-        options: ClientOptions,
-    ) -> None:
-        self.address = stream.address
-        self.nsqd = str(stream.address)
+    def __init__(self, handshake: _Handshake, reply: IdentifyReply) -> None:
+        self.address = handshake.stream.address
+        self.nsqd = str(self.address)
         self.reply = reply
         self.is_open = True
         self.has_received = False  # a message or a heartbeat
-        self._stream = stream
-        self._codec = codec
-        self._frames = received
-        self._options = options
+        self._stream = handshake.stream
+        self._codec = handshake.codec
+        self._frames = handshake.frames
+        self._options = handshake.options
         self._pending: list[bytes] = []
         self._committed = b""
         self._offset = 0
-        self._loop: LoopMember | None = None
+        self._is_attached = False
         self._watches_writes = False
         self._is_shut_down = False
         self._is_inflating = False  # a call is due that expands more of what was read
 
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
+        self._is_attached = True
         self._loop = loop
         self._user = user
         self._buffer = loop.buffer
@@ -163,7 +157,6 @@ class Connection:
             self._user.on_response(data)
 
     def _read(self) -> tuple[list[Any], list[tuple[int, bytes]]]:
-        assert self._loop is not None
         codec = self._codec
         try:
             has_more = codec is not None and codec.has_more
@@ -187,13 +180,13 @@ class Connection:
 
     def write(self, command: bytes) -> None:
         """Queue a command; it is sent at the end of the loop's turn."""
-        if not self._pending and self._loop is not None:
+        if not self._pending:
             self._loop.flush_soon(self)
         self._pending.append(command)
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it. The loop calls this."""
-        if not self.is_open or self._is_shut_down or self._loop is None:
+        if not self.is_open or self._is_shut_down:
             return
         try:
             is_done = self._send()
@@ -207,7 +200,6 @@ class Connection:
 
     def _send(self) -> bool:
         """Send; return whether everything is sent."""
-        assert self._loop is not None
         pending = self._pending
         if len(pending) == 1 and not self._committed and self._codec is None:
             data = pending.pop()  # as usual with many connections
@@ -261,13 +253,11 @@ class Connection:
         Being accepted does not: an nsqd that accepts and dies at once must not reset the delays
         between tries.
         """
-        if self.has_received or self._loop is None:
-            return self.has_received
-        return self._loop.now() - self._opened_at > PROVEN_AFTER_S
+        return self.has_received or self._loop.now() - self._opened_at > PROVEN_AFTER_S
 
     def check_liveness(self) -> None:
         """Give the connection up when nsqd is silent or takes no bytes for too long."""
-        if not self.is_open or self._loop is None:
+        if not self.is_open:
             return
         now, options = self._loop.now(), self._options
         limit_s = silence_limit_s(options)
@@ -287,7 +277,7 @@ class Connection:
         """Close the socket without a report. May be called again."""
         if self.is_open:
             self.is_open = False
-            if self._loop is not None:
+            if self._is_attached:
                 self._loop.unregister(self)
             self._stream.close()
 
@@ -363,19 +353,16 @@ def http_access(
 
 
 def open_connection(
-    address: Address,
-    options: ClientOptions,
-    tls: ssl.SSLContext | None,
-    subscribe: bytes | None = None,
-    *,
-    is_announced: bool = False,
+    address: Address, options: ClientOptions, subscribe: bytes = b"", *, is_announced: bool = False
 ) -> Connection:
     """Connect, negotiate and, for a consumer, subscribe.
 
-    ``is_announced``: nsqlookupd named the address, the user did not.
+    ``is_announced``: nsqlookupd named the address, the user did not. Certificates and secret are
+    those that their files hold now.
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
     address; the socket is closed then.
     """
+    tls = client_tls(options).get() if options.tls_v1 else None
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     try:
         deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
@@ -448,70 +435,69 @@ class _Handshake:
         self, stream: Stream, options: ClientOptions, deadline: Deadline, *, is_announced: bool
     ) -> None:
         self._is_announced = is_announced
-        self._stream = stream
-        self._options = options
+        self.stream = stream
+        self.options = options
         self._deadline = deadline
-        self._codec: StreamCodec | None = None
+        self.codec: StreamCodec | None = None
         limit = options.max_msg_size
-        self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
-        self._max_inflated = options.max_inflated_read
+        self.frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
 
-    def run(self, tls: ssl.SSLContext | None, subscribe: bytes | None) -> Connection:
-        self._send(commands.MAGIC_V2 + commands.identify(identify_body(self._options)))
+    def run(self, tls: ssl.SSLContext | None, subscribe: bytes) -> Connection:
+        self._send(commands.MAGIC_V2 + commands.identify(identify_body(self.options)))
         reply = decode_identify_reply(self._answer())
-        self._upgrade_to_tls(tls, reply)
+        if tls is not None:
+            self._upgrade_to_tls(tls, reply)
         self._start_compression(reply)
         if reply.auth_required:
             self._authenticate()
-        if subscribe is not None:
+        if subscribe:
             self._send(subscribe)
             self._expect_ok("SUB")
-        return Connection(self._stream, reply, self._codec, self._frames, self._options)
+        return Connection(self, reply)
 
-    def _upgrade_to_tls(self, tls: ssl.SSLContext | None, reply: IdentifyReply) -> None:
-        if tls is None:
-            return
+    def _upgrade_to_tls(self, tls: ssl.SSLContext, reply: IdentifyReply) -> None:
         if not reply.tls_v1:
             raise TLSError(
-                f"{self._stream.address} does not offer TLS",
+                f"{self.stream.address} does not offer TLS",
                 hint="Start nsqd with --tls-cert and --tls-key. No secret was sent.",
             )
-        if len(self._frames):
+        if len(self.frames):
             raise ProtocolError("clear text after the TLS agreement")
-        self._stream.start_tls(tls, self._deadline)
+        self.stream.start_tls(tls, self._deadline)
         self._expect_ok("the TLS handshake")
 
     def _start_compression(self, reply: IdentifyReply) -> None:
         for codec in ("snappy", "deflate"):
-            if getattr(reply, codec) and not getattr(self._options, codec):
+            if getattr(reply, codec) and not getattr(self.options, codec):
                 raise ProtocolError(f"nsqd compresses with {codec}, which was not asked for")
         if reply.snappy:
-            self._codec = SnappyCodec()
+            self.codec = SnappyCodec()
         elif reply.deflate:
-            self._codec = DeflateCodec(reply.deflate_level)
+            self.codec = DeflateCodec(reply.deflate_level)
         else:
             return
-        self._frames.feed(self._codec.decompress(self._frames.take_surplus(), self._max_inflated))
+        surplus, limit = self.frames.take_surplus(), self.options.max_inflated_read
+        self.frames.feed(self.codec.decompress(surplus, limit))
         self._expect_ok("the start of compression")
 
     def _authenticate(self) -> None:
-        secret = current_secret(self._options)
+        secret = current_secret(self.options)
         if not secret:
             raise RefusedError(
-                f"{self._stream.address} requires authentication",
+                f"{self.stream.address} requires authentication",
                 hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
             )
-        if not self._options.tls_v1:
+        if not self.options.tls_v1:
             self._expose_secret()
         self._send(commands.auth(secret.encode()))
         # nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs
-        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self._options.read_timeout_s))
+        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self.options.read_timeout_s))
         self._answer()  # the identity, as JSON; a refusal raises
 
     def _expose_secret(self) -> None:
         """Refuse to send the secret without TLS, or say that it is done."""
-        address = self._stream.address
-        if self._options.auth_requires_tls:
+        address = self.stream.address
+        if self.options.auth_requires_tls:
             raise RefusedError(
                 f"{address} would get the auth secret in plain text",
                 hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
@@ -525,13 +511,13 @@ class _Handshake:
             )
 
     def _send(self, data: bytes) -> None:
-        encoded = self._codec.compress(data) if self._codec else data
-        self._stream.send_all(encoded, self._deadline)
+        encoded = self.codec.compress(data) if self.codec else data
+        self.stream.send_all(encoded, self._deadline)
 
     def _receive(self) -> bytes:
-        codec = self._codec
-        data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
-        return codec.decompress(data, self._max_inflated) if codec else data
+        codec = self.codec
+        data = b"" if codec and codec.has_more else self.stream.receive(self._deadline)
+        return codec.decompress(data, self.options.max_inflated_read) if codec else data
 
     def _expect_ok(self, after: str) -> None:
         answer = self._answer()
@@ -541,11 +527,11 @@ class _Handshake:
     def _answer(self) -> bytes:
         """Wait for the next response other than a heartbeat."""
         while True:
-            while (frame := self._frames.next_frame()) is None:
-                self._frames.feed(self._receive())
+            while (frame := self.frames.next_frame()) is None:
+                self.frames.feed(self._receive())
             frame_type, body = frame
             if frame_type == frames.ERROR:
-                raise frames.decode_error(body, str(self._stream.address))
+                raise frames.decode_error(body, str(self.stream.address))
             if frame_type == frames.MESSAGE:
                 raise ProtocolError("a message before SUB")
             if body != HEARTBEAT:

@@ -21,6 +21,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -120,15 +121,16 @@ class CommonConsumer:
         tls_context(self.options)  # raises for files that cannot be used
         self.backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
+        discoveries = {
+            each: Discovery(urls, each, self.options, address_map, looked_up=_looked_up)
+            for each in self.topics
+            if urls
+        }
         self._io = ConsumerIO(
-            {
-                each: Discovery(urls, each, self.options, address_map, looked_up=_looked_up)
-                if urls
-                else None
-                for each in self.topics
-            },
+            self.topics,
+            discoveries,
             channel,
-            [parse_address(address) for address in nsqd_tcp_addresses],
+            list(map(parse_address, nsqd_tcp_addresses)),
             self.options,
             backlog=self.backlog,
             giving_up=self._giving_up,
@@ -225,16 +227,15 @@ class CommonConsumer:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(
-        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
+        self, timeout_s: float | None = None, most: int = sys.maxsize, *, several: bool = False
     ) -> list[Batch] | None:
         """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
         if not self._io.waiting:  # a thread that asks for more has answered: send it
             self._io.loop.wake()
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            entry = self.backlog.get_some(left_s, most, several=several)
+            entry = self.backlog.get_some(until, most, several=several)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):

@@ -37,6 +37,7 @@ from nsqtools.client.connecting import Dialer
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp
+from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
@@ -126,7 +127,8 @@ class Subscription:
         self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
     ) -> None:
         if delay_s is None:
-            delay_s = self._user.requeue_delay_s(attempts)
+            options = self._user.options
+            delay_s = min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         command = commands.requeue(message_id, delay_ms)
         self._queue(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
@@ -316,8 +318,9 @@ class Stopping:
 class ConsumerIO:
     """Owns all connections of one consumer: to each nsqd that has one of the ``topics``.
 
-    A connection serves one topic, so each topic has a `Dialer` of its own, and what finds its nsqd
-    where that is looked up. RDY, backoff and a stop are those of all connections together.
+    A connection serves one topic, so each topic has a `Dialer` of its own, and one of the
+    ``discoveries`` where its nsqd are looked up. RDY, backoff and a stop are those of all
+    connections together.
 
     Messages go to the ``backlog``; ``giving_up`` gets those that were tried too often, on a
     handler's thread. These are called on the I/O thread and must not block: ``on_stopped`` when
@@ -326,7 +329,8 @@ class ConsumerIO:
 
     def __init__(
         self,
-        topics: Mapping[str, Discovery | None],
+        topics: Sequence[str],
+        discoveries: Mapping[str, Discovery],
         channel: str,
         addresses: Sequence[Address],
         options: ClientOptions,
@@ -348,14 +352,11 @@ class ConsumerIO:
         self._has_received = False  # in this turn
         self._collected_at = 0.0
         self._is_gathering = False
-        self._options = options
+        self.options = options
+        limit = InFlightLimit(options)
+        self.rdy: ReadyControl[Subscription] = ReadyControl(limit.current, options)
         self.delivery = Delivery(
-            self.loop,
-            backlog,
-            options,
-            giving_up,
-            self._limit_changed,
-            in_flight=lambda: self.rdy.in_flight,
+            self.loop, backlog, giving_up, limit, self.rdy, self._limit_changed
         )
         self.waiting = self.delivery.waiting
         # Quick FINs of all subscriptions gather until then, or the last of what is ``waiting``
@@ -366,8 +367,8 @@ class ConsumerIO:
         self.stats = self.delivery.stats
         self._on_stopped = on_stopped
         self._on_error = on_error
-        self._discoveries = {name: each for name, each in topics.items() if each is not None}
-        self._expected = set(self._discoveries)  # topics whose first lookup has not ended
+        self._discoveries = discoveries  # by topic
+        self._expected = set(discoveries)  # topics whose first lookup has not ended
         self._is_quiet = False
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
@@ -384,16 +385,7 @@ class ConsumerIO:
             )
             for topic in topics
         }
-        self.rdy: ReadyControl[Subscription] = ReadyControl(
-            self.delivery.limit,
-            idle_timeout_s=options.low_rdy_idle_timeout_s,
-            hold_timeout_s=options.low_rdy_timeout_s,
-        )
-        self.backoff = Backoff(
-            options.backoff_multiplier_s,
-            options.max_backoff_duration_s,
-            full_jitter=options.backoff_strategy == "full_jitter",
-        )
+        self.backoff = Backoff(options)
 
     def start(self, *, quietly: bool = False) -> None:
         """Begin, from any thread. ``quietly``: the caller reports first errors."""
@@ -426,11 +418,12 @@ class ConsumerIO:
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            self._ended(topic, address, result, quietly=is_first and self._is_quiet)
+            quietly = is_first and self._is_quiet
+            self._ended(topic, address, result, was_proven=False, quietly=quietly)
         self._settle()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
-        reply, options = connection.reply, self._options
+        reply, options = connection.reply, self.options
         subscription = Subscription(self, topic, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
@@ -451,8 +444,8 @@ class ConsumerIO:
         """A connection has ended: its messages come again after their timeout."""
         self._forget(subscription)
         if not self._stopping:
-            topic, connection = subscription.topic, subscription.connection
-            self._ended(topic, connection.address, error, was_proven=connection.is_proven)
+            address, was_proven = subscription.connection.address, subscription.connection.is_proven
+            self._ended(subscription.topic, address, error, was_proven=was_proven, quietly=False)
 
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
@@ -464,13 +457,7 @@ class ConsumerIO:
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def _ended(
-        self,
-        topic: str,
-        address: Address,
-        error: NsqError,
-        *,
-        was_proven: bool = False,
-        quietly: bool = False,
+        self, topic: str, address: Address, error: NsqError, *, was_proven: bool, quietly: bool
     ) -> None:
         dialer = self.dialers[topic]
         if dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
@@ -528,11 +515,6 @@ class ConsumerIO:
         if (now := self.loop.now()) >= self._next_late_warning:
             self._next_late_warning = now + WARN_INTERVAL_S
             log.warning("%s (%d such answers so far)", error, self.stats.late)
-
-    def requeue_delay_s(self, attempts: int) -> float:
-        """Return the delay of a requeue that names none (from any thread)."""
-        options = self._options
-        return min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
 
     def _limit_changed(self, count: int) -> None:
         if count != self.rdy.max_in_flight:
@@ -614,7 +596,7 @@ class ConsumerIO:
 
     def _keep_pace(self) -> None:
         """Call `_redistribute` from here on as often as is needed now."""
-        interval_s = self._options.rdy_redistribute_interval_s
+        interval_s = self.options.rdy_redistribute_interval_s
         if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)
         if self._redistributes is None or self._redistributes.interval_s != interval_s:
@@ -631,7 +613,7 @@ class ConsumerIO:
             self._stopping.drain &= drain  # the more impatient of two stops applies
             return
         now = self.loop.now()
-        self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
+        self._stopping = Stopping(now, self.options.drain_timeout_s, drain)
         self._leave_others()
         self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
         for subscription in self.subscriptions:

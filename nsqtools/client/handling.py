@@ -63,11 +63,7 @@ class Handling:
     """
 
     def __init__(
-        self,
-        handler: Callable[[Message], object],
-        *,
-        answers: bool,
-        on_handled: OnHandled | None = None,
+        self, handler: Callable[[Message], object], *, answers: bool, on_handled: OnHandled | None
     ) -> None:
         self._handler = handler
         self._answers = answers

@@ -28,6 +28,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from nsqtools.client.options import ClientOptions
+
 START = 1  # before anything was measured
 WAIT_SHARE = 0.25  # of msg_timeout, for an answer, while there is room for more
 LATE_SHARE = 0.4  # of msg_timeout: too many are in flight, unless a handler alone takes as long
@@ -49,10 +51,10 @@ class InFlightLimit:
     ``adapted`` is what its handlers can take, as measured last.
     """
 
-    def __init__(self, maximum: int, maximum_bytes: int = 0) -> None:
-        self.maximum = maximum
+    def __init__(self, options: ClientOptions) -> None:
+        self.maximum = options.max_in_flight
         self.msg_timeout_s = 60.0
-        self._maximum_bytes = maximum_bytes or math.inf
+        self.maximum_bytes = options.max_in_flight_bytes or math.inf
         self._fit = math.inf  # into the bytes
         self.connections = 0
         self.takers = 0
@@ -107,7 +109,7 @@ class InFlightLimit:
 
     def weighed(self, size: int, count: int) -> None:
         """Note that ``count`` messages have this many bytes; one of any size is always allowed."""
-        self._fit = max(1.0, self._maximum_bytes * count / max(1, size))
+        self._fit = max(1.0, self.maximum_bytes * count / max(1, size))
 
     # -- what happens -----------------------------------------------------------------------------
 

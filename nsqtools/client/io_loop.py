@@ -22,6 +22,7 @@ import collections
 import heapq
 import itertools
 import logging
+import math
 import os
 import selectors
 import socket
@@ -83,19 +84,20 @@ class LoopMember:
         self.has_ended = False
         self.is_due = False  # the loop's: it has a turn to come
         self.is_leaving = False
-        self.pause_after_s: float | None = None
+        self.pause_after_s = math.inf
         self.after_pause: Callable[[], object] | None = None
         self._each_turn = each_turn
         self._at_end = at_end
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._ended = threading.Event()
-        self._thread: IOThread | None = None
+        self._thread: IOThread | None = None  # from `start` on
+        self._own: IOThread  # the same, for its own thread
 
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join the I/O thread of the process, and start it if there is none."""
-        self._thread = _join(self)
+        self._own = self._thread = _join(self)
         self.wake()
 
     def call_soon(self, call: Callable[[], object]) -> None:
@@ -116,9 +118,7 @@ class LoopMember:
 
     def is_current(self, now: float) -> bool:
         """Tell whether all sockets were read a moment ago, or will never be again."""
-        if self._thread is None or self.pause_after_s is None or self.has_ended:
-            return True
-        return now < self._thread.current_until
+        return self._thread is None or self.has_ended or now < self._thread.current_until
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the member has ended; return whether it has. On the I/O thread, False."""
@@ -152,7 +152,7 @@ class LoopMember:
         """Have a call made after a pause of the process, once all sockets were read."""
         self.pause_after_s = after_s
         self.after_pause = call
-        self._own.fit_pause(after_s)
+        self._own.pause_after_s = min(after_s, self._own.pause_after_s)
 
     @property
     def buffer(self) -> memoryview:
@@ -162,14 +162,11 @@ class LoopMember:
     @property
     def bytes_since(self) -> float:
         """What this turn reads was sent after this time, as far as we know."""
-        thread = self._thread  # not `_own`: this is once for each read
-        return thread.bytes_since if thread is not None else 0.0
+        return self._own.bytes_since
 
     def flush_soon(self, connection: Watched) -> None:
         """Flush a connection at the end of this turn."""
-        thread = self._thread  # not `_own`, as above
-        if thread is not None:
-            thread.unflushed.append((connection, self))
+        self._own.unflushed.append((connection, self))
 
     def after_flush(self, call: Callable[[], object]) -> None:
         """Have a call made at the end of this turn, when everything is sent."""
@@ -187,11 +184,6 @@ class LoopMember:
     def unregister(self, connection: Watched) -> None:
         """Stop watching; call it before the connection is closed."""
         self._own.selector.unregister(connection)
-
-    @property
-    def _own(self) -> IOThread:
-        assert self._thread is not None
-        return self._thread
 
     # -- what the loop calls --------------------------------------------------------------------
 
@@ -247,7 +239,7 @@ class IOThread:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         # a turn that took longer was a pause: of the process, or the interpreter was held elsewhere
-        self._pause_after_s: float | None = None
+        self.pause_after_s = math.inf
         self._polled_at = 0.0
         self._catches_up = False
         self._catching_up_turns = 0
@@ -320,11 +312,6 @@ class IOThread:
         heapq.heappush(self._timers, (timer.at, next(self._sequence), timer))
         return timer
 
-    def fit_pause(self, after_s: float) -> None:
-        """Notice pauses that are as short as this."""
-        shortest_s = self._pause_after_s
-        self._pause_after_s = after_s if shortest_s is None else min(after_s, shortest_s)
-
     def _run(self) -> None:
         try:
             while not self._is_over:
@@ -378,8 +365,8 @@ class IOThread:
             self._do_at_last()
         for member in leaving:
             self._remove(member)
-        if self._pause_after_s is not None and not self._catches_up:
-            self.current_until = self._polled_at + self._pause_after_s
+        if not self._catches_up:
+            self.current_until = self._polled_at + self.pause_after_s
 
     def _make_due(self, member: LoopMember) -> None:
         if not member.is_due:
@@ -436,9 +423,9 @@ class IOThread:
         self._members.discard(member)
         member.end()
         self._ended.append(member)
-        if member.pause_after_s is not None and member.pause_after_s == self._pause_after_s:
-            limits = [m.pause_after_s for m in self._members if m.pause_after_s is not None]
-            self._pause_after_s = min(limits, default=None)
+        if member.pause_after_s == self.pause_after_s < math.inf:
+            limits_s = [each.pause_after_s for each in self._members]
+            self.pause_after_s = min(limits_s, default=math.inf)
 
     def _note_poll(self, has_bytes: bool) -> None:
         """Notice a pause; then everything is read before anything relies on what was read earlier.
@@ -446,17 +433,14 @@ class IOThread:
         The poll that a stop of the process interrupts returns nothing: the next one counts.
         """
         now = time.monotonic()
-        if self._pause_after_s is not None:
-            if now - self._polled_at > self._pause_after_s and self._polled_at:
-                self._catches_up = True
-                self._catching_up_turns = 0
-            elif self._catches_up:
-                self._catching_up_turns += 1
-                self._catches_up = has_bytes and self._catching_up_turns < MAX_CATCHING_UP_TURNS
-                if not self._catches_up:
-                    self._report_pause()
-        else:
-            self._catches_up = False
+        if now - self._polled_at > self.pause_after_s and self._polled_at:
+            self._catches_up = True
+            self._catching_up_turns = 0
+        elif self._catches_up:
+            self._catching_up_turns += 1
+            self._catches_up = has_bytes and self._catching_up_turns < MAX_CATCHING_UP_TURNS
+            if not self._catches_up:
+                self._report_pause()
         self._polled_at = now
         if not self._catches_up:
             self.bytes_since = now
@@ -472,11 +456,10 @@ class IOThread:
         if self._is_woken or self._catches_up or self._due:
             return 0
         # a sleep that is as long as a pause would look like one
-        longest_s = None if self._pause_after_s is None else self._pause_after_s / 2
-        if not self._timers:
-            return longest_s
-        until_timer_s = max(0.0, self._timers[0][0] - time.monotonic())
-        return until_timer_s if longest_s is None else min(until_timer_s, longest_s)
+        sleep_s = self.pause_after_s / 2
+        if self._timers:
+            sleep_s = max(0.0, min(sleep_s, self._timers[0][0] - time.monotonic()))
+        return sleep_s if sleep_s < math.inf else None
 
     def _drain_wake_ups(self) -> None:
         try:

@@ -38,11 +38,12 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, open_in_background, warn_of_left_out
-from nsqtools.client.connection import Connection
+from nsqtools.client.connecting import RetryDelays, connect_in_background, warn_of_left_out
+from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -145,9 +146,10 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            open_in_background(
-                self.address, self._options, None, self._opened, is_announced=self.is_announced
+            connect = partial(
+                open_connection, self.address, self._options, is_announced=self.is_announced
             )
+            connect_in_background(self._loop, self.address, self._options, connect, self._connected)
 
     @property
     def has_failed(self) -> bool:
@@ -158,9 +160,6 @@ class ProducerLink:
         """Tell whether it is worth to wait for the connection that is being made."""
         has_hung = isinstance(self.last_error, DeadlineExceeded)
         return self.is_connecting and not has_hung and now - self.tried_at < PATIENCE_S
-
-    def _opened(self, result: Connection | NsqError) -> None:  # on the connecting thread
-        self._loop.call_soon(lambda: self._connected(result))
 
     def _connected(self, result: Connection | NsqError) -> None:
         self.is_connecting = False
@@ -283,15 +282,11 @@ class ProducerLinks:
     """
 
     def __init__(
-        self,
-        addresses: Iterable[Address],
-        discovery: Discovery | None,
-        mode: Mode,
-        user: ProducerIO,
+        self, addresses: Iterable[Address], discovery: Discovery | None, user: ProducerIO
     ) -> None:
         self._discovery = discovery
         self._options = user.options
-        self._takes_turns = mode == "round-robin"
+        self._takes_turns = user.policy.mode == "round-robin"
         self._loop = user.loop
         self._user = user
         self._links = [ProducerLink(address, user) for address in addresses]
@@ -447,13 +442,13 @@ class ProducerIO:
         set_aside: Callable[[Iterable[PendingPublication]], None],
     ) -> None:
         self.options = options
-        self._policy = policy
+        self.policy = policy
         self._report = report
         self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._end)
-        self.links = ProducerLinks(addresses, discovery, policy.mode, self)
+        self.links = ProducerLinks(addresses, discovery, self)
         self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
         size = options.publish_max_body_size
@@ -585,7 +580,7 @@ class ProducerIO:
         """Its time begins with its first failure, not while it waits its turn."""
         if not publication.failed_at:
             publication.failed_at = now
-        until = publication.failed_at + self._policy.retry_timeout_s
+        until = publication.failed_at + self.policy.retry_timeout_s
         return now < until and not self._retries_ended
 
     def end_retries(self) -> None:
@@ -633,7 +628,7 @@ class ProducerIO:
     def not_sent(self, publications: list[PendingPublication], error: NsqError) -> None:
         fails_again = (  # one after the other, with a connection for each
             len(self.links) == 1
-            and not self._policy.retry_timeout_s
+            and not self.policy.retry_timeout_s
             and isinstance(error, ServerError)
             and outcomes.is_state(error)
         )
@@ -654,7 +649,7 @@ class ProducerIO:
         for publication in publications:
             failure = make_failure()  # one for each: it is raised where a thread waits
             publication.may_be_stored |= isinstance(failure, PublishUnknown)
-            may_again = outcomes.may_try_again(failure, retry_unknown=self._policy.retry_unknown)
+            may_again = outcomes.may_try_again(failure, retry_unknown=self.policy.retry_unknown)
             if may_again and not self._has_ended and self._may_retry(publication, now):
                 if isinstance(failure, PublishUnknown):
                     self.repeated += len(publication.bodies)
@@ -678,7 +673,7 @@ class ProducerIO:
 
     def _watch(self) -> None:
         options, now = self.options, self.loop.now()
-        limit_s = max(options.publish_timeout_s, self._policy.retry_timeout_s)
+        limit_s = max(options.publish_timeout_s, self.policy.retry_timeout_s)
         late = DeadlineExceeded(f"cannot connect to {self.name} in time")
         for publication in self._queue:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:

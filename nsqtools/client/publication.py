@@ -262,8 +262,6 @@ os.register_at_fork(after_in_child=_start_afresh)
 class Parts:
     """The parts in which a publication goes on after nsqd refused more. On the I/O thread."""
 
-    __slots__ = ("_parts", "whole")
-
     def __init__(self, whole: PendingPublication) -> None:
         self.whole = whole
         self._parts = [whole]

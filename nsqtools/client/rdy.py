@@ -44,6 +44,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from nsqtools.client.options import ClientOptions
+
 RESEND_AT = 0.25
 STARVED_AT = 0.85
 PROBE_S = 0.1  # how long a connection has RDY before it counts as one without messages
@@ -86,16 +88,10 @@ class ReadyControl(Generic[K]):
     """
 
     def __init__(
-        self,
-        max_in_flight: int,
-        *,
-        idle_timeout_s: float = 10.0,
-        hold_timeout_s: float = 30.0,
-        rng: random.Random | None = None,
+        self, max_in_flight: int, options: ClientOptions, rng: random.Random | None = None
     ) -> None:
         self.max_in_flight = max_in_flight
-        self._idle_timeout_s = idle_timeout_s
-        self._hold_timeout_s = hold_timeout_s
+        self._options = options
         self._rng = rng or random.Random()
         self.states: dict[K, ReadyState] = {}
         self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
@@ -402,7 +398,7 @@ class ReadyControl(Generic[K]):
     def _dwell_s(self, ready: int, waiting: int) -> float:
         """Return how long a connection without messages keeps RDY that others wait for."""
         round_s = ROUND_S * ready / max(1, waiting)
-        return max(PROBED_S, min(self._idle_timeout_s, round_s))
+        return max(PROBED_S, min(self._options.low_rdy_idle_timeout_s, round_s))
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and give what is free to those that wait."""
@@ -422,7 +418,7 @@ class ReadyControl(Generic[K]):
                 lasts_s = PROBED_S if state.is_probed else dwell_s
                 is_idle = not state.in_flight and idle_s >= lasts_s
                 held_s = now - state.last_change
-                is_due = state.rdy == 1 and held_s > self._hold_timeout_s
+                is_due = state.rdy == 1 and held_s > self._options.low_rdy_timeout_s
                 if taken < len(turns) and (is_idle or is_due):
                     taken += 1
                     self._take_back(key, state, now, lends=not is_idle)
@@ -462,21 +458,12 @@ class Backoff:
     """The machine. Each event returns None, or for how many seconds to send RDY 0 everywhere, until
     `expire`; in mode NORMAL 0: RDY is restored on every connection.
 
-    ``multiplier_s`` and ``maximum_s`` are seconds; a maximum of 0 disables backoff. With
-    ``full_jitter`` a delay is drawn between 0 and what it would be.
+    A max_backoff_duration of 0 disables backoff. With the strategy full_jitter a delay is drawn
+    between 0 and what it would be.
     """
 
-    def __init__(
-        self,
-        multiplier_s: float = 1.0,
-        maximum_s: float = 120.0,
-        *,
-        full_jitter: bool = False,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._multiplier_s = multiplier_s
-        self._maximum_s = maximum_s
-        self._full_jitter = full_jitter
+    def __init__(self, options: ClientOptions, rng: random.Random | None = None) -> None:
+        self._options = options
         self._rng = rng or random.Random()
         self.level = 0
         self.mode = NORMAL
@@ -484,11 +471,12 @@ class Backoff:
     def ceiling_s(self, level: int) -> float:
         """Return the delay of a level in seconds, before jitter."""
         # beyond 2**62 the product overflows nothing, but it has long been past any cap
-        return min(self._maximum_s, self._multiplier_s * 2.0 ** min(level, 62))
+        delay_s = self._options.backoff_multiplier_s * 2.0 ** min(level, 62)
+        return min(self._options.max_backoff_duration_s, delay_s)
 
     def failure(self) -> float | None:
         """A message was requeued with backoff."""
-        if self.mode is WAIT or self._maximum_s <= 0:
+        if self.mode is WAIT or self._options.max_backoff_duration_s <= 0:
             return None
         if self.mode is NORMAL:
             self.level = 1
@@ -517,4 +505,5 @@ class Backoff:
     def _wait(self) -> float:
         self.mode = WAIT
         ceiling_s = self.ceiling_s(self.level)
-        return self._rng.uniform(0, ceiling_s) if self._full_jitter else ceiling_s
+        is_drawn = self._options.backoff_strategy == "full_jitter"
+        return self._rng.uniform(0, ceiling_s) if is_drawn else ceiling_s

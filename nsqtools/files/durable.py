@@ -54,21 +54,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(
-    path: Path,
-    content: bytes,
-    mode: int = 0o640,
-    *,
-    is_durable: bool = True,
-    like: os.stat_result | None = None,
+    path: Path, content: bytes, mode: int | os.stat_result = 0o640, *, is_durable: bool = True
 ) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
-    ``mode`` is that of the new file, less the umask; with ``like``, the new file is as `make_alike`
-    makes it instead. A link at ``path`` is replaced, not followed.
+    ``mode`` is that of the new file, less the umask; or the status of another, which `make_alike`
+    makes it like. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
     written often and can be lost. Raises ``OSError``; then the old file is still there.
     """
-    with written_beside(path, content, mode, is_durable=is_durable, like=like) as beside:
+    with written_beside(path, content, mode, is_durable=is_durable) as beside:
         beside.replace(path)
     if is_durable:
         sync_folder(path.parent)
@@ -81,12 +76,7 @@ def temporary_beside(path: Path) -> Path:
 
 @contextmanager
 def written_beside(
-    path: Path,
-    content: bytes,
-    mode: int,
-    *,
-    is_durable: bool = True,
-    like: os.stat_result | None = None,
+    path: Path, content: bytes, mode: int | os.stat_result, *, is_durable: bool = True
 ) -> Iterator[Path]:
     """Write a file that is to get the name ``path``; one that did not is removed.
 
@@ -94,9 +84,10 @@ def written_beside(
     """
     beside = temporary_beside(path)
     try:
-        with closing_fd(os.open(beside, NEW | os.O_WRONLY, mode)) as descriptor:
-            if like is not None:
-                make_alike(descriptor, like)
+        made = os.open(beside, NEW | os.O_WRONLY, mode if isinstance(mode, int) else 0o600)
+        with closing_fd(made) as descriptor:
+            if not isinstance(mode, int):
+                make_alike(descriptor, mode)
             write_all(descriptor, content)
             if is_durable:
                 os.fsync(descriptor)

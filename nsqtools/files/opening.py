@@ -218,14 +218,13 @@ def lock_file(path: Path) -> int | None:
     Close the descriptor to release it. Raises ``OSError``.
     """
     descriptor = open_to_write(path, os.O_RDWR | os.O_CREAT)
+    is_locked = False
     try:
-        if try_lock(descriptor):
-            return descriptor
-    except OSError:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+        is_locked = try_lock(descriptor)
+    finally:
+        if not is_locked:
+            os.close(descriptor)
+    return descriptor if is_locked else None
 
 
 class FolderLocks:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from nsqtools.errors import ProtocolError
@@ -113,22 +112,17 @@ def mpub_size(lengths: Sequence[int]) -> int:
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)
 
 
-DEFAULT_MAX_RDY_COUNT = 2500
-DEFAULT_MSG_TIMEOUT_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyReply:
+class IdentifyReply(NamedTuple):
     """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
 
     Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` are "asked for and granted":
     a client that did not ask sees false even where nsqd has the feature.
     """
 
-    max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
+    max_rdy_count: int = 2500
     version: str = ""
     max_msg_timeout: int = 0
-    msg_timeout: int = DEFAULT_MSG_TIMEOUT_MS
+    msg_timeout: int = 60_000
     tls_v1: bool = False
     deflate: bool = False
     deflate_level: int = 6
@@ -141,8 +135,7 @@ class IdentifyReply:
 
     def encode(self) -> bytes:
         """Return the JSON of the reply, keys in nsqd's order."""
-        reply = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(reply, separators=(",", ":")).encode()
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
 
 def decode_identify_reply(data: bytes) -> IdentifyReply:
@@ -156,15 +149,15 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
     if not isinstance(reply, dict):
         raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")
     known: dict[str, Any] = {}
-    for field in fields(IdentifyReply):
-        value = reply.get(field.name)
+    for name, default in IdentifyReply._field_defaults.items():
+        value = reply.get(name)
         if value is None:
             continue
-        kind = type(field.default)
+        kind = type(default)
         if type(value) is not kind or (kind is int and value not in INT64):
-            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={str(value)[:60]!r}")
+            raise ProtocolError(f"the answer to IDENTIFY has {name}={str(value)[:60]!r}")
         is_plain = not isinstance(value, str) or value.isprintable()  # it goes into logs
-        known[field.name] = value if is_plain else ascii(value)[1:-1]
+        known[name] = value if is_plain else ascii(value)[1:-1]
     decoded = IdentifyReply(**known)
     if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")

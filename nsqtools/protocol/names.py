@@ -101,13 +101,11 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
         rest = text[len(host) :]
     if not host or any(c.isspace() or c in "/?#@[]" for c in host):
         raise _bad_address(text)
-    return Address(host, _parse_port(port_text, text) if rest else default_port)
-
-
-def _parse_port(port_text: str, text: str) -> int:
-    if port_text.isascii() and port_text.isdigit() and 0 < int(port_text[:6]) < 65536:
-        return int(port_text)
-    raise _bad_address(text)
+    if not rest:
+        return Address(host, default_port)
+    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text[:6]) < 65536):
+        raise _bad_address(text)
+    return Address(host, int(port_text))
 
 
 def _bad_address(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from nsqtools.errors import ProtocolError
@@ -57,18 +56,6 @@ class LineTooLong(Exception):
     """No newline in the first 16384 bytes: nsqd closes without a word."""
 
 
-def read_line(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Split the command line at ``position`` into words; empty ones count."""
-    newline = data.find(b"\n", position, position + MAX_LINE_LENGTH)
-    if newline < 0:
-        have = len(data) - position
-        if have >= MAX_LINE_LENGTH:
-            raise LineTooLong
-        raise Incomplete(position, have + 1)
-    end = newline - 1 if newline > position and data[newline - 1] == 13 else newline
-    return data[position:end].split(b" "), newline + 1
-
-
 class Request(NamedTuple):
     """A command line that was read, and where its body would begin in ``data``."""
 
@@ -79,9 +66,15 @@ class Request(NamedTuple):
 
 
 def read_request(data: bytes, position: int) -> Request:
-    """Read the command line at ``position``."""
-    words, after = read_line(data, position)
-    return Request(words, data, after, position)
+    """Split the command line at ``position`` into words; empty ones count."""
+    newline = data.find(b"\n", position, position + MAX_LINE_LENGTH)
+    if newline < 0:
+        have = len(data) - position
+        if have >= MAX_LINE_LENGTH:
+            raise LineTooLong
+        raise Incomplete(position, have + 1)
+    end = newline - 1 if newline > position and data[newline - 1] == 13 else newline
+    return Request(data[position:end].split(b" "), data, newline + 1, position)
 
 
 class AnswerRun(NamedTuple):
@@ -113,22 +106,21 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
 
 
 def read_body(
-    data: bytes, position: int, start: int, command: str, max_body_size: int, min_body_size: int = 1
+    request: Request, command: str, max_body_size: int, min_body_size: int = 1
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH."""
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
-    size, position = read_size(data, position, start, unreadable)
+    size, _ = read_size(request.data, request.position, request.start, unreadable)
     if size > max_body_size:
         raise RequestError("E_BAD_BODY", f"{command} body too big {size} > {max_body_size}")
     if size < min_body_size:
         raise RequestError("E_BAD_BODY", f"{command} invalid body size {size}")
-    return _take(data, position, start, size, "E_BAD_BODY", f"{command} failed to read body")
+    return _take(request, size, "E_BAD_BODY", f"{command} failed to read body")
 
 
-def read_message(
-    data: bytes, position: int, start: int, command: str, max_msg_size: int
-) -> tuple[bytes, int]:
+def read_message(request: Request, command: str, max_msg_size: int) -> tuple[bytes, int]:
     """Read the sized message of PUB or DPUB."""
+    _, data, position, start = request
     after = position + 4
     if len(data) < after:
         text = f"{command} failed to read message body size"
@@ -138,17 +130,15 @@ def read_message(
         raise RequestError("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
     if size > max_msg_size:
         raise RequestError("E_BAD_MESSAGE", f"{command} message too big {size} > {max_msg_size}")
-    text = f"{command} failed to read message body"
-    return _take(data, after, start, size, "E_BAD_MESSAGE", text)
+    return _take(request, size, "E_BAD_MESSAGE", f"{command} failed to read message body")
 
 
-def _take(
-    data: bytes, position: int, start: int, size: int, code: str, text: str
-) -> tuple[bytes, int]:
-    after = position + size
+def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int]:
+    _, data, position, start = request
+    after = position + 4 + size
     if len(data) < after:
         raise Incomplete(start, after - start, RequestError(code, text))
-    return data[position:after], after
+    return data[position + 4 : after], after
 
 
 class BodiesReader:
@@ -200,13 +190,13 @@ class BodiesReader:
         return Incomplete(position, size + 4, error) if is_cut else error
 
 
-def read_multi_publish_size(data: bytes, position: int, start: int, max_body_size: int) -> int:
+def read_multi_publish_size(request: Request, max_body_size: int) -> int:
     """Check the outer size of MPUB's body and return the position after it.
 
     nsqd believes this size no further: the count and the sizes inside say where the body ends.
     """
     unreadable = RequestError("E_BAD_BODY", "MPUB failed to read body size")
-    size, position = read_size(data, position, start, unreadable)
+    size, position = read_size(request.data, request.position, request.start, unreadable)
     if size <= 0:
         raise RequestError("E_BAD_BODY", f"MPUB invalid body size {size}")
     if size > max_body_size:
@@ -257,8 +247,7 @@ MAGIC_V1 = b"  V1"
 PING = b"PING\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerInfo:
+class PeerInfo(NamedTuple):
     """Who a daemon says it is; the fields of the JSON in Go's order."""
 
     broadcast_address: str = ""
@@ -269,7 +258,7 @@ class PeerInfo:
 
     def encode(self) -> bytes:
         """Return the JSON: the body of IDENTIFY, and nsqlookupd's answer to it."""
-        return go_json(asdict(self))
+        return go_json(self._asdict())
 
 
 def decode_peer_info(data: bytes) -> PeerInfo:
@@ -299,7 +288,7 @@ def encode_register(topic: str, channel: str = "") -> bytes:
 
 def encode_unregister(topic: str, channel: str = "") -> bytes:
     """Return the command that withdraws a topic or a channel."""
-    return f"UNREGISTER {topic} {channel}".rstrip().encode() + b"\n"
+    return b"UN" + encode_register(topic, channel)
 
 
 MAX_IDENTIFY_SIZE = 1 << 16  # nsqd sends some 150 bytes
@@ -316,14 +305,13 @@ _KINDS: dict[str, type | range] = {
 
 def read_trimmed_request(data: bytes, position: int) -> Request:
     """Read the command line at ``position`` as nsqlookupd does."""
-    words, after = read_line(data, position)
-    return Request(b" ".join(words).strip().split(b" "), data, after, position)
+    request = read_request(data, position)
+    return request._replace(words=b" ".join(request.words).strip().split(b" "))
 
 
 def read_identify(request: Request) -> tuple[PeerInfo, int]:
     """Read the body of IDENTIFY, and return the position after it."""
-    _, data, position, start = request
-    body, position = read_body(data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
+    body, position = read_body(request, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
     try:
         info = _peer_info(body)
     except ValueError as exc:

@@ -127,10 +127,6 @@ class NsqdStats:
     memory: dict[str, int] | None
     producers: tuple[ClientStats, ...] | None
 
-    def encode(self) -> bytes:
-        """Return the JSON."""
-        return b"".join(self.encoded())
-
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
         document = _document(self)
@@ -177,14 +173,7 @@ def read_stats(document: Any) -> NsqdStats:
     """Return the statistics in a decoded answer. Raises `ProtocolError` if it is not an object."""
     if not isinstance(document, dict):
         raise ProtocolError("the statistics are not a JSON object")
-    producers = document.get("producers")
-    return _fill(
-        NsqdStats,
-        document,
-        topics=tuple(map(read_topic, _objects(document.get("topics")))),
-        memory=_memory(document.get("memory")),
-        producers=None if producers is None else tuple(map(_client, _objects(producers))),
-    )
+    return _fill(NsqdStats, document)
 
 
 _BEGIN = b'{"topic_name":'
@@ -225,31 +214,25 @@ class StatsReader:
 
 def read_topic(document: dict[str, Any]) -> TopicStats:
     """Return one topic of the statistics, as tolerantly."""
-    return _fill(
-        TopicStats,
-        document,
-        channels=tuple(_channel(channel) for channel in _objects(document.get("channels"))),
-        e2e_processing_latency=_latency(document.get("e2e_processing_latency")),
-    )
+    return _fill(TopicStats, document)
 
 
 def _channel(document: dict[str, Any]) -> ChannelStats:
     clients = document.get("clients")
     if "client_count" not in document and isinstance(clients, list):  # before 1.2.1
         document = {**document, "client_count": len(clients)}
-    return _fill(
-        ChannelStats,
-        document,
-        clients=None if clients is None else tuple(map(_client, _objects(clients))),
-        e2e_processing_latency=_latency(document.get("e2e_processing_latency")),
-    )
+    return _fill(ChannelStats, document)
 
 
-def _client(document: dict[str, Any]) -> ClientStats:
-    published = _objects(document.get("pub_counts"))
-    counts = ((each.get("topic"), each.get("count")) for each in published)
-    usable = (pair for pair in counts if isinstance(pair[0], str) and isinstance(pair[1], int))
-    return _fill(ClientStats, document, pub_counts=tuple(usable))
+def _clients_of(documents: Any) -> tuple[ClientStats, ...] | None:
+    if documents is None:
+        return None
+    return tuple(_fill(ClientStats, each) for each in _objects(documents))
+
+
+def _pub_counts(documents: Any) -> tuple[tuple[str, int], ...]:
+    counts = ((each.get("topic"), each.get("count")) for each in _objects(documents))
+    return tuple((t, n) for t, n in counts if isinstance(t, str) and isinstance(n, int))
 
 
 def _latency(document: Any) -> LatencyStats:
@@ -275,22 +258,36 @@ def _memory(document: Any) -> dict[str, int] | None:
     return {k: v for k, v in document.items() if isinstance(v, int) and v in INT64}
 
 
-def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
-    """Make a ``kind`` of the plain values in the document, and of those ``read`` already."""
-    for name, type_, empty in _plain_fields(kind):  # type: ignore[arg-type]
+def _fill(kind: type[T], document: dict[str, Any]) -> T:
+    """Make a ``kind`` of the values in the document."""
+    read = {}
+    for name, empty in _fields(kind):  # type: ignore[arg-type]
         value = document.get(name)
-        is_usable = type(value) is type_ and (type(value) is not int or value in INT64)
-        read[name] = value if is_usable else empty
+        if empty is None:
+            read[name] = _READERS[name](value)
+        else:
+            is_usable = type(value) is type(empty) and (type(value) is not int or value in INT64)
+            read[name] = value if is_usable else empty
     return kind(**read)
 
 
 @cache
-def _plain_fields(kind: Any) -> tuple[tuple[str, type, Any], ...]:
-    """Return name, type and empty value of the fields with a plain value."""
-    plain = ((field.name, _EMPTY.get(str(field.type))) for field in fields(kind))
-    return tuple((name, type(empty), empty) for name, empty in plain if empty is not None)
+def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the names of the fields, and the empty value of those with a plain one."""
+    return tuple((field.name, _EMPTY.get(str(field.type))) for field in fields(kind))
 
 
 def _objects(items: Any) -> Iterator[dict[str, Any]]:
     if isinstance(items, list):
         yield from (item for item in items if isinstance(item, dict))
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {  # of the fields whose values are not plain
+    "topics": lambda items: tuple(map(read_topic, _objects(items))),
+    "channels": lambda items: tuple(map(_channel, _objects(items))),
+    "clients": _clients_of,
+    "producers": _clients_of,
+    "pub_counts": _pub_counts,
+    "memory": _memory,
+    "e2e_processing_latency": _latency,
+}

@@ -166,20 +166,15 @@ class RecordSource:
 
 def _open(path: str) -> tuple[int, bool]:
     if path == "-":
-        _widen_pipe(0)
+        import fcntl
+
+        with suppress(OSError, AttributeError):  # no pipe, or not on Linux
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead further
         return 0, False
     try:
         return os.open(path, os.O_RDONLY), True
     except OSError as exc:
         raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-
-
-def _widen_pipe(descriptor: int) -> None:
-    """Let the writer run ahead further: fewer and larger reads."""
-    import fcntl
-
-    with suppress(OSError, AttributeError):  # no pipe, or not on Linux
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
 def _read_chunk(descriptor: int, path: str) -> bytes:

@@ -53,47 +53,35 @@ def compile_template(text: str) -> Encoder:
     With ``escape=True`` nothing in a field steers a terminal; what the template itself says does.
     Raises ``ValueError``, naming the known fields or forms, for a template that cannot work.
     """
-    literals = [b""]
-    getters: list[Get | str] = []
+    parts: list[bytes | str | Get] = []  # what is written, what a batch shares, what is a message's
     end = 0
     for token in _TOKEN.finditer(text):
-        literals[-1] += unescape(text[end : token.start()])
+        parts.append(unescape(text[end : token.start()]))
         end = token.end()
         if token[0] in ("{{", "}}"):
-            literals[-1] += token[0][0].encode()
+            parts.append(token[0][0].encode())
         elif token[1] is None:
             raise ValueError(f"a single {token[0]} in the template; write {token[0] * 2}")
         else:
-            getters.append(_getter(token[1], token[2]))
-            literals.append(b"")
-    literals[-1] += unescape(text[end:])
+            parts.append(_getter(token[1], token[2]))
+    parts.append(unescape(text[end:]))
 
     def encode_many(
         topic: str, nsqd: str, messages: Iterable[MessageLike], *, escape: bool = False
     ) -> bytes:
         batch = {"topic": topic.encode(), "nsqd": nsqd.encode()}
-        layout, fields = _bind(literals, getters, batch)
-        if escape:
-            fields = list(map(_escaped, fields))
+        layout = b""
+        fields: list[Get] = []
+        for part in parts:
+            if callable(part):
+                layout += b"%b"
+                fields.append(_escaped(part) if escape else part)
+            else:
+                shared = batch[part] if isinstance(part, str) else part
+                layout += shared.replace(b"%", b"%%")
         return b"".join([layout % tuple([get(message) for get in fields]) for message in messages])
 
     return encode_many
-
-
-def _bind(
-    literals: list[bytes], getters: list[Get | str], batch: dict[str, bytes]
-) -> tuple[bytes, list[Get]]:
-    """The %-layout of a batch, with what its messages share filled in, and what each one adds."""
-    layout = literals[0].replace(b"%", b"%%")
-    fields: list[Get] = []
-    for getter, literal in zip(getters, literals[1:], strict=True):
-        if isinstance(getter, str):
-            layout += batch[getter].replace(b"%", b"%%")
-        else:
-            layout += b"%b"
-            fields.append(getter)
-        layout += literal.replace(b"%", b"%%")
-    return layout, fields
 
 
 _GETTERS: dict[tuple[str, str | None], Get] = {

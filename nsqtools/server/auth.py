@@ -205,8 +205,7 @@ class ClientAuthorization:
         """Run AUTH. Raises `RequestError` or `Pause`."""
         if len(request.words) != 1:
             raise RequestError("E_INVALID", "AUTH invalid number of parameters")
-        _, data, position, start = request
-        secret, position = read_body(data, position, start, "AUTH", self._max_body_size)
+        secret, position = read_body(request, "AUTH", self._max_body_size)
         if self.state is not None and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")
         if self.servers is None:

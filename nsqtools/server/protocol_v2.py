@@ -147,10 +147,9 @@ class PublishCommands:
     def _publish_one(
         self, command: str, name: str, request: Request, delay_s: float = 0.0
     ) -> tuple[Topic, int]:
-        _, data, position, start = request
-        body, position = read_message(data, position, start, command, self._options.max_msg_size)
-        self._authorization.check(command, name, "", start)
-        topic = self._topic(command, name, start)
+        body, position = read_message(request, command, self._options.max_msg_size)
+        self._authorization.check(command, name, "", request.start)
+        topic = self._topic(command, name, request.start)
         self._put(command, topic, topic.new_messages([body]), delay_s)
         return topic, position
 
@@ -180,12 +179,11 @@ class PublishCommands:
         except RequestError as error:
             # nsqd really says the code twice
             raise RequestError("E_BAD_TOPIC", error.data) from None
-        _, data, position, start = request
-        self._authorization.check("MPUB", name, "", start)
-        topic = self._topic("MPUB", name, start)
-        position = read_multi_publish_size(data, position, start, self._options.max_body_size)
+        self._authorization.check("MPUB", name, "", request.start)
+        topic = self._topic("MPUB", name, request.start)
+        position = read_multi_publish_size(request, self._options.max_body_size)
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
-        return self.read_bodies(topic, reader, data, position)
+        return self.read_bodies(topic, reader, request.data, position)
 
     def _topic(self, command: str, name: str, start: int) -> Topic:
         if self._nsqd.refusal:
@@ -469,8 +467,7 @@ class ProtocolV2(ConnectionProtocol):
     def _identify(self, request: Request) -> int:
         self._check_state("IDENTIFY", STATE_INIT)
         self.publishing.wait_for_all(request.start)
-        _, data, position, start = request
-        body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
+        body, position = read_body(request, "IDENTIFY", self._options.max_body_size)
         identify = decode_identify(body)
         has_tls = self._context.tls_context is not None
         self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
@@ -483,8 +480,8 @@ class ProtocolV2(ConnectionProtocol):
         if self.terms.tls_v1 and self._context.tls_context is not None:
             layer = TLSLayer(self._context.tls_context)
             self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
-            return len(data)  # bytes sent ahead of the handshake belong to no layer
-        return len(data) if self._start_compression() else position
+            return len(request.data)  # bytes sent ahead of the handshake belong to no layer
+        return len(request.data) if self._start_compression() else position
 
     def _tls_is_up(self) -> None:
         self.connection.send(_OK_FRAME)

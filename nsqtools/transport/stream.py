@@ -225,11 +225,7 @@ class Stream:
         except TimeoutError as exc:
             raise DeadlineExceeded(f"{self.address}: no answer in time, {doing}") from exc
         except OSError as exc:
-            raise self._map(exc) from exc
-
-    def _map(self, exc: OSError) -> NsqError:
-        tls_error = _map_tls_error(exc, self.address)
-        return tls_error or ConnectionLost(f"{self.address}: {_reason(exc)}")
+            raise _map(exc, self.address) from exc
 
     def _would_block(self, exc: OSError) -> bool:
         if not self._is_tls:
@@ -256,7 +252,7 @@ class Stream:
             except (BlockingIOError, InterruptedError):
                 return None
             except OSError as exc:
-                raise self._map(exc) from exc
+                raise _map(exc, self.address) from exc
         filled = 0
         while filled < len(buffer):
             try:
@@ -266,20 +262,17 @@ class Stream:
             except OSError as exc:
                 if filled or self._would_block(exc):
                     break  # hand out what came before a failure; the next call reports it
-                raise self._map(exc) from exc
+                raise _map(exc, self.address) from exc
             if not received:
                 return bytes(buffer[:filled])
             filled += received
         if not filled:
             return None
-        if filled == len(buffer):
-            return bytes(buffer) + self._take_decrypted()
-        return bytes(buffer[:filled])
-
-    def _take_decrypted(self) -> bytes:
-        """Return what TLS has decrypted already: no selector reports it."""
-        pending: int = self._socket.pending()  # type: ignore[attr-defined]
-        return self._socket.recv(pending) if pending else b""
+        data = bytes(buffer[:filled])
+        if filled == len(buffer):  # no selector reports what TLS has decrypted already
+            pending: int = self._socket.pending()  # type: ignore[attr-defined]
+            data += self._socket.recv(pending) if pending else b""
+        return data
 
     def send_ready(self, data: memoryview | bytes) -> int:
         """Send what the socket takes now and return how many bytes that was, possibly 0.
@@ -293,7 +286,7 @@ class Stream:
         except OSError as exc:
             if self._would_block(exc):
                 return 0
-            raise self._map(exc) from exc
+            raise _map(exc, self.address) from exc
 
     def shutdown_write(self) -> None:
         """End our direction of the stream; what the peer still sends can be read."""
@@ -439,7 +432,7 @@ _OWN_CERTIFICATE = (
 )
 
 
-def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
+def _map(exc: OSError, address: Address) -> NsqError:
     import ssl
 
     if isinstance(exc, ssl.SSLCertVerificationError):
@@ -454,4 +447,4 @@ def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
         is_ours = "certificate required" in reason or "bad certificate" in reason
         return TLSError(f"{address}: TLS failed ({reason})", hint=_OWN_CERTIFICATE * is_ours)
-    return None
+    return ConnectionLost(f"{address}: {_reason(exc)}")

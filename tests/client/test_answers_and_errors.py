@@ -147,7 +147,7 @@ def test_any_answer_to_identify_is_taken_or_named(in_background: InBackground) -
     for reply, complaint in ANSWERS.items():
         with ScriptedNsqd() as peer:
             address = parse_address(peer.address)
-            opening = in_background(open_connection, address, ClientOptions(), None)
+            opening = in_background(open_connection, address, ClientOptions())
             conn = peer.accept()
             conn.expect("IDENTIFY")
             conn.send(reply)

@@ -47,7 +47,7 @@ def attached(scripted_nsqd: ScriptedNsqd, in_background: InBackground) -> Iterat
     """A connection with a loop and a user that do nothing, and its other end."""
     options = ClientOptions(write_timeout_s=10, heartbeat_interval_s=-1)
     address = parse_address(scripted_nsqd.address)
-    opening = in_background(open_connection, address, options, None)
+    opening = in_background(open_connection, address, options)
     peer = scripted_nsqd.identified()
     connection = opening.result(patience_s(5))
     loop = Mock(buffer=memoryview(bytearray(1024)))

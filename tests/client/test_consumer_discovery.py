@@ -291,7 +291,7 @@ class NoJitter(random.Random):
 
 
 def known_nsqd(*direct: Address) -> KnownNsqd:
-    return KnownNsqd(direct, 0.0, rng=NoJitter())
+    return KnownNsqd(direct, 0.0, ClientOptions(), rng=NoJitter())
 
 
 def test_direct_addresses_wait_8_to_120_seconds() -> None:
@@ -352,7 +352,8 @@ def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
 
 @pytest.mark.parametrize("poll_interval_s", [0.01, 60])
 def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: float) -> None:
-    known = KnownNsqd([], 0.0, discovered_maximum_s=poll_interval_s, rng=NoJitter())
+    options = ClientOptions(lookupd_poll_interval_s=poll_interval_s)
+    known = KnownNsqd([], 0.0, options, rng=NoJitter())
     known.listed([FOUND], 0)
     known.take_due(0)
     delays = [known.failed(FOUND, 0) for _ in range(20)]
@@ -371,7 +372,7 @@ def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
 
 
 def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:
-    known = KnownNsqd([DIRECT], 0.0, max_discovered=10)
+    known = KnownNsqd([DIRECT], 0.0, ClientOptions(max_discovered_nsqd=10))
     many = [Address(f"n{number:02}", 4150) for number in range(50)]
     assert known.listed(many[:5], 0) == 0
     first = set(known.take_due(0))

@@ -32,7 +32,7 @@ class Simulation:
     """
 
     def __init__(self, kind: Kind, count: int, handler_s: float, jitter: float, seed: int) -> None:
-        self.limit = InFlightLimit(200)
+        self.limit = InFlightLimit(ClientOptions())
         self.limit.msg_timeout_s = 1.0
         self.limit.connections = 1
         self.limit.is_busy = True
@@ -154,7 +154,7 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
 def test_without_an_answer_it_rises_for_who_asks_for_more(
     takers: int, is_asked: bool, in_flight: int | None, expected: dict[int, int]
 ) -> None:
-    limit = InFlightLimit(200)  # of a msg_timeout of 60 s
+    limit = InFlightLimit(ClientOptions())  # of a msg_timeout of 60 s
     limit.connections, limit.takers, limit.is_busy = 1, takers, True
     seen = []
     for tick in range(1, 40):
@@ -176,7 +176,7 @@ def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
 
 
 def test_the_first_is_alone_until_its_answer_where_messages_are_iterated() -> None:
-    limit = InFlightLimit(200)
+    limit = InFlightLimit(ClientOptions())
     limit.connections, limit.takers, limit.is_busy = 30, 8, True
     assert (limit.current, START) == (1, 1)
     limit.answered(1)
@@ -184,7 +184,7 @@ def test_the_first_is_alone_until_its_answer_where_messages_are_iterated() -> No
 
 
 def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
-    limit = InFlightLimit(150)
+    limit = InFlightLimit(ClientOptions(max_in_flight=150))
     limit.connections, limit.takers = 200, 1
     assert limit.current == 200 // 20  # RDY goes round in two seconds
     limit.takers = 0
@@ -202,7 +202,7 @@ def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_b
 
 
 def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> None:
-    limit = InFlightLimit(200)
+    limit = InFlightLimit(ClientOptions())
     limit.adapted = 200
     counts = []
     for now in (0, 1, 59, 60, 120):
@@ -215,7 +215,7 @@ def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> No
 
 def test_a_pause_leaves_the_limit_as_it_was() -> None:
     """It became 0, and with the next look the I/O thread ended."""
-    limit = InFlightLimit(200)
+    limit = InFlightLimit(ClientOptions())
     limit.is_busy = limit.is_used = True
     limit.adapted = 8
     limit.maximum = 0
@@ -231,7 +231,7 @@ def test_a_pause_leaves_the_limit_as_it_was() -> None:
 
 
 def test_what_is_answered_together_is_in_flight_together() -> None:
-    limit = InFlightLimit(200)
+    limit = InFlightLimit(ClientOptions())
     limit.gathered = 150
     assert limit.current == 150
 
@@ -272,13 +272,13 @@ def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBa
 
 
 def test_the_size_of_messages_limits_their_number() -> None:
-    limit = InFlightLimit(200, 1000)
+    limit = InFlightLimit(ClientOptions(max_in_flight_bytes=1000))
     limit.adapted = 200
     assert (limit.current, limit.is_by_bytes) == (200, False)
     for size, count, expected in [(1000, 10, 10), (5000, 1, 1), (10, 10, 200), (0, 5, 200)]:
         limit.weighed(size, count)
         assert (limit.current, limit.is_by_bytes) == (expected, expected < 200)
-    unlimited = InFlightLimit(200)
+    unlimited = InFlightLimit(ClientOptions(max_in_flight_bytes=0))
     unlimited.adapted = 200
     unlimited.weighed(1 << 40, 1)
     assert unlimited.current == 200

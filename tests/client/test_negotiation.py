@@ -58,7 +58,7 @@ MODES = [{**compression, "tls_v1": tls} for tls in (False, True) for compression
 
 def open_to(address: str, **options: Any) -> Connection:
     settled = replace(OPTIONS, **options)
-    return open_connection(parse_address(address), settled, tls_context(settled))
+    return open_connection(parse_address(address), settled)
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.message import Message
+from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, Backoff, ReadyControl
 
 
 def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
-    rdy: ReadyControl[str] = ReadyControl(max_in_flight, rng=random.Random(seed))
+    rdy: ReadyControl[str] = ReadyControl(max_in_flight, ClientOptions(), rng=random.Random(seed))
     for name in names:
         rdy.add(name, cap, 0.0)
     return rdy
@@ -218,7 +219,8 @@ def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections:
 def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_the_way_back(
     multiplier_s: float, maximum_s: float, delays: list[float]
 ) -> None:
-    backoff = Backoff(multiplier_s, maximum_s)
+    options = ClientOptions(backoff_multiplier_s=multiplier_s, max_backoff_duration_s=maximum_s)
+    backoff = Backoff(options)
     for delay_s in delays + delays[-1:] * 50:
         assert backoff.failure() == delay_s
         backoff.expire()
@@ -242,14 +244,14 @@ def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_th
 def test_every_event_in_every_mode(
     mode: str, event: str, action: float | None, level: int, next_mode: str
 ) -> None:
-    backoff = Backoff()
+    backoff = Backoff(ClientOptions())
     backoff.level, backoff.mode = 0 if mode is NORMAL else 2, mode
     assert getattr(backoff, event)() == action
     assert (backoff.level, backoff.mode) == (level, next_mode)
 
 
 def test_jitter_is_spread_over_the_whole_delay() -> None:
-    backoff = Backoff(1, 120, full_jitter=True, rng=random.Random(1))
+    backoff = Backoff(ClientOptions(backoff_strategy="full_jitter"), random.Random(1))
     delays_s = set()
     for _ in range(200):
         backoff.level, backoff.mode = 5, TEST
@@ -268,7 +270,7 @@ class ReadyMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.was_allowed = 0  # by the max_in_flight before, until its RDY is replaced
         self.begin(0, 0)
-        self.backoff = Backoff()
+        self.backoff = Backoff(ClientOptions())
         self.caps: dict[int, int] = {}
         self.closing: set[int] = set()
         self.at_nsqd: dict[int, int] = {}  # RDY as nsqd knows it
@@ -278,7 +280,9 @@ class ReadyMachine(RuleBasedStateMachine):
     @initialize(max_in_flight=st.integers(0, 20), seed=st.integers(0, 1000))
     def begin(self, max_in_flight: int, seed: int) -> None:
         self.max_in_flight = max_in_flight
-        self.rdy: ReadyControl[int] = ReadyControl(max_in_flight, rng=random.Random(seed))
+        self.rdy: ReadyControl[int] = ReadyControl(
+            max_in_flight, ClientOptions(), rng=random.Random(seed)
+        )
 
     # What is sent reaches nsqd, and is checked on the way.
     def deliver(self) -> None:
@@ -402,7 +406,7 @@ class ReadyMachine(RuleBasedStateMachine):
             self.rdy.resume(self.now)
         for later_s in (100, 200):
             self.rdy.redistribute(self.now + later_s)
-        self.backoff = Backoff()
+        self.backoff = Backoff(ClientOptions())
         self.deliver()
         live = set(self.caps) - self.closing
         if live and self.max_in_flight >= len(live):

@@ -41,11 +41,11 @@ def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
 @given(bodies)
 def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     wire = commands.multi_publish("clicks", bodies)
-    words, position = requests.read_line(wire, 0)
-    assert words == [b"MPUB", b"clicks"]
-    size = int.from_bytes(wire[position : position + 4], "big")
+    request = requests.read_request(wire, 0)
+    assert request.words == [b"MPUB", b"clicks"]
+    size = int.from_bytes(wire[request.position : request.position + 4], "big")
     assert size == commands.mpub_size(list(map(len, bodies)))
-    position = requests.read_multi_publish_size(wire, position, 0, LIMIT)
+    position = requests.read_multi_publish_size(request, LIMIT)
     reader = requests.BodiesReader(LIMIT, LIMIT)
     assert reader.read(wire, position) == len(wire)
     assert reader.bodies == bodies

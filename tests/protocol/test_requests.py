@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,11 +18,11 @@ ID = b"0123456789abcdef"
 
 
 def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
-    assert requests.read_line(b"x" * 16383 + b"\n", 0)[1] == 16384
+    assert requests.read_request(b"x" * 16383 + b"\n", 0).position == 16384
     with pytest.raises(requests.LineTooLong):
-        requests.read_line(b"x" * 16384, 0)
+        requests.read_request(b"x" * 16384, 0)
     with pytest.raises(requests.Incomplete) as more:
-        requests.read_line(b"..NO", 2)
+        requests.read_request(b"..NO", 2)
     assert (more.value.position, more.value.wanted, more.value.error) == (2, 3, None)
 
 
@@ -119,7 +118,7 @@ def test_registrations_come_back(topic: str, channel: str) -> None:
         (b"{}", NOTHING),
         (b"null", NOTHING),
         (b'{"version": null, "http_port": null, "new": [1]}', NOTHING),
-        (b'{"http_port": 1, "hostname": "h"}', replace(NOTHING, http_port=1, hostname="h")),
+        (b'{"http_port": 1, "hostname": "h"}', NOTHING._replace(http_port=1, hostname="h")),
         *((data, None) for data in (b"", b"[]", b"{", b'{"tcp_port": "1"}')),
         *((data, None) for data in (b'{"http_port": true}', b'{"version": 1}', b"\xff")),
     ],
