@@ -392,7 +392,7 @@ class _Run(_Worker):
             self.sink.report(self.work.popleft(), self.cannot_start(exc.errno))
 
     def settle(self, status: int, error: int) -> None:
-        program = self.settings.words[0]
+        said = f"{self.settings.words[0]} {_ended(status)}"
         if self.sink.is_stopping and (status or error):
             return
         if self.error:
@@ -404,11 +404,11 @@ class _Run(_Worker):
         elif status == 0:
             outcome = DELIVERED
         elif status == TEMPORARY_FAILURE:
-            outcome = Outcome(Fate.BUSY, f"{program} {_ended(status)}")
+            outcome = Outcome(Fate.BUSY, said)
         elif status in self.settings.fatal:
-            outcome = Outcome(Fate.REFUSED, f"{program} {_ended(status)}", may_split=True)
+            outcome = Outcome(Fate.REFUSED, said, may_split=True)
         else:
-            outcome = Outcome(Fate.FAILED, f"{program} {_ended(status)}", may_split=status > 0)
+            outcome = Outcome(Fate.FAILED, said, may_split=status > 0)
         self._answer(self.work.popleft(), outcome)
 
     def _answer(self, work: _Work, outcome: Outcome) -> None:

@@ -88,13 +88,12 @@ class TopicSources:
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
-        self._discovery: TopicDiscovery | None = None
-        if settings.pattern is not None:
-            self._discovery = TopicDiscovery(settings.pattern, settings.connection)
-        self._deletions = Deletions(settings.connection)
+        pattern, connection = settings.pattern, settings.connection
+        self._discovery = None if pattern is None else TopicDiscovery(pattern, connection)
+        self._deletions = Deletions(connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
-        self.unlisted = UnlistedTopics(settings.connection)
+        self.unlisted = UnlistedTopics(connection)
         self._troubles = Troubles()
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
@@ -222,11 +221,10 @@ class Forwarder:
         settings: ForwardSettings,
         sink: Sink,
         *,
-        dead_letters: DeadLetterBox | None = None,
-        limits: RunLimits | None = None,
+        dead_letters: DeadLetterBox | None,
+        limits: RunLimits,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = limits or RunLimits()
         options = settings.options
         if limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised

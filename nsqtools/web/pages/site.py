@@ -347,7 +347,6 @@ def render(template: str, values: Mapping[str, Any]) -> tuple[str, Pieces]:
 @functools.cache
 def environment() -> Environment:
     """Return the templates with what they may call."""
-
     made = Environment(
         loader=PackageLoader("nsqtools.web.pages"),
         autoescape=True,
