@@ -28,8 +28,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import most_attempts
@@ -56,8 +55,7 @@ Write = Callable[[int, bytes], None]
 """Writes whole lines to stream 1 or 2. Raises `OutputError`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecSettings:
+class ExecSettings(NamedTuple):
     """What is run. ``program`` is the path, ``words`` the command as it was given, with ``{}`` for
     the body where ``takes_argument``. ``timeout_s`` 0 is without limit; ``fatal`` are the statuses
     after which a message is not tried again."""

@@ -13,8 +13,9 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -44,8 +45,7 @@ TICK_S = 0.2  # a fifth of the shortest msg_timeout
 RETRY_S = 5.0  # how often it is asked whether a topic is there again
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardSettings:
+class ForwardSettings(NamedTuple):
     """Which topics, from where, and what happens on the way.
 
     ``pattern`` is searched for in the names of topics, but for those to ``leave_out``;
@@ -231,7 +231,7 @@ class Forwarder:
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
-        self._sources = TopicSources(replace(settings, options=options))
+        self._sources = TopicSources(settings._replace(options=options))
         self.courier = Courier(
             sink,
             self.counters,

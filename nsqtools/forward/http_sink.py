@@ -18,8 +18,9 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.client import responses
+from typing import NamedTuple
 from urllib.parse import urljoin
 from zlib import crc32
 
@@ -97,15 +98,14 @@ def retry_after_s(text: str, now_s: float) -> float | None:
     return min(max(0.0, moment_s - now_s), 3600.0)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
+class HttpSettings(NamedTuple):
     """How to deliver. ``key`` is what ``hash`` goes by; ``batch_count`` and ``batch_bytes`` limit a
     batch, ``linger_s`` is how long a message waits for others."""
 
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
     concurrency: int = 100
-    policy: Mapping[int, StatusAction] = field(default_factory=parse_policy)
+    policy: Mapping[int, StatusAction] = parse_policy()
     redirects: Redirects = Redirects.REFUSE
     batch_count: int = 1
     batch_bytes: int = 1 << 20
@@ -431,7 +431,7 @@ class HttpSink:
         arrived: list[Parcel] = []
         for exchange, outcome in ended:
             if exchange.repeated:
-                outcome = replace(outcome, repeated=exchange.repeated)
+                outcome = outcome._replace(repeated=exchange.repeated)
             if outcome is DELIVERED:
                 arrived += exchange.parcels
             else:
