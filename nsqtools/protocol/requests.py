@@ -204,11 +204,14 @@ def read_multi_publish_size(request: Request, max_body_size: int) -> int:
     return position
 
 
-def parse_uint64(word: bytes) -> int:
-    """Read ASCII digits as nsqd does: empty is 0, and the arithmetic wraps. Raises ValueError."""
-    if word and not word.isdigit():
-        raise ValueError(word)
-    return int(word or b"0") % _UINT64
+def parse_uint64(word: bytes, complaint: bytes) -> int:
+    """Read ASCII digits as nsqd does: empty is 0, and the arithmetic wraps."""
+    try:
+        if word and not word.isdigit():
+            raise ValueError
+        return int(word or b"0") % _UINT64
+    except ValueError:  # int reads no more than some thousand digits
+        raise RequestError("E_INVALID", complaint + b" " + word) from None
 
 
 def as_int64(value: int) -> int:

@@ -33,7 +33,7 @@ from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.negotiation import HandshakeFailed, TLSLayer
+from nsqtools.server.negotiation import HANDSHAKE_S, HandshakeFailed, TLSLayer
 
 
 class Pause(Exception):
@@ -389,12 +389,12 @@ class ClientConnection(asyncio.Protocol):
 
     # layers
 
-    def start_tls(self, tls: TLSLayer, timeout_s: float, then: Callable[[], None]) -> None:
+    def start_tls(self, tls: TLSLayer, then: Callable[[], None]) -> None:
         """Expect a TLS handshake next; ``then`` is called when it is done."""
         self.flush()
         self.tls = tls
         self._after_handshake = then
-        self._handshake_timer = self._loop.call_later(timeout_s, self._handshake_failed)
+        self._handshake_timer = self._loop.call_later(HANDSHAKE_S, self._handshake_failed)
 
     def _through_tls(self, tls: TLSLayer, data: bytes) -> bytes:
         try:

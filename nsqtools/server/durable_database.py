@@ -398,10 +398,15 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
                 continue  # from the other end
 
 
-def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
-    """Write a new file whole. Raises ``sqlite3.Error``, ``OSError``."""
+def remove(path: Path) -> None:
+    """Remove a file that is not open, with its log."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
+    """Write a new file whole. Raises ``sqlite3.Error``, ``OSError``."""
+    remove(path)
     Database(path, is_new=True).close()
     with closing(_connect(path)) as target:
         target.executemany(

@@ -27,6 +27,7 @@ from nsqtools.server.durable_database import (
     all_rows,
     create,
     read_queues,
+    remove,
     wal_damage,
 )
 from nsqtools.server.queues.data_path import (
@@ -39,6 +40,7 @@ from nsqtools.server.queues.data_path import (
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
     DiskWork,
+    Positions,
     QueueFile,
     QueueFiles,
     Record,
@@ -223,7 +225,7 @@ class DurablePath:
     def close_old(self, database: Database) -> None:
         """Close a database that was rewritten, and remove it."""
         database.close()
-        self._remove(database.path)
+        remove(database.path)
 
     def _keep(self, path: Path) -> Path:
         kept = next(
@@ -236,15 +238,11 @@ class DurablePath:
                 copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
         return kept
 
-    def _remove(self, path: Path) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-
     def _remove_others(self, path: Path | None) -> None:
         """Remove what was being written when it was killed."""
         for each in self._path.iterdir():
             if _DATABASE.fullmatch(each.name) and each != path:
-                self._remove(each)
+                remove(each)
 
     def _listed(self) -> Queues:
         try:
@@ -269,39 +267,33 @@ class DurablePath:
         path, queues = database.path, [each for each in database.queues if each.name]
         database.close()
         self._remove_queue_files()  # of an export that was killed
-        names = {each.number: each.name or "" for each in queues}
-        files: dict[int, DiskQueue] = {}
         due: dict[str, dict[str, int]] = {}
         written = 0
-        rows = (row for row in all_rows(path) if row[0] in names)
-        while some := list(islice(rows, _AT_ONCE)):
-            records: dict[int, list[bytes]] = {}
-            for number, due_ns, _, attempts, frame in some:
-                records.setdefault(number, []).append(to_record(with_attempts(frame, attempts)))
-                if due_ns:
-                    message_id = frame[ID_AT:BODY_AT].decode("latin-1")
-                    due.setdefault(names[number], {})[message_id] = due_ns
-            for number, found in records.items():
-                if number not in files:
-                    files[number] = DiskQueue(
-                        names[number],
-                        self._path,
-                        max_bytes_per_file=max_bytes_per_file,
-                        max_msg_size=_MESSAGE_LIMIT,
-                        sync_every=1 << 62,
-                        log=self._log,
-                        may_have_files=False,
-                    )
-                files[number].put(found)
-            written += len(some)
-        for disk in files.values():
-            disk.sync()
+        for queue in queues:
+            name = queue.name or ""
+            disk = DiskQueue(
+                name,
+                self._path,
+                max_bytes_per_file=max_bytes_per_file,
+                max_msg_size=_MESSAGE_LIMIT,
+                sync_every=1 << 62,  # at the end
+                log=self._log,
+                may_have_files=False,
+            )
+            rows = all_rows(path, queue.number)
+            while some := list(islice(rows, _AT_ONCE)):
+                disk.put([to_record(with_attempts(frame, made)) for _, _, _, made, frame in some])
+                written += len(some)
+                for _, due_ns, _, _, frame in some:
+                    if due_ns:
+                        message_id = frame[ID_AT:BODY_AT].decode("latin-1")
+                        due.setdefault(name, {})[message_id] = due_ns
             disk.close()
         replace_file(self._path / DUE_FILE, json.dumps(due).encode(), 0o600)
         sync_folder(self._path)
         topics = _encoded_topics({each.name: each.is_paused for each in queues if each.name})
         replace_file(self._path / FILE_NAME, encode_metadata(topics), 0o600)
-        self._remove(path)
+        remove(path)
         self._log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
 
     def adopt(self) -> None:
@@ -338,16 +330,13 @@ class DurablePath:
     def _records(self, name: str) -> Iterator[bytes]:
         """Yield the unread records of a queue. Nothing is removed."""
         files = QueueFiles(self._path, name, DiskWork(), self._log)
-        positions = files.positions()
+        positions = files.positions() or Positions(0, 0, 0, 0, 0)
         for number in files.numbers():
-            start = 0
-            if positions is not None:
-                if number < positions.read_file:
-                    continue
-                start = positions.read_position if number == positions.read_file else 0
+            if number < positions.read_file:
+                continue
             path = files.data(number)
             with QueueFile(path) as file:
-                for found in file.scan(start):
+                for found in file.scan(positions.start_of(number)):
                     if isinstance(found, Record):
                         yield file.content(found)
                         continue

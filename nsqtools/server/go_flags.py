@@ -151,10 +151,8 @@ DURATION = FlagKind(
     lambda value: go_duration(seconds_to_ns(value)),
     seconds_to_ns,
 )
-STRINGS = FlagKind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
-PERCENTILES = FlagKind(
-    "value", _in_go(parse_percentiles), repeatable=True, wire=lambda value: list(value)
-)
+STRINGS = FlagKind("value", lambda text: (text,), repeatable=True)
+PERCENTILES = FlagKind("value", _in_go(parse_percentiles), repeatable=True)
 LOG_LEVEL = FlagKind(
     "value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1
 )

@@ -24,7 +24,6 @@ import posixpath
 import re
 import socket
 import time
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
@@ -168,9 +167,9 @@ def plain_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, _TEXT, text.encode())
 
 
-async def metrics_reply(metrics: Iterable[Metric], loop: AbstractEventLoop) -> Reply:
+async def metrics_reply(metrics: Iterable[Metric]) -> Reply:
     """Answer with a page in Prometheus' text format, which is made in steps."""
-    return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics), loop))
+    return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics)))
 
 
 class HTTPApi:

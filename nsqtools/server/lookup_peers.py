@@ -63,9 +63,9 @@ class LookupRegistry:
             self._do(self._peers.pop(address).stop())
         for address in wanted - self._peers.keys():
             self._log.info(f"LOOKUP({address}): adding peer")
-            peer = LookupPeer(address, self._own_info, self._registrations, self._log)
-            self._peers[address] = peer
-            peer.start()
+            self._peers[address] = LookupPeer(
+                address, self._own_info, self._registrations, self._log
+            )
 
     async def stop(self) -> None:
         """Drop all connections."""
@@ -149,9 +149,10 @@ _MAX_ANSWER_SIZE = 1 << 20
 
 
 class LookupPeer:
-    """One nsqlookupd. ``registrations`` returns the commands that describe what there is now.
+    """One nsqlookupd, from now to `stop`.
 
-    ``info`` is its answer to IDENTIFY, None while there is no connection.
+    ``registrations`` returns the commands that describe what there is now. ``info`` is its answer
+    to IDENTIFY, None while there is no connection.
     """
 
     def __init__(
@@ -166,10 +167,6 @@ class LookupPeer:
         self._own_info = own_info
         self._registrations = registrations
         self._log = log
-        self._commands: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def start(self) -> None:
-        """Connect from now on, in a task."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -200,7 +197,7 @@ class LookupPeer:
             answer = await self._ask(reader, writer, encode_identify(self._own_info))
             self.info = decode_peer_info(answer)
             self._log.info(f"LOOKUPD({self.address}): peer info {self.info}")
-            self._commands = asyncio.Queue()
+            self._commands: asyncio.Queue[bytes] = asyncio.Queue()
             # all at once: what is created while they are sent is queued
             for command in list(self._registrations()):
                 await self._ask(reader, writer, command)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from asyncio import AbstractEventLoop, sleep
+from asyncio import sleep
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
@@ -128,11 +128,11 @@ T = TypeVar("T")
 
 STEP_S = 0.002
 _AT_ONCE = 64  # objects to free between looks at the clock
-_LINES_AT_ONCE = 1000
 
 
-async def in_steps(items: Iterable[T], loop: AbstractEventLoop) -> AsyncIterator[T]:
+async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items, and the loop after each step."""
+    loop = asyncio.get_running_loop()
     meter = meter_of(loop)
     until_s = meter.share_ends_s()
     for item in items:
@@ -142,28 +142,21 @@ async def in_steps(items: Iterable[T], loop: AbstractEventLoop) -> AsyncIterator
             until_s = meter.share_ends_s()
 
 
-async def page_in_steps(lines: Iterable[str], loop: AbstractEventLoop) -> bytes:
+async def page_in_steps(lines: Iterable[str]) -> bytes:
     """Return the lines as a page, each with a newline at its end."""
-    pieces: list[bytes] = []
-    some: list[str] = []
-    async for line in in_steps(lines, loop):
-        some.append(line)
-        if len(some) == _LINES_AT_ONCE:
-            pieces.append(_page(some))
-            some = []
-    return b"".join([*pieces, _page(some)])
+    page = bytearray()
+    async for line in in_steps(lines):
+        page += f"{line}\n".encode()
+    return bytes(page)
 
 
-def _page(lines: list[str]) -> bytes:
-    return "".join([f"{line}\n" for line in lines]).encode()
-
-
-def free_in_steps(dropped: deque[Any] | list[Any], loop: AbstractEventLoop) -> None:
+def free_in_steps(dropped: deque[Any] | list[Any]) -> None:
     """Free messages: a million of them take a quarter of a second."""
+    loop = asyncio.get_running_loop()
     until_s = loop.time() + STEP_S
     while dropped:
         if loop.time() >= until_s:
-            loop.call_soon(free_in_steps, dropped, loop)
+            loop.call_soon(free_in_steps, dropped)
             return
         for _ in range(min(_AT_ONCE, len(dropped))):
             dropped.pop()

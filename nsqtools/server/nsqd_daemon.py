@@ -55,7 +55,7 @@ class NsqdDaemon:
         log.info(version_line("nsqd"))
         log.info(f"ID: {options.node_id}")
         with ExitStack() as undo:
-            undo.callback(os.close, lock_data_path(Path(options.data_path or ".")))
+            undo.callback(os.close, lock_data_path(Path(options.data_path)))
             self._tls_context = server_context(options)
             if options.tls_key and (problem := exposure_of_secret(Path(options.tls_key))):
                 log.warn(f"TLS: {problem}")
@@ -73,7 +73,14 @@ class NsqdDaemon:
         self.http_address = real_address(self._http)
         self.https_address = real_address(self._https)
         self._options = options
-        self._connections: set[ClientConnection] = set()
+        self._info = PeerInfo(  # what it registers with
+            broadcast_address=options.broadcast_address,
+            hostname=socket.gethostname(),
+            http_port=options.broadcast_http_port or max(0, real_port(self._http)),
+            tcp_port=options.broadcast_tcp_port or max(0, real_port(self._tcp)),
+            version=NSQ_VERSION,
+        )
+        self._statsd_prefix = expand_prefix(options.statsd_prefix, self._info)
         self._http_servers: list[HTTPServer] = []
         self._server: asyncio.Server | None = None
         self._statsd: asyncio.Task[None] | None = None
@@ -92,19 +99,19 @@ class NsqdDaemon:
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log.error)
         nsqd = self.nsqd = NsqdQueues(self._options, loop, self._log)
-        self.nsqd.refusal = self._refusal
-        nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._own_info())
+        nsqd.refusal = self._refusal
+        nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._info)
         try:
-            self.nsqd.load()
+            nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
-        self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers)
-        self.nsqd.registry.set_addresses(self._options.lookupd_tcp_address)
+        self._context = ClientContext(nsqd, self._tls_context, self._auth_servers)
+        nsqd.registry.set_addresses(self._options.lookupd_tcp_address)
         await self._serve_tcp()
         await self._serve_http()
         if self._options.statsd_address:
-            pushing = push_to_statsd(self.nsqd, self._context.clients, self._statsd_prefix())
+            pushing = push_to_statsd(self._context, self._statsd_prefix)
             self._statsd = asyncio.create_task(pushing)
         meter_of(loop).forget()  # the start
 
@@ -112,24 +119,13 @@ class NsqdDaemon:
         """Leave what is loaded, and many new queues, out of garbage collections."""
         self.nsqd.freeze_growth()
 
-    def _own_info(self) -> PeerInfo:
-        """Return what this nsqd registers with: the broadcast values."""
-        options = self._options
-        return PeerInfo(
-            broadcast_address=options.broadcast_address,
-            hostname=socket.gethostname(),
-            http_port=options.broadcast_http_port or max(0, real_port(self._http)),
-            tcp_port=options.broadcast_tcp_port or max(0, real_port(self._tcp)),
-            version=NSQ_VERSION,
-        )
-
     async def _serve_tcp(self) -> None:
         if self._tcp is None:
             return
         context = self._context
         protocols = {b"  V2": lambda connection: ProtocolV2(connection, context)}
         self._server = await accept(
-            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
+            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, context.connections, self._log)
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         if is_open_to_all(self._options.tcp_address) and not self._options.auth_http_address:
@@ -140,19 +136,13 @@ class NsqdDaemon:
             )
 
     async def _serve_http(self) -> None:
-        info = self._own_info()
         resolved: dict[str, object] = {
-            "broadcast_tcp_port": info.tcp_port,
-            "broadcast_http_port": info.http_port,
-            "statsd_prefix": self._statsd_prefix(),
+            "broadcast_tcp_port": self._info.tcp_port,
+            "broadcast_http_port": self._info.http_port,
+            "statsd_prefix": self._statsd_prefix,
         }
-        nsqd = NsqdHTTP(
-            self.nsqd,
-            self._context.clients,
-            self._connections,
-            (real_port(self._tcp), real_port(self._http)),
-            resolved,
-        )
+        ports = real_port(self._tcp), real_port(self._http)
+        nsqd = NsqdHTTP(self._context, ports, resolved)
         handlers = nsqd.handlers()
         if self._refusal:
             handlers = {
@@ -168,7 +158,7 @@ class NsqdDaemon:
                     listener,
                     handlers,
                     self._log,
-                    info.broadcast_address,
+                    self._info.broadcast_address,
                     tls_context=context,
                     body_limits=nsqd.body_limits(),
                     tls_required_port=https_port if needs_tls and context is None else None,
@@ -177,10 +167,6 @@ class NsqdDaemon:
 
     def _refuse(self, call: Call) -> Reply:
         raise HTTPRefusal(403, self._refusal)
-
-    def _statsd_prefix(self) -> str:
-        info = self._own_info()
-        return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
 
     async def stop(self) -> None:
         """Close all connections, write everything to disk and release the data path."""
@@ -200,7 +186,7 @@ class NsqdDaemon:
     async def _disconnect(self) -> None:
         if self._server is not None:
             stop_listening(self._server)
-        for connection in list(self._connections):
+        for connection in list(self._context.connections):
             connection.abort()
         if self._statsd is not None:
             self._statsd.cancel()
@@ -215,7 +201,7 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
 
     Raises `ConfigurationError`, ``OSError``.
     """
-    data_path = Path(options.data_path or ".")
+    data_path = Path(options.data_path)
     lock = lock_data_path(data_path)
     try:
         if options.durable:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from asyncio import Future
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -20,8 +19,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
-from nsqtools.server.client_connection import ClientConnection
-from nsqtools.server.daemon_log import NSQ_VERSION, version_line
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.http_server import (
     Call,
@@ -35,10 +33,9 @@ from nsqtools.server.http_server import (
     text_reply,
 )
 from nsqtools.server.loop_meter import in_steps, page_in_steps
-from nsqtools.server.protocol_v2 import ProtocolV2
+from nsqtools.server.protocol_v2 import ClientContext
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
@@ -60,19 +57,19 @@ class NsqdHTTP:
     """
 
     def __init__(
-        self,
-        nsqd: NsqdQueues,
-        clients: Collection[ProtocolV2],
-        connections: Collection[ClientConnection],
-        ports: tuple[int, int],
-        resolved: dict[str, object],
+        self, context: ClientContext, ports: tuple[int, int], resolved: dict[str, object]
     ) -> None:
-        self._nsqd = nsqd
-        self._options = nsqd.options
-        self._clients = clients
-        self._connections = connections
+        self._context = context
+        self._nsqd = context.nsqd
+        self._options = options = context.nsqd.options
         self._ports = ports
-        self._resolved = resolved
+        given = (
+            (each.metadata, each.name, getattr(options, each.name)) for each in fields(options)
+        )
+        self._config = {
+            meta["key"] or name: meta["kind"].wire(value) for meta, name, value in given
+        }
+        self._config |= resolved
 
     def body_limits(self) -> dict[Handler, int]:
         """Return how much the handlers that read a body read of it."""
@@ -132,35 +129,29 @@ class NsqdHTTP:
     async def stats(self, call: Call) -> Reply:
         query = call.query()
         stats = await gather_stats(
-            self._nsqd,
-            self._clients,
+            self._context,
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
             with_clients=query.get("include_clients") not in _FALSE,
             with_memory=query.get("include_mem") not in _FALSE,
         )
         if query.get("format") == "json":
-            pieces = [piece async for piece in in_steps(stats.encoded(), self._nsqd.loop)]
+            pieces = [piece async for piece in in_steps(stats.encoded())]
             return raw_json_reply(b"".join(pieces))
         start_ns = int(self._nsqd.start_time_s * 1e9)
-        lines = stats_lines(stats, version_line("nsqd"), time.time_ns(), start_ns)
-        return text_reply(await page_in_steps(lines, self._nsqd.loop))
+        return text_reply(await page_in_steps(stats_lines(stats, start_ns)))
 
     def metrics(self, call: Call) -> Awaitable[Reply]:
-        return metrics_reply(nsqd_metrics(self._nsqd, len(self._connections)), self._nsqd.loop)
+        return metrics_reply(nsqd_metrics(self._context))
 
     def config(self, call: Call) -> Reply:
         option = call.option
         if option == "log_level":
             return json_reply(LOG_LEVEL.wire(self._nsqd.log.level))
-        value = self._resolved[option] if option in self._resolved else self._given(option)
+        if option not in self._config:
+            raise HTTPRefusal(400, "INVALID_OPTION")
+        value = self._config[option]
         return text_reply(value) if isinstance(value, str) else json_reply(value)
-
-    def _given(self, option: str) -> object:
-        for field in fields(self._nsqd.options):
-            if (field.metadata["key"] or field.name) == option:
-                return field.metadata["kind"].wire(getattr(self._nsqd.options, field.name))
-        raise HTTPRefusal(400, "INVALID_OPTION")
 
     def set_config(self, call: Call) -> Reply:
         body = call.body
@@ -168,7 +159,7 @@ class NsqdHTTP:
             raise HTTPRefusal(413, "INVALID_VALUE")
         if call.option == "nsqlookupd_tcp_addresses":
             addresses = _string_list(body)
-            self._resolved[call.option] = addresses
+            self._config[call.option] = addresses
             self._nsqd.registry.set_addresses(addresses or [])
         elif call.option == "log_level":
             try:

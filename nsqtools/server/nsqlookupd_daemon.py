@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 from nsqtools.protocol.commands import sized
@@ -23,7 +23,7 @@ from nsqtools.protocol.requests import (
     topic_and_channel,
 )
 from nsqtools.protocol.text import go_duration, go_json
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import metric_of
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.go_flags import seconds_to_ns
@@ -46,7 +46,7 @@ from nsqtools.server.listen import (
     report_errors,
     stop_listening,
 )
-from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
+from nsqtools.server.loop_meter import in_steps, meter_of
 from nsqtools.server.options import NsqlookupdOptions
 from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
 from nsqtools.server.stats import Families, loop_metrics, single
@@ -57,22 +57,13 @@ Command = Callable[[Request], int]
 
 
 class LookupProtocolV1(ConnectionProtocol):
-    """The conversation with one nsqd.
+    """The conversation with one nsqd."""
 
-    ``own_info`` is what nsqlookupd says of itself.
-    """
-
-    def __init__(
-        self,
-        connection: ClientConnection,
-        registrations: Registrations,
-        own_info: PeerInfo,
-        log: DaemonLog,
-    ) -> None:
+    def __init__(self, connection: ClientConnection, daemon: NsqlookupdDaemon) -> None:
         self._connection = connection
-        self._registrations = registrations
-        self._own_info = own_info
-        self._log = log
+        self._own_info = daemon.own_info
+        self._registrations = daemon.registrations
+        self._log = daemon.log
         self._peer: RegisteredNsqd | None = None
         self._handlers: dict[bytes, Command] = {
             b"PING": self._ping,
@@ -104,10 +95,9 @@ class LookupProtocolV1(ConnectionProtocol):
 
     def _ping(self, request: Request) -> int:
         if self._peer is not None:
-            now_ns = steady_ns()
-            since = go_duration(now_ns - self._peer.last_update_ns)
+            before_ns, self._peer.last_update_ns = self._peer.last_update_ns, steady_ns()
+            since = go_duration(self._peer.last_update_ns - before_ns)
             self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
-            self._peer.last_update_ns = now_ns
         self._connection.send(_OK)
         return request.position
 
@@ -120,7 +110,7 @@ class LookupProtocolV1(ConnectionProtocol):
             f"CLIENT({address}): IDENTIFY Address:{info.broadcast_address} TCP:{info.tcp_port} "
             f"HTTP:{info.http_port} Version:{info.version}"
         )
-        self._peer = RegisteredNsqd(address, info, steady_ns())
+        self._peer = RegisteredNsqd(address, info)
         self._log_changes("REGISTER", self._registrations.identify(self._peer))
         self._connection.send(sized(self._own_info.encode()))
         return position
@@ -144,32 +134,21 @@ class LookupProtocolV1(ConnectionProtocol):
             )
 
 
-def nsqlookupd_metrics(
-    registrations: Registrations, connections: int, meter: LoopMeter
-) -> Families:
-    """Yield the metrics of an nsqlookupd with this number of TCP connections."""
-    entries = list(registrations.entries())
-    topics = [(name[1], producers) for name, producers in entries if name[0] == "topic"]
+def nsqlookupd_metrics(daemon: NsqlookupdDaemon) -> Families:
+    """Yield the metrics of an nsqlookupd."""
+    entries = list(daemon.registrations.entries())
+    topics = [({"topic": name.key}, found) for name, found in entries if name.category == "topic"]
     yield single("nsqlookupd_topics", "Topics registered.", len(topics))
-    count = sum(name[0] == "channel" for name, _ in entries)
+    count = sum(name.category == "channel" for name, _ in entries)
     yield single("nsqlookupd_channels", "Channels registered.", count)
-    nodes = registrations.nodes(steady_ns())
-    yield single("nsqlookupd_producers", "Active nsqd.", len(nodes))
-    yield Metric(
-        "nsqlookupd_topic_producers",
-        "gauge",
-        "Registered nsqd of a topic.",
-        (({"topic": topic}, len(producers)) for topic, producers in topics),
-    )
-    tombstones = ((t, sum(at is not None for at in found.values())) for t, found in topics)
-    yield Metric(
-        "nsqlookupd_topic_tombstones",
-        "gauge",
-        "Of these, tombstoned.",
-        (({"topic": topic}, count) for topic, count in tombstones if count),
-    )
-    yield single("nsqlookupd_connections", "TCP connections.", connections)
-    yield from loop_metrics("nsqlookupd", meter)
+    yield single("nsqlookupd_producers", "Active nsqd.", len(daemon.registrations.nodes()))
+    producers = ((topic, len(found)) for topic, found in topics)
+    yield metric_of("nsqlookupd_topic_producers", "Registered nsqd of a topic.", producers)
+    counts = ((topic, sum(at is not None for at in found.values())) for topic, found in topics)
+    tombstones = ((topic, count) for topic, count in counts if count)
+    yield metric_of("nsqlookupd_topic_tombstones", "Of these, tombstoned.", tombstones)
+    yield single("nsqlookupd_connections", "TCP connections.", len(daemon.connections))
+    yield from loop_metrics("nsqlookupd", meter_of(asyncio.get_running_loop()))
 
 
 _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
@@ -178,15 +157,10 @@ _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 class NsqlookupdHTTP:
     """The handlers; each method is one endpoint."""
 
-    def __init__(
-        self,
-        registrations: Registrations,
-        connections: Collection[ClientConnection],
-        log: DaemonLog,
-    ) -> None:
-        self._registrations = registrations
-        self._connections = connections
-        self._log = log
+    def __init__(self, daemon: NsqlookupdDaemon) -> None:
+        self._daemon = daemon
+        self._registrations = daemon.registrations
+        self._log = daemon.log
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
         """Return the handlers by method and path."""
@@ -213,16 +187,14 @@ class NsqlookupdHTTP:
         return json_reply({"version": NSQ_VERSION})
 
     def metrics(self, call: Call) -> Awaitable[Reply]:
-        loop = asyncio.get_running_loop()
-        count = len(self._connections)
-        return metrics_reply(nsqlookupd_metrics(self._registrations, count, meter_of(loop)), loop)
+        return metrics_reply(nsqlookupd_metrics(self._daemon))
 
     # queries
 
     def lookup(self, call: Call) -> Reply:
         topic = call.argument("topic")
         try:
-            producers = self._registrations.producers(topic, steady_ns())
+            producers = self._registrations.producers(topic)
         except KeyError:
             raise HTTPRefusal(404, "TOPIC_NOT_FOUND") from None
         channels = self._registrations.channels(topic)
@@ -240,7 +212,7 @@ class NsqlookupdHTTP:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
             % (_described(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
-            for peer, topics in self._registrations.nodes(steady_ns()).items()
+            for peer, topics in self._registrations.nodes().items()
         ]
         return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
 
@@ -248,7 +220,7 @@ class NsqlookupdHTTP:
         entries = {":".join(name): found for name, found in self._registrations.entries() if found}
         pieces = [
             go_json(name) + b":" + go_json([_registered(*each) for each in entries[name].items()])
-            async for name in in_steps(sorted(entries), asyncio.get_running_loop())
+            async for name in in_steps(sorted(entries))
         ]
         return raw_json_reply(b"{" + b",".join(pieces) + b"}")
 
@@ -268,7 +240,7 @@ class NsqlookupdHTTP:
     def tombstone_topic_producer(self, call: Call) -> None:
         topic, node = call.argument("topic"), call.argument("node")
         self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
-        self._registrations.tombstone(topic, node, steady_ns())
+        self._registrations.tombstone(topic, node)
 
     def create_channel(self, call: Call) -> None:
         topic, channel = _topic_and_channel(call)
@@ -291,17 +263,13 @@ def _topic_and_channel(call: Call) -> tuple[str, str]:
 
 
 def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
-    return {
-        "broadcast_address": peer.info.broadcast_address,
-        "hostname": peer.info.hostname,
-        "http_port": peer.info.http_port,
+    document = {
         "id": peer.remote_address,
         "last_update": peer.last_update_ns,
-        "tcp_port": peer.info.tcp_port,
         "tombstoned": tombstoned_ns is not None,
         "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
-        "version": peer.info.version,
     }
+    return dict(sorted({**peer.info._asdict(), **document}.items()))  # a map of Go
 
 
 def _described(peer: RegisteredNsqd) -> bytes:
@@ -337,33 +305,33 @@ class NsqlookupdDaemon:
             undo.pop_all()
         self.tcp_address = real_address(self._tcp)
         self.http_address = real_address(self._http)
-        self._log = log
-        self._own_info = PeerInfo(
+        self.log = log
+        self.own_info = PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=socket.gethostname(),
             http_port=real_port(self._http),
             tcp_port=real_port(self._tcp),
             version=NSQ_VERSION,
         )
-        self._registrations = Registrations(
+        self.registrations = Registrations(
             seconds_to_ns(options.inactive_producer_timeout),
             seconds_to_ns(options.tombstone_lifetime),
         )
-        self._connections: set[ClientConnection] = set()
+        self.connections: set[ClientConnection] = set()
 
     async def start(self) -> None:
         """Serve from now on."""
-        known = (self._registrations, self._own_info, self._log)
-        protocols = {MAGIC_V1: lambda connection: LookupProtocolV1(connection, *known)}
-        report_errors(asyncio.get_running_loop(), self._log.error)
+        loop = asyncio.get_running_loop()
+        protocols = {MAGIC_V1: lambda connection: LookupProtocolV1(connection, self)}
+        report_errors(loop, self.log.error)
         self._tcp_server = await accept(
-            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log)
+            self._tcp, lambda: ClientConnection(protocols, _REFUSAL, self.connections, self.log)
         )
-        self._log.info(f"TCP: listening on {self.tcp_address}")
-        handlers = NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers()
-        broadcast = self._own_info.broadcast_address
-        self._http_server = await serve_api("HTTP", self._http, handlers, self._log, broadcast)
-        meter_of(asyncio.get_running_loop()).forget()  # the start
+        self.log.info(f"TCP: listening on {self.tcp_address}")
+        handlers = NsqlookupdHTTP(self).handlers()
+        broadcast = self.own_info.broadcast_address
+        self._http_server = await serve_api("HTTP", self._http, handlers, self.log, broadcast)
+        meter_of(loop).forget()  # the start
 
     def owns_process(self) -> None:
         """Leave what is loaded out of garbage collections."""
@@ -372,9 +340,9 @@ class NsqlookupdDaemon:
     async def stop(self) -> None:
         """Close all connections. Nothing is kept: every nsqd registers again with the next one."""
         stop_listening(self._tcp_server)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
-        self._log.info(f"TCP: closing {self.tcp_address}")
+        self.log.info(f"TCP: closing {self.tcp_address}")
         await self._http_server.stop()
-        self._log.info(f"HTTP: closing {self.http_address}")
+        self.log.info(f"HTTP: closing {self.http_address}")
         await asyncio.sleep(0)  # lets the transports close their sockets

@@ -51,13 +51,7 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.auth import AuthServers, ClientAuthorization
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol, Pause
-from nsqtools.server.negotiation import (
-    HANDSHAKE_TIMEOUT_S,
-    Negotiated,
-    TLSLayer,
-    identify_reply,
-    negotiate,
-)
+from nsqtools.server.negotiation import Negotiated, TLSLayer, identify_reply, negotiate
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import ChannelSubscription
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
@@ -157,15 +151,11 @@ class PublishCommands:
         """Run DPUB."""
         _need("DPUB", request, 3)
         name = topic_name("DPUB", request.words[1])
-        try:
-            delay_ms = parse_uint64(request.words[2])
-        except ValueError:
-            text = b"DPUB could not parse timeout " + request.words[2]
-            raise RequestError("E_INVALID", text) from None
+        delay_ms = parse_uint64(request.words[2], b"DPUB could not parse timeout")
         delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
         if not 0 <= delay_s <= self._options.max_req_timeout:
             limit_ms = round(self._options.max_req_timeout * 1000)
-            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
+            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}"
             raise RequestError("E_INVALID", text)
         _, position = self._publish_one("DPUB", name, request, delay_s)
         self.wait_for_room(position)
@@ -358,9 +348,10 @@ class ClientContext:
     """What all TCP clients of a daemon share."""
 
     nsqd: NsqdQueues
-    tls_context: SSLContext | None = None
-    auth_servers: AuthServers | None = None
-    clients: set[ProtocolV2] = field(default_factory=set)
+    tls_context: SSLContext | None
+    auth_servers: AuthServers | None
+    connections: set[ClientConnection] = field(default_factory=set)
+    clients: set[ProtocolV2] = field(default_factory=set)  # of these, those that speak V2
 
 
 class ProtocolV2(ConnectionProtocol):
@@ -478,8 +469,7 @@ class ProtocolV2(ConnectionProtocol):
         reply = identify_reply(self.terms, self._options).encode()
         self.connection.send(encode_frame(RESPONSE, reply))
         if self.terms.tls_v1 and self._context.tls_context is not None:
-            layer = TLSLayer(self._context.tls_context)
-            self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
+            self.connection.start_tls(TLSLayer(self._context.tls_context), self._tls_is_up)
             return len(request.data)  # bytes sent ahead of the handshake belong to no layer
         return len(request.data) if self._start_compression() else position
 
@@ -525,32 +515,28 @@ class ProtocolV2(ConnectionProtocol):
         self.connection.send(_OK_FRAME)
         return request.position
 
-    def _subscribed(self, command: str) -> ChannelSubscription:
-        self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
+    def _subscribed(self, command: str, *allowed: int) -> ChannelSubscription:
+        self._check_state(command, *allowed)
         assert self.subscription is not None
         return self.subscription
 
     def _ready(self, request: Request) -> int:
         if self.state == STATE_CLOSING:
             return request.position
-        self._check_state("RDY", STATE_SUBSCRIBED)
+        subscription = self._subscribed("RDY", STATE_SUBSCRIBED)
         count = 1
         if len(request.words) > 1:
-            try:
-                count = as_int64(parse_uint64(request.words[1]))
-            except ValueError:
-                text = b"RDY could not parse count " + request.words[1]
-                raise RequestError("E_INVALID", text) from None
-        if not 0 <= count <= self._options.max_rdy_count:
-            limit = self._options.max_rdy_count
+            count = as_int64(parse_uint64(request.words[1], b"RDY could not parse count"))
+        limit = self._options.max_rdy_count
+        if not 0 <= count <= limit:
             raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
-        self._subscribed("RDY").set_ready_count(count)
+        subscription.set_ready_count(count)
         return request.position
 
     def _answer(self, request: Request) -> int:
         """Run one FIN, TOUCH or REQ that is not in a plain run."""
         command = request.words[0]
-        subscription = self._subscribed(command.decode())
+        subscription = self._subscribed(command.decode(), STATE_SUBSCRIBED, STATE_CLOSING)
         delays = request.words[2:3] if command == b"REQ" else []
         id_ = message_id(request.words, 3 if command == b"REQ" else 2)
         self._answered(subscription, command, [id_], delays)
@@ -583,16 +569,14 @@ class ProtocolV2(ConnectionProtocol):
             self.connection.send(encode_frame(ERROR, data))
 
     def _delay_s(self, word: bytes) -> float:
-        try:
-            delay_ns = as_int64(parse_uint64(word) * 1_000_000)
-        except ValueError:
-            raise RequestError("E_INVALID", b"REQ could not parse timeout " + word) from None
+        delay_ms = parse_uint64(word, b"REQ could not parse timeout")
+        delay_ns = as_int64(delay_ms * 1_000_000)
         return min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
 
     def _close(self, request: Request) -> int:
-        self._check_state("CLS", STATE_SUBSCRIBED)
+        subscription = self._subscribed("CLS", STATE_SUBSCRIBED)
         self.publishing.wait_for_all(request.start)
-        self._subscribed("CLS").set_ready_count(0)
+        subscription.set_ready_count(0)
         self.state = STATE_CLOSING
         self.connection.send(_CLOSE_WAIT_FRAME)
         return request.position

@@ -1,4 +1,4 @@
-"""Which nsqd announces which topics and channels: what nsqlookupd knows. The time is given to it.
+"""Which nsqd announces which topics and channels: what nsqlookupd knows.
 
 A registration is a topic or a channel with its producers. Its name stays when the last producer
 goes, so that consumers find a topic whose nsqd is being restarted; only UNREGISTER takes ephemeral
@@ -11,17 +11,16 @@ before the topic is deleted there. Only UNREGISTER and REGISTER together lift it
 
 The topic of a query may be ``*``, for all.
 
-`steady_ns` gives that time, since 1970, which never jumps, for what must last a while and is also
-shown as a time: the wall clock when the program started, and the monotonic clock since; what Go
-compares goes by the latter, too. With the wall clock alone, a step of NTP would hide every nsqd
-from lookups.
+`steady_ns` gives a time since 1970 that never jumps, for what must last a while and is also shown
+as a time: the wall clock when the program started, and the monotonic clock since; what Go compares
+goes by the latter, too. With the wall clock alone, a step of NTP would hide all nsqd from lookups.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from nsqtools.protocol.names import is_ephemeral
@@ -46,7 +45,7 @@ class RegisteredNsqd:
 
     remote_address: str
     info: PeerInfo
-    last_update_ns: int  # of the last PING
+    last_update_ns: int = field(default_factory=steady_ns)  # of the last PING
     described: bytes = b""  # as lookups show it, once that is encoded
 
 
@@ -54,11 +53,11 @@ class Registration(NamedTuple):
     """The name of an entry as logs and /debug show it."""
 
     category: str
-    key: str
-    subkey: str
+    key: str = ""
+    subkey: str = ""
 
 
-_CLIENT = Registration("client", "", "")
+_CLIENT = Registration("client")
 
 
 Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
@@ -89,7 +88,7 @@ class Registrations:
             if _add(producers, peer):
                 changed.append(Registration("channel", topic, channel))
         if _add(self._topics.setdefault(topic, {}), peer):
-            changed.append(Registration("topic", topic, ""))
+            changed.append(Registration("topic", topic))
         return changed
 
     def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
@@ -104,7 +103,7 @@ class Registrations:
             _drop_if_ephemeral(channels, channel)
             return changed
         if _remove(self._topics.get(topic, {}), peer):
-            changed.append(Registration("topic", topic, ""))
+            changed.append(Registration("topic", topic))
         _drop_if_ephemeral(self._topics, topic)
         return changed
 
@@ -122,7 +121,7 @@ class Registrations:
         """Return the names of a topic's channels; none when it is unknown."""
         return [name for channels in _matching(self._channels, topic) for name in channels]
 
-    def producers(self, topic: str, now_ns: int) -> list[RegisteredNsqd]:
+    def producers(self, topic: str) -> list[RegisteredNsqd]:
         """Return the active producers of a topic that are not tombstoned.
 
         Raises ``KeyError`` when the topic is unknown.
@@ -137,34 +136,35 @@ class Registrations:
         return [
             peer
             for peer, tombstoned_ns in found.items()
-            if self._is_active(peer, now_ns) and not self._is_hidden(tombstoned_ns, now_ns)
+            if self._is_active(peer) and not self._is_hidden(tombstoned_ns)
         ]
 
-    def nodes(self, now_ns: int) -> dict[RegisteredNsqd, dict[str, bool]]:
+    def nodes(self) -> dict[RegisteredNsqd, dict[str, bool]]:
         """Return all active peers, with whether they are tombstoned by topic."""
         nodes: dict[RegisteredNsqd, dict[str, bool]] = {
-            peer: {} for peer in self._clients if self._is_active(peer, now_ns)
+            peer: {} for peer in self._clients if self._is_active(peer)
         }
         for topic, producers in self._topics.items():
             for peer, tombstoned_ns in producers.items():
                 if peer in nodes:
-                    nodes[peer][topic] = self._is_hidden(tombstoned_ns, now_ns)
+                    nodes[peer][topic] = self._is_hidden(tombstoned_ns)
         return nodes
 
     def entries(self) -> Iterator[tuple[Registration, Producers]]:
         """Yield everything there is, inactive and tombstoned producers included."""
         yield _CLIENT, self._clients
         for topic, producers in self._topics.items():
-            yield Registration("topic", topic, ""), producers
+            yield Registration("topic", topic), producers
         for topic, channels in self._channels.items():
             for channel, producers in channels.items():
                 yield Registration("channel", topic, channel), producers
 
-    def _is_active(self, peer: RegisteredNsqd, now_ns: int) -> bool:
-        return now_ns - peer.last_update_ns <= self._inactive_producer_timeout_ns
+    def _is_active(self, peer: RegisteredNsqd) -> bool:
+        return steady_ns() - peer.last_update_ns <= self._inactive_producer_timeout_ns
 
-    def _is_hidden(self, tombstoned_ns: int | None, now_ns: int) -> bool:
-        return tombstoned_ns is not None and now_ns - tombstoned_ns < self._tombstone_lifetime_ns
+    def _is_hidden(self, tombstoned_ns: int | None) -> bool:
+        hidden_ns = self._tombstone_lifetime_ns
+        return tombstoned_ns is not None and steady_ns() - tombstoned_ns < hidden_ns
 
     # what administrators change
 
@@ -184,19 +184,19 @@ class Registrations:
             for channel in self._channels.pop(name, {}):
                 removed.append(Registration("channel", name, channel))
             if self._topics.pop(name, None) is not None:
-                removed.append(Registration("topic", name, ""))
+                removed.append(Registration("topic", name))
         return removed
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Forget a channel. Raises ``KeyError`` when it is unknown."""
         del self._channels[topic][channel]
 
-    def tombstone(self, topic: str, node: str, now_ns: int) -> None:
+    def tombstone(self, topic: str, node: str) -> None:
         """Hide the producers at ``broadcast_address:http_port`` from lookups of a topic."""
         for producers in _matching(self._topics, topic):
             for peer in producers:
                 if f"{peer.info.broadcast_address}:{peer.info.http_port}" == node:
-                    producers[peer] = now_ns
+                    producers[peer] = steady_ns()
 
 
 def _matching(entries: Mapping[str, T], topic: str) -> list[T]:

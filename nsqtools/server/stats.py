@@ -18,70 +18,70 @@ import os
 import socket
 import sys
 import time
-from asyncio import AbstractEventLoop
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 
 from nsqtools.protocol.names import is_ephemeral, parse_address
+from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.protocol.text import go_duration
-from nsqtools.records.prometheus import Metric
-from nsqtools.server.daemon_log import NSQ_VERSION
+from nsqtools.records.prometheus import Metric, metric_of
+from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
-from nsqtools.server.protocol_v2 import ProtocolV2
+from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.queued_message import latency_stats
 from nsqtools.server.queues.topic import Topic
 
 Families = Iterator[Metric]
 
+_TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], int]], ...] = (
+    ("depth", "Messages that wait for a channel.", attrgetter("depth")),
+    ("disk_depth", "Of these, on disk.", attrgetter("backlog.disk_depth")),
+    ("messages_total", "Messages published.", attrgetter("message_count")),
+    ("bytes_total", "Bytes of their bodies.", attrgetter("message_bytes")),
+    ("paused", "1 when it is paused.", lambda topic: int(topic.is_paused)),
+)
+_CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], int]], ...] = (
+    ("depth", "Messages that wait.", lambda channel: len(channel.backlog)),
+    ("disk_depth", "Of these, on disk.", attrgetter("backlog.disk_depth")),
+    ("in_flight", "Messages with consumers.", attrgetter("in_flight_count")),
+    ("deferred", "Messages that are not due.", lambda channel: len(channel.deferred)),
+    ("clients", "Consumers.", lambda channel: len(channel.consumers)),
+    ("messages_total", "Messages received.", attrgetter("message_count")),
+    ("requeued_total", "Given back.", attrgetter("requeue_count")),
+    ("timed_out_total", "Not answered in time.", attrgetter("timeout_count")),
+    ("paused", "1 when it is paused.", lambda channel: int(channel.is_paused)),
+)
 
-def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
-    """Yield the metrics of an nsqd with this number of TCP connections."""
-    of_topics: tuple[tuple[str, str, str, Callable[[Topic], int]], ...] = (
-        ("depth", "gauge", "Messages that wait for a channel.", lambda t: t.depth),
-        ("disk_depth", "gauge", "Of these, on disk.", lambda t: t.backlog.disk_depth),
-        ("messages_total", "counter", "Messages published.", lambda t: t.message_count),
-        ("bytes_total", "counter", "Bytes of their bodies.", lambda t: t.message_bytes),
-        ("paused", "gauge", "1 when it is paused.", lambda t: int(t.is_paused)),
-    )
-    of_channels: tuple[tuple[str, str, str, Callable[[Channel], int]], ...] = (
-        ("depth", "gauge", "Messages that wait.", lambda c: len(c.backlog)),
-        ("disk_depth", "gauge", "Of these, on disk.", lambda c: c.backlog.disk_depth),
-        ("in_flight", "gauge", "Messages with consumers.", lambda c: c.in_flight_count),
-        ("deferred", "gauge", "Messages that are not due.", lambda c: len(c.deferred)),
-        ("clients", "gauge", "Consumers.", lambda c: len(c.consumers)),
-        ("messages_total", "counter", "Messages received.", lambda c: c.message_count),
-        ("requeued_total", "counter", "Given back.", lambda c: c.requeue_count),
-        ("timed_out_total", "counter", "Not answered in time.", lambda c: c.timeout_count),
-        ("paused", "gauge", "1 when it is paused.", lambda c: int(c.is_paused)),
-    )
+
+def nsqd_metrics(context: ClientContext) -> Families:
+    """Yield the metrics of an nsqd."""
+    nsqd = context.nsqd
     topics = [({"topic": each.name}, each) for each in nsqd.topics.values()]
-    for name, kind, help, of_topic in of_topics:
+    for name, help, of_topic in _TOPIC_METRICS:
         samples = ((labels, of_topic(each)) for labels, each in topics)
-        yield Metric(f"nsqd_topic_{name}", kind, help, samples)
+        yield metric_of(f"nsqd_topic_{name}", help, samples)
     channels = [
         ({**labels, "channel": each.name}, each)
         for labels, topic in topics
         for each in topic.channels.values()
     ]
-    for name, kind, help, of_channel in of_channels:
+    for name, help, of_channel in _CHANNEL_METRICS:
         counts = ((labels, of_channel(each)) for labels, each in channels)
-        yield Metric(f"nsqd_channel_{name}", kind, help, counts)
-    yield single("nsqd_connections", "TCP connections.", connections)
+        yield metric_of(f"nsqd_channel_{name}", help, counts)
+    yield single("nsqd_connections", "TCP connections.", len(context.connections))
+    health = nsqd.health
     help = "1 unless the disk is full, or the last write to it failed."
-    yield single("nsqd_healthy", help, int(nsqd.health.is_well))
+    yield single("nsqd_healthy", help, int(health.is_well))
     yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
-    refused = nsqd.health.refused_count
-    yield single("nsqd_refused_total", "Publishes while the disk was nearly full.", refused)
-    try:
-        found = os.statvfs(nsqd.options.data_path or ".")
-        yield single("nsqd_disk_free_bytes", "Of the data path.", found.f_bavail * found.f_frsize)
-    except OSError:
-        pass
+    help = "Publishes while the disk was nearly full."
+    yield single("nsqd_refused_total", help, health.refused_count)
+    with suppress(OSError):
+        yield single("nsqd_disk_free_bytes", "Of the data path.", health.free_bytes())
     thread = nsqd.disk_thread
     yield single("nsqd_syncs_total", "Syncs of queues.", thread.sync_count)
     yield single("nsqd_sync_seconds_total", "Time in them.", thread.sync_s)
@@ -103,13 +103,14 @@ def loop_metrics(program: str, meter: LoopMeter) -> Families:
 
 
 def single(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "counter" if name.endswith("_total") else "gauge", help, [({}, value)])
+    return metric_of(name, help, [({}, value)])
 
 
-def stats_lines(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int) -> Iterator[str]:
-    """Yield the lines of the page. ``version_line`` is its first one."""
+def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
+    """Yield the lines of the page of an nsqd that was started at this time."""
+    now_ns = time.time_ns()
     started = datetime.fromtimestamp(start_ns // 1_000_000_000).astimezone()
-    yield version_line
+    yield version_line("nsqd")
     yield f"start_time {started.isoformat().replace('+00:00', 'Z')}"
     yield f"uptime {go_duration(now_ns - start_ns)}"
     yield ""
@@ -184,8 +185,7 @@ _by_name = attrgetter("name")
 
 
 async def gather_stats(
-    nsqd: NsqdQueues,
-    clients: Collection[ProtocolV2],
+    context: ClientContext,
     *,
     topic: str = "",
     channel: str = "",
@@ -193,12 +193,13 @@ async def gather_stats(
     with_memory: bool = True,
 ) -> NsqdStats:
     """Return the stats, of one topic or channel if they are named."""
+    nsqd = context.nsqd
     topics: tuple[TopicStats, ...] | None = None
     producers: list[ClientStats] = []
     if not topic or topic in nsqd.topics:
         found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
         consumers: Consumers | None = defaultdict(list) if with_clients else None
-        async for client in in_steps(list(clients) if with_clients else (), nsqd.loop):
+        async for client in in_steps(list(context.clients) if with_clients else ()):
             described = client_stats(client, topic)
             if consumers is not None and client.subscription is not None:
                 consumers[client.subscription.channel].append(described)
@@ -206,8 +207,8 @@ async def gather_stats(
                 producers.append(described)
         topics = tuple(
             [
-                await _topic_stats(each, channel, consumers, nsqd.loop)
-                async for each in in_steps(found, nsqd.loop)
+                await _topic_stats(each, channel, consumers)
+                async for each in in_steps(found)
                 if not channel or channel in each.channels
             ]
         )
@@ -221,18 +222,14 @@ async def gather_stats(
     )
 
 
-async def _topic_stats(
-    topic: Topic, channel: str, consumers: Consumers | None, loop: AbstractEventLoop
-) -> TopicStats:
+async def _topic_stats(topic: Topic, channel: str, consumers: Consumers | None) -> TopicStats:
     channels = (
         [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=_by_name)
     )
     latencies = [each.latency for each in topic.channels.values() if each.latency is not None]
     return TopicStats(
         topic_name=topic.name,
-        channels=tuple(
-            [_channel_stats(each, consumers) async for each in in_steps(channels, loop)]
-        ),
+        channels=tuple([_channel_stats(each, consumers) async for each in in_steps(channels)]),
         depth=topic.depth,
         backend_depth=topic.backlog.disk_depth,
         message_count=topic.message_count,
@@ -333,13 +330,12 @@ _STATSD_PORT = 8125
 Counters = dict[str, int]
 
 
-def expand_prefix(prefix: str, broadcast_address: str, broadcast_http_port: int) -> str:
+def expand_prefix(prefix: str, info: PeerInfo) -> str:
     """Return the prefix of all keys: ``%s`` is this host, and a dot ends it unless it is empty."""
     if not prefix:
         return ""
-    host = f"{broadcast_address}:{broadcast_http_port}".replace(".", "_").replace(":", "_")
-    expanded = prefix.replace("%s", host)
-    return expanded if expanded.endswith(".") else expanded + "."
+    host = f"{info.broadcast_address}_{info.http_port}".replace(".", "_").replace(":", "_")
+    return prefix.replace("%s", host).removesuffix(".") + "."
 
 
 def statsd_lines(
@@ -391,25 +387,25 @@ def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:
     return [*datagrams, packed] if packed else datagrams
 
 
-async def push_to_statsd(nsqd: NsqdQueues, clients: Collection[ProtocolV2], prefix: str) -> None:
+async def push_to_statsd(context: ClientContext, prefix: str) -> None:
     """Push the figures of an nsqd until cancelled."""
-    options = nsqd.options
+    options, log = context.nsqd.options, context.nsqd.log
     address, interval_s = options.statsd_address, options.statsd_interval
-    with_memory, skips = options.statsd_mem_stats, options.statsd_exclude_ephemeral
     before: Counters = {}
     loop = asyncio.get_running_loop()
     next_s = loop.time() + interval_s
     while True:
         await asyncio.sleep(max(0.0, next_s - loop.time()))
         next_s += interval_s
-        nsqd.log.info(f"STATSD: pushing stats to {address}")
-        stats = await gather_stats(nsqd, clients, with_clients=False, with_memory=with_memory)
+        log.info(f"STATSD: pushing stats to {address}")
+        with_memory, skips = options.statsd_mem_stats, options.statsd_exclude_ephemeral
+        stats = await gather_stats(context, with_clients=False, with_memory=with_memory)
         lines = statsd_lines(stats, before, prefix, exclude_ephemeral=skips)
         datagrams = pack_datagrams(lines, options.statsd_udp_packet_size)
         try:
             await _send(datagrams, address, max(0.0, interval_s - _TAIL_S))
         except OSError as exc:
-            nsqd.log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
+            log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
 
 
 async def _send(datagrams: list[bytes], address: str, spread_s: float) -> None:

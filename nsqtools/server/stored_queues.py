@@ -152,18 +152,15 @@ class StoredQueues:
 
     def __init__(self, data_path: Path) -> None:
         self._path = data_path
-        self._copies = ExitStack()
         self.problems: list[tuple[str, str]] = []
         self.is_durable = False
         self.times_kept = times_kept(data_path)
         self.queues: list[StoredQueue] = []
         if not data_path.is_dir():
             raise NotFoundError(f"there is no directory {data_path}")
-        try:
+        with ExitStack() as self._copies:
             self._look()
-        except BaseException:
-            self.__exit__()
-            raise
+            self._copies = self._copies.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -248,10 +245,9 @@ class StoredQueues:
             elif number < positions.read_file:
                 parts.append(StoredFile(path, READ))
             else:
-                start = positions.read_position if number == positions.read_file else 0
                 is_last = number == positions.write_file
                 written = positions.write_position if is_last else None
-                parts.append(StoredFile(path, live, start, written))
+                parts.append(StoredFile(path, live, positions.start_of(number), written))
                 with suppress(FileNotFoundError):
                     if is_last and path.stat().st_size == written:
                         depth = positions.depth

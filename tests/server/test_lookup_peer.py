@@ -53,7 +53,6 @@ async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
             yield encode_register(topic)
 
     peer = LookupPeer(lookupd.tcp_address, INFO, registrations, DaemonLog(log, ""))
-    peer.start()
     async with asyncio.timeout(TIMEOUT_S):
         while len((await asyncio.to_thread(lookupd.json, "/topics"))["topics"]) < 2:
             await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from nsqtools.server.options import NsqdOptions
@@ -42,7 +43,7 @@ class DiskHealth:
         self.error = self.low = ""
         self.refused_count = 0  # publishes
         self.spare_bytes: Callable[[], int] = int  # of files that are there already
-        self._data_path = options.data_path or "."
+        self._data_path = Path(options.data_path)
         self._wanted = options.min_disk_free or (_RESERVE if options.durable else 0)
 
     @property
@@ -61,13 +62,17 @@ class DiskHealth:
             self.refused_count += 1
             raise BackendError(self.low)
 
+    def free_bytes(self) -> int:
+        """Return what the file system of the data path has left. Raises ``OSError``."""
+        found = os.statvfs(self._data_path)
+        return found.f_bavail * found.f_frsize
+
     def look_at_disk(self) -> None:
         """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""
         try:
-            found = os.statvfs(self._data_path)
+            free = self.free_bytes() + self.spare_bytes()
         except OSError:
             return
-        free = found.f_bavail * found.f_frsize + self.spare_bytes()
         is_low = free < self._wanted
         self.low = f"{free} bytes free on the disk, fewer than --min-disk-free" if is_low else ""
 

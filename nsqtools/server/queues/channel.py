@@ -197,8 +197,8 @@ class Channel:
         for held in self._in_flight:
             held.clear()
         self._drop_abandoned()
-        free_in_steps(self.deferred.clear(), self._loop)
-        free_in_steps(self.backlog.empty(), self._loop)
+        free_in_steps(self.deferred.clear())
+        free_in_steps(self.backlog.empty())
 
     def set_paused(self, is_paused: bool) -> None:
         """Deliver nothing from now on, or again; what is in flight may still be answered."""
@@ -292,7 +292,7 @@ class Channel:
     def delete(self) -> None:
         """Disconnect the consumers and drop everything."""
         self._end()
-        free_in_steps(self.backlog.delete(), self._loop)
+        free_in_steps(self.backlog.delete())
 
     def close(self) -> None:
         """Disconnect the consumers and write everything to disk. Raises ``OSError``."""

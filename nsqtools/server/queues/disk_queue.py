@@ -146,10 +146,8 @@ class DiskQueue:
         self._close_writer()
         self._files.remove(range(number + 1, self._write_file + 1))
         self._write_file, self._write_position, self.depth = number, position, depth
-        try:
+        with suppress(OSError):  # what follows is overwritten by the next record
             os.truncate(self._files.data(number), position)
-        except OSError:
-            pass  # what follows is overwritten by the next record
         self._count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
@@ -421,11 +419,10 @@ class DiskQueue:
         if self.has_unread:
             return
         if self.depth:
-            sign, reason = ("positive", "data loss") if self.depth > 0 else ("negative", "")
-            self._log.error(
-                f"DISKQUEUE({self.name}) {sign} depth at tail ({self.depth}), "
-                f"{reason or 'metadata corruption'}, resetting 0..."
-            )
+            what = "positive depth at tail (%d), data loss"
+            if self.depth < 0:
+                what = "negative depth at tail (%d), metadata corruption"
+            self._log.error(f"DISKQUEUE({self.name}) {what % self.depth}, resetting 0...")
             self.depth = 0
             self._count(1)
         at_end = (self._read_file, self._read_position)

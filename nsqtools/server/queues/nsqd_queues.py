@@ -20,6 +20,7 @@ import time
 from asyncio import AbstractEventLoop, Task, sleep
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TopicList:
-    """The file, for ``topics`` by name. Nothing is written before `begin`."""
+    """The file, for ``topics`` by name. Nothing is written before `begin`, and so nothing with
+    --durable, whose database has its own list."""
 
     def __init__(
         self, data_path: Path, topics: Mapping[str, Topic], loop: AbstractEventLoop, log: DaemonLog
@@ -151,13 +153,10 @@ class TopicList:
     def _keep_previous(self) -> None:
         """Give the file its second name; without hard links there is no previous one."""
         beside = temporary_beside(self._previous)
-        try:
+        with suppress(OSError):
             os.link(self._path, beside)
             beside.replace(self._previous)
-        except OSError:
-            pass
-        finally:
-            beside.unlink(missing_ok=True)  # it stays when it was the previous one already
+        beside.unlink(missing_ok=True)  # it stays when it was the previous one already
 
     def _encode(self, topic: Topic) -> bytes:
         kept = (each for each in topic.channels.values() if not each.is_ephemeral)
@@ -179,8 +178,7 @@ class NsqdQueues:
         self.log = log
         self.loop = loop
         self.health = DiskHealth(options)
-        self._made = 1  # queues
-        self._frozen = 0  # of these, out of garbage collections; 0: none ever are
+        self._until_freeze = inf  # new queues
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry: LookupRegistry  # before `load`
@@ -206,7 +204,7 @@ class NsqdQueues:
     def _create(self, name: str) -> Topic:
         topic = self.topics[name] = Topic(name, self)
         self.log.info(f"TOPIC({name}): created")
-        self._list(name, is_ephemeral=topic.is_ephemeral)
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -215,12 +213,14 @@ class NsqdQueues:
         self.log.info(f"TOPIC({name}): deleting")
         self.registry.topic_deleted(topic)
         topic.delete()
-        self._list(name, is_ephemeral=topic.is_ephemeral)
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
 
     def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
         """Return what waits in the queue of a topic or a channel."""
         options = self.options
-        self._note_growth()
+        self._until_freeze -= 1
+        if not self._until_freeze:
+            self.freeze_growth()
         if is_ephemeral:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
@@ -240,11 +240,6 @@ class NsqdQueues:
         )
         return QueueBacklog(options.mem_queue_size, disk, self.health)
 
-    def _list(self, topic_name: str, *, is_ephemeral: bool) -> None:
-        """Write nsqd.dat soon; the database of --durable has its own list."""
-        if self.durable is None:
-            self.topic_list.changed(topic_name, is_ephemeral=is_ephemeral)
-
     async def write_pause(self, topic_name: str) -> None:
         """Write that a topic, or a channel of it, was paused, or not. Raises ``OSError``."""
         if self.durable is None:
@@ -261,7 +256,7 @@ class NsqdQueues:
     def channel_created(self, channel: Channel) -> None:
         """Have it announced and listed."""
         self.registry.channel_created(channel)
-        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def channel_deleted(self, channel: Channel) -> None:
         """Have it taken back; an ephemeral topic goes with its last channel."""
@@ -270,17 +265,12 @@ class NsqdQueues:
             self.registry.channel_deleted(channel)
             if topic.is_ephemeral and not topic.channels:
                 self.delete_topic(topic.name)
-        self._list(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def freeze_growth(self) -> None:
         """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
         gc.freeze()
-        self._frozen = self._made
-
-    def _note_growth(self) -> None:
-        self._made += 1
-        if self._frozen and self._made - self._frozen >= _FREEZE_EVERY:
-            self.freeze_growth()
+        self._until_freeze = _FREEZE_EVERY
 
     # files
 

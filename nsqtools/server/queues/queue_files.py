@@ -207,6 +207,8 @@ class QueueFiles:
 
 LENGTH_SIZE = 4
 _LENGTH = struct.Struct(">i")
+encode_length = _LENGTH.pack
+"""Return the bytes in front of a record."""
 _READ_SIZE = 1 << 18
 
 
@@ -219,11 +221,6 @@ class Block(NamedTuple):
 
     data: bytes
     sizes: list[int]
-
-
-def encode_length(length: int) -> bytes:
-    """Return the bytes in front of a record."""
-    return _LENGTH.pack(length)
 
 
 def encode_block(records: Iterable[bytes]) -> Block:
@@ -306,6 +303,10 @@ class Positions(NamedTuple):
         depth, *positions = map(int, meta.read_text("ascii").replace(",", "\n").split())
         read_file, read_position, write_file, write_position = positions
         return cls(depth, read_file, read_position, write_file, write_position)
+
+    def start_of(self, number: int) -> int:
+        """Return from where on a data file is unread that is not below the read position."""
+        return self.read_position if number == self.read_file else 0
 
     def encode(self) -> bytes:
         """Return the content of the meta file."""

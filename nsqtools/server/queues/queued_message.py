@@ -101,22 +101,21 @@ class InFlightMessages:
 
     def _drop_answered(self) -> None:
         """Leave no more than one entry a message: a client can touch, finish and go on for ever."""
-        self._capped = [
-            (deadline_s, message_id)
-            for deadline_s, message_id in self._capped
-            if (held := self._held.get(message_id)) is not None and held[1] == deadline_s
-        ]
+        self._capped = [each for each in self._capped if self._is_held_until(*each)]
         heapify(self._capped)
+
+    def _is_held_until(self, deadline_s: float, message_id: bytes) -> bool:
+        held = self._held.get(message_id)
+        return held is not None and held[1] == deadline_s
 
     def next_deadline_s(self) -> float | None:
         """Return the earliest deadline, None when nothing is held."""
-        while self._capped:
-            deadline_s, message_id = self._capped[0]
-            held = self._held.get(message_id)
-            if held is not None and held[1] == deadline_s:
-                return min(deadline_s, next(iter(self._held.values()))[1])
+        while self._capped and not self._is_held_until(*self._capped[0]):
             heappop(self._capped)
-        return next(iter(self._held.values()))[1] if self._held else None
+        if not self._held:
+            return None
+        oldest_s = next(iter(self._held.values()))[1]
+        return min(oldest_s, self._capped[0][0]) if self._capped else oldest_s
 
     def of(self, message_ids: set[bytes]) -> set[bytes]:
         """Return those of some messages that are held."""
@@ -127,10 +126,8 @@ class InFlightMessages:
         expired: list[bytes] = []
         while self._capped and self._capped[0][0] <= now_s and len(expired) < limit:
             deadline_s, message_id = heappop(self._capped)
-            held = self._held.get(message_id)
-            if held is not None and held[1] == deadline_s:
-                del self._held[message_id]
-                expired.append(held[0])
+            if self._is_held_until(deadline_s, message_id):
+                expired.append(self._held.pop(message_id)[0])
         due: list[bytes] = []
         for message_id, (_, deadline_s, _) in self._held.items():
             if deadline_s > now_s or len(expired) + len(due) >= limit:

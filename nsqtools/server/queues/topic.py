@@ -261,7 +261,7 @@ class Topic:
     def empty(self) -> None:
         """Drop the topic's own messages, not those of its channels."""
         self._deferred.clear()
-        free_in_steps(self.backlog.empty(), self._loop)
+        free_in_steps(self.backlog.empty())
 
     def set_paused(self, is_paused: bool) -> None:
         """Keep messages in the topic from now on, or copy them to channels again."""
@@ -276,7 +276,7 @@ class Topic:
         for name in list(self.channels):
             self.delete_channel(name)
         self._deferred.clear()
-        free_in_steps(self.backlog.delete(), self._loop)
+        free_in_steps(self.backlog.delete())
 
     def close(self) -> None:
         """Write everything to disk; what fails is logged and does not stop the rest."""
