@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from nsqtools.client.connection import Connection, longest_try_s, open_connection
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -41,6 +42,7 @@ from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
 
+T = TypeVar("T")
 Result = Connection | NsqError
 
 DISCOVERED_BASE_S = 1.0
@@ -228,13 +230,13 @@ class Dialer:
     ) -> None:
         is_announced = not self._known[address].is_direct
 
-        def connect() -> Connection:
+        def look_and_connect() -> Connection:
             if subscribe and self.look is not None:
                 self.look(address)
-            return open_connection(address, self._options, subscribe, is_announced=is_announced)
+            return connect(address, self._options, subscribe, is_announced=is_announced)
 
-        done = partial(use, address)
-        connect_in_background(self._loop, address, self._options, connect, done)
+        done, what = partial(use, address), f"connect to {address}"
+        in_background(self._loop, address, self._options, look_and_connect, done, what)
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
@@ -291,7 +293,7 @@ Work = Callable[[], bool]  # returns whether the peer answered
 
 
 class Background:
-    """The threads. Use `run_in_background`."""
+    """The threads. Use `in_background`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -383,43 +385,55 @@ class Background:
 
 
 _shared = Background()
-run_in_background = _shared.run
 # a forked child has none of the threads
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
-def connect_in_background(
+def in_background(
     loop: LoopMember,
-    address: Address,
+    peer: Hashable,
     options: ClientOptions,
-    connect: Callable[[], Connection],
-    done: Callable[[Result], None],
+    work: Callable[[], T],
+    done: Callable[[T | NsqError], None],
+    what: str,
 ) -> None:
-    """Connect to an address on another thread; ``done`` gets the outcome on the I/O thread.
+    """Do on another thread what waits for a peer; ``done`` gets the outcome on the I/O thread.
+
+    ``what`` is that, for messages: "connect to .."
+    """
+
+    def run() -> bool:
+        result: T | NsqError
+        try:
+            result = work()
+        except NsqError as exc:
+            result = exc
+        except Exception as exc:  # a defect must not keep anyone waiting for ever
+            log.exception("cannot %s", what)
+            result = ConnectionFailed(f"cannot {what} ({exc!r})")
+        loop.call_soon(lambda: done(result))
+        return not isinstance(result, NsqError)
+
+    try:
+        _shared.run(peer, run, options.connect_threads)
+    except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
+        failed = ConnectionFailed(f"cannot {what} ({exc})")
+        loop.call_soon(lambda: done(failed))
+
+
+def connect(
+    address: Address, options: ClientOptions, subscribe: bytes = b"", *, is_announced: bool
+) -> Connection:
+    """Do `open_connection`.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
-
-    def work(is_first: bool = True) -> bool:
-        result: Result
-        too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
-        try:
-            result = connect()
-        except DeadlineExceeded as exc:
-            if is_first and time.monotonic() > too_late:
-                return work(is_first=False)
-            result = exc
-        except NsqError as exc:
-            result = exc
-        except Exception as exc:  # a defect must not leave the address connecting for ever
-            log.exception("connecting to %s failed", address)
-            result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
-        loop.call_soon(lambda: done(result))
-        return isinstance(result, Connection)
-
+    attempt = partial(open_connection, address, options, subscribe, is_announced=is_announced)
+    too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
     try:
-        run_in_background(address, work, options.connect_threads)
-    except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
-        failed = ConnectionFailed(f"cannot connect to {address} ({exc})")
-        loop.call_soon(lambda: done(failed))
+        return attempt()
+    except DeadlineExceeded:
+        if time.monotonic() <= too_late:
+            raise
+    return attempt()

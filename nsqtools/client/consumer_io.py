@@ -39,7 +39,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.message import Batch, Message, give_back, most_attempts
+from nsqtools.client.message import AnswerKind, Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import NORMAL, PROBE_S, Backoff, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
@@ -58,23 +58,17 @@ FLUSH_INTERVAL_S = 0.001  # of a handler that answers messages one by one and fa
 GRACE_S = 1.0
 SAY_AFTER_S = 1.0  # what a stop waits for
 STRAGGLERS_S = 0.05
+NOT_FINAL = ("touch", "late")  # answers after which a message is still in flight
 
 Step = Literal["wait", "requeue", "shutdown", "close"]
 
 
 class QueuedAnswer(NamedTuple):
-    """A REQ, a TOUCH or the FIN of a message that was given up, on its way to the I/O thread.
-
-    A TOUCH is not ``final``. ``failure`` is None where the answer is not a handler's. What came
-    late is only noted.
-    """
+    """An answer other than the FIN of a handler, on its way to the I/O thread."""
 
     message_id: bytes
+    kind: AnswerKind
     command: bytes
-    is_final: bool = False
-    failure: bool | None = None
-    is_unseen: bool = False  # no handler has got it
-    is_late: bool = False
 
 
 class Subscription:
@@ -123,38 +117,17 @@ class Subscription:
         self._finished += ids
         self._note()
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
         if delay_s is None:
             options = self._user.options
-            delay_s = min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
+            delay_s = options.default_requeue_delay_s * message.attempts
+            delay_s = min(delay_s, options.max_requeue_delay_s)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
-        command = commands.requeue(message_id, delay_ms)
-        self._queue(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
+        command = commands.requeue(message.id, delay_ms)
+        self.answer(message.id, "fail" if backoff else "requeue", command)
 
-    def requeue_late(self, message_id: bytes) -> None:
-        """A handler requeues a delivery that a newer one has superseded: nothing is sent."""
-        self._queue(QueuedAnswer(message_id, b"", is_late=True))
-
-    def touch(self, message_id: bytes) -> None:
-        self._queue(QueuedAnswer(message_id, commands.touch(message_id)))
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        """FIN a message that was given up: not a result of the handler."""
-        self._queue(QueuedAnswer(message_id, commands.finish(message_id), is_final=True))
-
-    def give_back(self, ids: list[bytes], in_time: bool) -> None:
-        """Return messages to nsqd that no handler has got.
-
-        If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
-        """
-        for message_id in ids:
-            command = commands.requeue(message_id, 0) if in_time else b""
-            self._queue(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
-
-    def _queue(self, answer: QueuedAnswer) -> None:
-        self._answers.append(answer)
+    def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
+        self._answers.append(QueuedAnswer(message_id, kind, command))
         self._note()
 
     def _note(self) -> None:
@@ -231,7 +204,7 @@ class Subscription:
         if self._answers:
             answers = [self._answers.popleft() for _ in range(len(self._answers))]
             self._outgoing += [answer.command for answer in answers]
-            self._unanswered -= sum(answer.is_final for answer in answers)
+            self._unanswered -= sum(answer.kind not in NOT_FINAL for answer in answers)
         ids = finished[:count]
         if ids:
             del finished[:count]
@@ -488,19 +461,19 @@ class ConsumerIO:
     def _collect(self, subscription: Subscription, now: float) -> int:
         """Note the answers of a connection; return how many messages were finished."""
         finished, answers = subscription.collect()
-        for answer in answers:
-            if answer.is_final:
+        for message_id, kind, _ in answers:
+            is_final = kind not in NOT_FINAL
+            if is_final:
                 self.rdy.answered(subscription, 1, now)
-            if answer.is_unseen:
-                self.delivery.do_not_count(subscription, [answer.message_id])
-            elif answer.is_final:
+            if kind == "give_back":
+                self.delivery.do_not_count(subscription, [message_id])
+            elif is_final:
                 self.delivery.in_flight_limit.answered(1)
-            if answer.is_late or answer.failure is not None:
-                self.delivery.tried(subscription, answer.message_id, late=answer.is_late)
-            if answer.failure is not None:
+            if kind in ("late", "requeue", "fail"):
+                self.delivery.tried(subscription, message_id, late=kind == "late")
+            if kind in ("requeue", "fail"):
                 self.stats.requeued += 1
-                backoff = self.backoff
-                self._apply(backoff.failure() if answer.failure else backoff.neutral())
+                self._apply(self.backoff.failure() if kind == "fail" else self.backoff.neutral())
         if finished:
             self.delivery.finished(subscription, finished)
             self.rdy.answered(subscription, len(finished), now)

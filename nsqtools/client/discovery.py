@@ -13,18 +13,18 @@ thousand where a thousand topics are polled.
 
 from __future__ import annotations
 
-import functools
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from nsqtools.client.connecting import run_in_background
+from nsqtools.client.connecting import in_background
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
+from nsqtools.errors import DeadlineExceeded, NsqError
 from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
 from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url
 
@@ -120,28 +120,15 @@ class Discovery:
         self._round = round_ = _Round(len(urls))
         self._asked.update(urls)
         for url in urls:
-            try:
-                ask = functools.partial(self._ask, url, round_)
-                run_in_background(url, ask, self._options.connect_threads)
-            except RuntimeError as exc:
-                self._answered(url, round_, ConnectionFailed(f"cannot ask {url} ({exc})"))
+            ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
+            in_background(self._loop, url, self._options, ask, done, f"ask {url}")
 
     # -- in the background ----------------------------------------------------------------------
 
-    def _ask(self, url: str, round_: _Round) -> bool:
-        self._loop.call_soon(functools.partial(self._begun, round_))
-        answer: Lookup | NsqError
-        try:
-            with _renewed(self._access, self._options).nsqlookupd(url) as client:
-                topic = self._topic
-                answer = client.lookup(topic) if topic is not None else _registered(client)
-        except NsqError as exc:
-            answer = exc
-        except Exception as exc:  # a defect must not end the polling
-            log.exception("asking %s failed", url)
-            answer = ConnectionFailed(f"cannot ask {url} ({exc!r})")
-        self._loop.call_soon(functools.partial(self._answered, url, round_, answer))
-        return isinstance(answer, Lookup)
+    def _ask(self, url: str, round_: _Round) -> Lookup:
+        self._loop.call_soon(partial(self._begun, round_))
+        with _renewed(self._access, self._options).nsqlookupd(url) as client:
+            return client.lookup(self._topic) if self._topic is not None else _registered(client)
 
     # -- on the I/O thread ----------------------------------------------------------------------
 
@@ -150,7 +137,7 @@ class Discovery:
         if not round_.has_begun and not self._is_stopped:
             round_.has_begun = True
             limit_s = self._options.lookupd_poll_timeout_s + MARGIN_S
-            self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
+            self._loop.call_later(limit_s, partial(self._give_up, round_))
 
     def _answered(self, url: str, round_: _Round, answer: Lookup | NsqError) -> None:
         self._asked.discard(url)

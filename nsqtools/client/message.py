@@ -16,11 +16,18 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol import commands
 
 TOUCH_SHARE = 0.5  # of msg_timeout
+
+
+AnswerKind = Literal["touch", "requeue", "fail", "late", "give_up", "give_back"]
+"""What is sent for a message besides the FIN of a handler. ``requeue`` is without backoff and
+``fail`` with it; a ``late`` requeue, of a delivery that a newer one has superseded, is only noted;
+a message is given up unhandled, and given back when no handler has got it."""
 
 
 class Answers(Protocol):
@@ -36,13 +43,8 @@ class Answers(Protocol):
 
     def finish(self, message_id: bytes) -> None: ...
     def finish_many(self, ids: list[bytes]) -> None: ...
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None: ...
-    def requeue_late(self, message_id: bytes) -> None: ...
-    def touch(self, message_id: bytes) -> None: ...
-    def finish_unseen(self, message_id: bytes) -> None: ...
-    def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None: ...
+    def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None: ...
 
 
 class Answered(int):
@@ -120,9 +122,9 @@ class Message:
             raise ConfigurationError(f"requeue delay {delay_s!r} is negative")
         if not self._take():
             if self.id in self._source.in_flight:  # as a newer delivery
-                self._source.requeue_late(self.id)
+                self._source.answer(self.id, "late", b"")
             return _NO
-        self._source.requeue(self.id, delay_s, self.attempts, backoff)
+        self._source.requeue(self, delay_s, backoff)
         return _YES
 
     def touch(self) -> Answered:
@@ -133,7 +135,7 @@ class Message:
         """
         if self.is_answered:
             return _NO
-        self._source.touch(self.id)
+        self._source.answer(self.id, "touch", commands.touch(self.id))
         self.received_at = time.monotonic()
         return _YES
 
@@ -141,7 +143,7 @@ class Message:
         """Finish the message without having handled it: backoff does not count a success."""
         if not self._take():
             return _NO
-        self._source.finish_unseen(self.id)
+        self._source.answer(self.id, "give_up", commands.finish(self.id))
         return _YES
 
     def _take(self) -> bool:
@@ -244,7 +246,8 @@ def give_back(batch: Batch, *, in_time: bool = True) -> int:
 
     If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
     """
-    ids = [message.id for message in batch if message._take()]
-    if ids:
-        batch.source.give_back(ids, in_time)
-    return len(ids)
+    taken = [message.id for message in batch if message._take()]
+    for message_id in taken:
+        command = commands.requeue(message_id, 0) if in_time else b""
+        batch.source.answer(message_id, "give_back", command)
+    return len(taken)

@@ -42,8 +42,8 @@ from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, connect_in_background, warn_of_left_out
-from nsqtools.client.connection import Connection, open_connection
+from nsqtools.client.connecting import RetryDelays, connect, in_background, warn_of_left_out
+from nsqtools.client.connection import Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -146,10 +146,9 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            connect = partial(
-                open_connection, self.address, self._options, is_announced=self.is_announced
-            )
-            connect_in_background(self._loop, self.address, self._options, connect, self._connected)
+            address, options, what = self.address, self._options, f"connect to {self.address}"
+            work = partial(connect, address, options, is_announced=self.is_announced)
+            in_background(self._loop, address, options, work, self._connected, what)
 
     @property
     def has_failed(self) -> bool:

@@ -39,21 +39,17 @@ _JSON_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 def quote(data: bytes) -> bytes:
     """Return the bytes as Go's ``%q`` prints them."""
-    out = ['"']
-    for char in data.decode("utf-8", "surrogateescape"):
-        code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
-            out.append(f"\\x{code - 0xDC00:02x}")
-        elif code in _QUOTED:
-            out.append(_QUOTED[code])
-        elif code == 0x20 or char.isprintable():
-            out.append(char)
-        elif code < 0x80:
-            out.append(f"\\x{code:02x}")
-        else:
-            out.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
-    out.append('"')
-    return "".join(out).encode()
+    text = data.decode("utf-8", "surrogateescape")
+    return b'"' + "".join(map(_quoted, text)).encode() + b'"'
+
+
+def _quoted(char: str) -> str:
+    code = ord(char)
+    if char.isprintable() or code in _QUOTED:
+        return _QUOTED.get(code, char)
+    if code < 0x80 or 0xDC80 <= code <= 0xDCFF:  # these are bytes that were not UTF-8
+        return f"\\x{code & 0xFF:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def go_json(value: object) -> bytes:

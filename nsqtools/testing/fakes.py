@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nsqtools import aio
-from nsqtools.client.message import Batch, Message
+from nsqtools.client.message import AnswerKind, Batch, Message
 from nsqtools.client.producer import CommonProducer, Producer
 from nsqtools.client.publication import PendingPublication, call_back
 from nsqtools.errors import PublishError
@@ -67,21 +67,13 @@ class _Recorder:
         for message_id in ids:
             self.finish(message_id)
 
-    def requeue(
-        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
-    ) -> None:
-        self.answers[message_id].append("requeue")
-        self.requeues[message_id] = delay_s, backoff
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
+        self.answers[message.id].append("requeue")
+        self.requeues[message.id] = delay_s, backoff
 
-    def requeue_late(self, message_id: bytes) -> None: ...
-
-    def touch(self, message_id: bytes) -> None:
-        self.answers[message_id].append("touch")
-
-    def finish_unseen(self, message_id: bytes) -> None:
-        self.answers[message_id].append("give_up")
-
-    def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
+    def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
+        if kind in ("touch", "give_up"):
+            self.answers[message_id].append(kind)
 
 
 class FakeMessage(Message):

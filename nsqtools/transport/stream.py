@@ -30,7 +30,6 @@ import functools
 import itertools
 import math
 import os
-import queue
 import re
 import selectors
 import socket
@@ -39,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -331,25 +330,24 @@ def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
     The system's resolver knows no deadline, so it asks on a thread, which ends when it does.
     Raises ``OSError``, ``TimeoutError`` of them, and ``ValueError`` for what is no host name.
     """
+    from concurrent.futures import Future
+
     ask = functools.partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
     with contextlib.suppress(OSError):  # a name
         return list(ask(flags=socket.AI_NUMERICHOST))
-    answers: queue.SimpleQueue[list[_IPAddress] | OSError] = queue.SimpleQueue()
+    answer: Future[list[_IPAddress]] = Future()
 
     def wait_for_name_server() -> None:
         try:
-            answers.put(list(ask()))
+            answer.set_result(list(ask()))
         except OSError as exc:
-            answers.put(exc)
+            answer.set_exception(exc)
 
     threading.Thread(target=wait_for_name_server, name="nsq-look-up", daemon=True).start()
     try:
-        answer = answers.get(timeout=deadline.remaining_s())
-    except queue.Empty:
+        return answer.result(deadline.remaining_s())
+    except TimeoutError:
         raise TimeoutError("the name server does not answer") from None
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
 
 
 def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
@@ -377,11 +375,11 @@ def _connect_first(
 ) -> socket.socket:
     """Return the first socket that connects. Raises `OSError`."""
     untried = collections.deque(addresses)
-    pending: set[socket.socket] = set()
     failure: OSError | None = None
     next_try = Deadline(0)
-    try:
-        with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector:
+        pending = selector.get_map()
+        try:
             while (untried or pending) and deadline.remaining_s():
                 if untried and not (pending and next_try.remaining_s()):
                     next_try = Deadline(STAGGER_S)
@@ -390,22 +388,19 @@ def _connect_first(
                     except OSError as exc:
                         failure = exc
                         continue
-                    pending.add(sock)
                     selector.register(sock, selectors.EVENT_WRITE, sock)
                 stagger_s = next_try.remaining_s() if untried else math.inf
                 for key, _ in selector.select(min(deadline.remaining_s(), stagger_s)):
-                    sock = cast(socket.socket, key.data)
-                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    pending.remove(sock)
+                    tried: socket.socket = selector.unregister(key.data).data
+                    code = tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     if not code:
-                        return sock
-                    selector.unregister(sock)
-                    sock.close()
+                        return tried
+                    tried.close()
                     failure = OSError(code, os.strerror(code))
-    finally:
-        for sock in pending:
-            sock.close()
-    raise TimeoutError if pending or failure is None else failure
+            raise TimeoutError if pending or failure is None else failure
+        finally:
+            for key in pending.values():
+                key.data.close()
 
 
 def _begin_connecting(address: _IPAddress, source: Address | None) -> socket.socket:

@@ -41,10 +41,8 @@ class Source:
         for each in ids:
             self.in_flight.pop(each, None)
 
-    def requeue(self, message_id: bytes, *_: object) -> bool:
-        return self.in_flight.pop(message_id, None) is not None
-
-    def touch(self, message_id: bytes) -> None: ...
+    def requeue(self, *_: object) -> None: ...
+    def answer(self, *_: object) -> None: ...
 
 
 class Destination:

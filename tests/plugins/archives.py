@@ -146,14 +146,18 @@ class FakeConnection:
         self.topic, self.nsqd = "clicks", "127.0.0.1:4150"
         self.in_flight: dict[bytes, Message] = {}
         self.finished, self.requeued, self.touched = list[bytes](), list[bytes](), list[bytes]()
-        self.finish, self.touch = self.finished.append, self.touched.append
+        self.finish = self.finished.append
 
     def finish_many(self, ids: list[bytes]) -> None:
         self.finished += ids
 
-    def requeue(self, message_id: bytes, delay_s: float, attempts: int, backoff: bool) -> None:
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
         assert backoff
-        self.requeued.append(message_id)
+        self.requeued.append(message.id)
+
+    def answer(self, message_id: bytes, kind: str, command: bytes) -> None:
+        assert kind == "touch"
+        self.touched.append(message_id)
 
     def deliver(self, *numbers: int, attempts: int = 1, days: int = 0) -> Batch:
         timestamp = (int(NOW_S) + days * 86_400) * 1_000_000_000

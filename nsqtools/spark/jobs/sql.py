@@ -10,7 +10,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -234,10 +234,8 @@ def plain(value: Any) -> Any:
         return value if value - value == 0 else str(value)  # neither NaN nor infinite
     if isinstance(value, Decimal):
         return float(value) if Decimal(repr(float(value))) == value else str(value)
-    if isinstance(value, datetime):
+    if isinstance(value, date):  # or a datetime
         return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
     if isinstance(value, bytes | bytearray):
         name, text = field("base", bytes(value))
         return text if name == "base" else {name: text}
