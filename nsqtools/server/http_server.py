@@ -229,10 +229,9 @@ class HTTPApi:
         for candidate in (path.removesuffix("/"), path + "/", clean, clean + "/"):
             if candidate and self._match(method, candidate):
                 return candidate
-        for known_method, route in self._handlers:
-            if known_method == method and route.lower() in (clean.lower(), clean.lower() + "/"):
-                return route
-        return None
+        spellings = (clean.lower(), clean.lower() + "/")
+        routes = (route for known, route in self._handlers if known == method)
+        return next((route for route in routes if route.lower() in spellings), None)
 
     def answer(self, call: Call) -> Reply | Awaitable[Reply]:
         """Answer a call, at once if it needs neither the disk nor steps."""
